@@ -1,0 +1,79 @@
+# `make setup` makes .venv; every other target but test-gpu uses it and makes it when it is missing.
+#
+#   make setup      create or update .venv, build the C part in place
+#   make demo       the nine example models: graphs, cost and times beside torch.compile's
+#   make test       the tests that belong to every change
+#   make test-all   those and the slow ones
+#   make lint       ruff and mypy
+#   make bench      the benchmarks, results under benchmarks/results/
+#   make test-gpu   the tests on a machine with a GPU, for the interpreter at hand, without a
+#                   network and without setup; PART=1/3 runs the first third
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+PART ?=
+TESTS ?= tests
+
+# One thread a worker: two workers with threads of their own would fight for two cores.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM := false
+export HF_HUB_OFFLINE := 1
+
+SOURCES := $(wildcard magjit/csrc/*.c magjit/csrc/*.h)
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+.PHONY: setup demo test test-all lint format bench test-gpu clean
+
+setup: $(VENV)/.built
+
+$(VENV)/.dependencies: constraints.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt setuptools wheel torch
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[dev,models]'
+	touch $@
+
+$(VENV)/.built: $(VENV)/.dependencies $(SOURCES)
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: setup
+	$(BIN)/python benchmarks/demo.py
+
+test: setup
+	$(PYTEST) -m "not slow and not gpu" $(TESTS)
+
+test-all: setup
+	$(PYTEST) $(TESTS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python benchmarks/front_end.py --json benchmarks/results/front_end.json
+	$(BIN)/python benchmarks/call_cost.py --json benchmarks/results/call_cost.json
+
+# The project goes into a folder of its own, wheels that were brought along (.whl/) into another:
+# the interpreter's own packages stay as they are.
+GPU_SITE := build/gpu/site
+GPU_WHEELS := build/gpu/wheels
+GPU_WORKERS ?= 8
+
+test-gpu:
+	rm -rf build/gpu build/lib* build/temp*
+	$(PYTHON) -m pip install -q --no-index --no-deps --no-build-isolation --target $(GPU_SITE) .
+	for wheel in $(wildcard .whl/*.whl); do \
+	  $(PYTHON) -m pip install -q --no-index --no-deps --target $(GPU_WHEELS) --upgrade $$wheel || exit 1; \
+	done
+	PYTHONPATH=$(GPU_SITE):$(GPU_WHEELS) PYTHONSAFEPATH=1 $(PYTHON) -m pytest \
+	  -n $(GPU_WORKERS) --dist loadgroup $(if $(PART),--part $(PART)) $(TESTS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info magjit/_C*.so
