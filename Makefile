@@ -26,16 +26,12 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .PHONY: setup demo test test-all lint format bench test-gpu clean
 
-setup: $(VENV)/.built
+setup: $(VENV)/.stamp
 
-$(VENV)/.dependencies: constraints.txt pyproject.toml
+$(VENV)/.stamp: constraints.txt pyproject.toml $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt setuptools wheel torch
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[dev,models]'
-	touch $@
-
-$(VENV)/.built: $(VENV)/.dependencies $(SOURCES)
-	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 
 demo: setup
