@@ -67,6 +67,10 @@ class BackendError(MagJITError):
     """A backend failed to compile a graph, or refuses it."""
 
 
+class BackendOptionError(ArgumentError):
+    """A backend does not take the given ``mode`` or ``options``."""
+
+
 class Unrebuildable(MagJITError):
     """An object that leaves the program cannot be built again at a replay.
 

@@ -1,0 +1,125 @@
+"""The Inductor backend: settings as torch.compile takes them, then ``compile_fx``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import torch
+from torch.fx import GraphModule
+
+from magjit.plugin import BackendContext, BackendError, BackendOptionError, CompiledGraph
+from magjit.plugin.aot import dump_graph
+
+__all__ = ["InductorBackend"]
+
+
+class InductorBackend:
+    """``compile_fx`` under MagJIT's protocol."""
+
+    name = "inductor"
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        self.config: dict[str, Any] = dict(config or {})
+        """Inductor's settings that differ from its defaults."""
+
+    def supports(self, gm: GraphModule) -> list[str]:
+        """Every graph is taken; what Inductor cannot generate falls back to ATen."""
+        return []
+
+    def configure(
+        self, mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None
+    ) -> InductorBackend:
+        """Check ``mode`` and ``options`` the way ``torch.compile`` does.
+
+        Raises:
+            BackendOptionError: a mode or an option is unknown, or a value of the wrong type.
+        """
+        if mode is not None and options:
+            raise BackendOptionError(
+                "Either mode or options can be given, not both",
+                remedy="torch._inductor.list_mode_options(mode) gives a mode's options",
+            )
+        try:
+            settings = torch._TorchCompileInductorWrapper(mode, options, dynamic)
+        except RuntimeError as error:
+            first = str(error).split(", known options are")[0].split(", supported modes are")[0]
+            raise BackendOptionError(first, remedy=_remedy(mode)) from error
+        return InductorBackend(settings.config)
+
+    def compile(
+        self, gm: GraphModule, example_inputs: Sequence[Any], context: BackendContext
+    ) -> CompiledGraph:
+        """Compile forward, and backward where an input requires a gradient.
+
+        Raises:
+            BackendError: the options ask for something that cannot be called.
+        """
+        from torch._inductor import config
+        from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+        inner: Callable[..., Any] = compile_fx_inner
+        bypass_cache: AbstractContextManager[Any] = nullcontext()
+        if context.want_dumps:
+            import torch._functorch.config as aot_config
+
+            inner = _dumping(inner, context)
+            # A cached result comes without the graphs that it was made of.
+            bypass_cache = aot_config.patch(enable_autograd_cache=False)
+        with bypass_cache:
+            compiled = compile_fx(
+                gm,
+                list(example_inputs),
+                inner_compile=inner,
+                config_patches=self.config or None,
+            )
+        if not callable(compiled):
+            raise BackendError(f"Inductor made no callable but {type(compiled).__name__}")
+        with config.patch(self.config):
+            uses_cuda_graphs = bool(config.triton.cudagraphs)
+        function = cast(CompiledGraph, compiled)
+        return _marking_steps(function) if uses_cuda_graphs else function
+
+
+def _remedy(mode: str | None) -> str:
+    if mode is not None:
+        from torch._inductor import list_mode_options
+
+        return f"modes: {', '.join(map(repr, list_mode_options()))}"
+    return "torch._inductor.list_options() names the options"
+
+
+def _dumping(inner: Callable[..., Any], context: BackendContext) -> Callable[..., Any]:
+    """Keep the ATen graphs and the generated code on their way through."""
+
+    def compile_and_dump(
+        gm: GraphModule, example_inputs: Sequence[Any], **keywords: Any
+    ) -> Callable[..., Any]:
+        if keywords.get("is_backward"):
+            part = "backward"
+        else:
+            part = "inference" if keywords.get("is_inference") else "forward"
+        dump_graph(context, f"aten_{part}.py", gm)
+        compiled: Callable[..., Any] = inner(gm, example_inputs, **keywords)
+        source = getattr(compiled, "source_code", None)
+        if isinstance(source, str):
+            context.dump(f"inductor_{part}.py", source)
+        return compiled
+
+    return compile_and_dump
+
+
+def _marking_steps(compiled: CompiledGraph) -> CompiledGraph:
+    """Tell CUDA graph trees at each call that a new compiled invocation begins.
+
+    Torch's own entry increments this counter.  ``cudagraph_mark_step_begin`` would not do:
+    it also frees the outputs of a forward whose backward is still to come.
+    """
+    from torch._dynamo.mutation_guard import GenerationTracker
+
+    def step(*inputs: Any) -> Sequence[Any]:
+        GenerationTracker.generation += 1
+        return compiled(*inputs)
+
+    return step

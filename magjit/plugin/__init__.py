@@ -1,0 +1,44 @@
+"""All that a backend may use: the protocol, the registry, helpers, the conformance suite."""
+
+from magjit.errors import BackendError, BackendOptionError, UnknownBackendError
+from magjit.plugin.compiling import run_backend
+from magjit.plugin.context import (
+    BackendContext,
+    BackendGuard,
+    CustomGuard,
+    SameInput,
+    ShapeGuard,
+    StorageRelation,
+)
+from magjit.plugin.fx_helpers import fakeify, partition, placeholders, propagate
+from magjit.plugin.inputs import GraphInput, InputDescriber, TensorInput, ValueInput
+from magjit.plugin.protocol import Backend, CompiledGraph, ConfigurableBackend, ExampleInputs
+from magjit.plugin.registry import for_torch_compile, list_backends, resolve
+
+__all__ = [
+    "Backend",
+    "BackendContext",
+    "BackendError",
+    "BackendGuard",
+    "BackendOptionError",
+    "CompiledGraph",
+    "ConfigurableBackend",
+    "CustomGuard",
+    "ExampleInputs",
+    "GraphInput",
+    "InputDescriber",
+    "SameInput",
+    "ShapeGuard",
+    "StorageRelation",
+    "TensorInput",
+    "UnknownBackendError",
+    "ValueInput",
+    "fakeify",
+    "for_torch_compile",
+    "list_backends",
+    "partition",
+    "placeholders",
+    "propagate",
+    "resolve",
+    "run_backend",
+]

@@ -1,0 +1,107 @@
+"""AOTAutograd for backends that want plain ATen graphs.
+
+A backend's ``compile`` gets a torch-level graph with in-place operators, aliases and a
+backward that is still implicit.  ``aot`` turns it into functional ATen graphs, one for
+inference or two for training, hands these to the backend's own compilers and takes care
+of everything around them: mutated inputs are written back, outputs that alias inputs
+alias them, gradients flow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from magjit.plugin.context import BackendContext
+from magjit.plugin.protocol import CompiledGraph
+
+__all__ = ["AtenCompiler", "aot", "core_aten_decompositions", "dump_graph"]
+
+AtenCompiler = Callable[[GraphModule, Sequence[Any]], CompiledGraph]
+"""``(aten_graph, fake_inputs) -> callable(*inputs) -> outputs``."""
+
+Decompositions = Mapping[Any, Callable[..., Any]]
+
+
+def aot(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    context: BackendContext,
+    *,
+    forward: AtenCompiler,
+    backward: AtenCompiler | None = None,
+    inference: AtenCompiler | None = None,
+    decompositions: Decompositions | None = None,
+    partition_fn: Callable[..., Any] | None = None,
+    mutations_in_graph: bool = False,
+) -> CompiledGraph:
+    """Compile ``gm`` through AOTAutograd; to be called inside ``Backend.compile``.
+
+    Args:
+        gm: as ``compile`` was given it.
+        example_inputs: as ``compile`` was given them.
+        context: as ``compile`` was given it; the ATen graphs are dumped to it.
+        forward: compiles the forward graph of a training pair, whose extra outputs are
+            what the backward needs.
+        backward: compiles the backward graph; ``forward`` by default.
+        inference: compiles the one graph when no gradient is asked for; ``forward`` by
+            default.
+        decompositions: ATen operator to function; none by default.
+        partition_fn: splits the joint graph; by default torch's min-cut, which recomputes
+            what is cheaper to recompute than to keep.
+        mutations_in_graph: let the inference graph end in ``copy_`` to its mutated inputs;
+            otherwise new values are outputs and written back outside.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    backward = backward or forward
+    inference = inference or forward
+    compiler = aot_autograd(
+        fw_compiler=_boxed(forward, context, "aten_forward.py"),
+        bw_compiler=_boxed(backward, context, "aten_backward.py"),
+        inference_compiler=_boxed(inference, context, "aten_inference.py"),
+        decompositions=dict(decompositions or {}),
+        partition_fn=partition_fn or min_cut_rematerialization_partition,
+        keep_inference_input_mutations=mutations_in_graph,
+    )
+    compiled: CompiledGraph = compiler(gm, list(example_inputs))
+    return compiled
+
+
+def _boxed(compiler: AtenCompiler, context: BackendContext, name: str) -> Callable[..., Any]:
+    """AOTAutograd passes inputs as one list, so that they can be freed early."""
+
+    def compile_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        dump_graph(context, name, gm)
+        compiled = compiler(gm, example_inputs)
+        if getattr(compiled, "_boxed_call", False):
+            return compiled
+
+        def boxed(inputs: list[Any]) -> Sequence[Any]:
+            arguments = tuple(inputs)
+            inputs.clear()
+            return compiled(*arguments)
+
+        boxed._boxed_call = True  # type: ignore[attr-defined]
+        return boxed
+
+    return compile_boxed
+
+
+def dump_graph(context: BackendContext, name: str, gm: GraphModule) -> None:
+    """Dump a graph with shapes, strides and devices."""
+    context.dump(
+        name,
+        lambda: str(
+            gm.print_readable(print_output=False, include_stride=True, include_device=True)
+        ),
+    )
+
+
+def core_aten_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Decompositions to the some 200 core ATen operators."""
+    return dict(torch._decomp.core_aten_decompositions())

@@ -1,0 +1,163 @@
+"""Run a backend the way torch.compile would, under MagJIT's own tracing context."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._dynamo.utils import preserve_rng_state
+from torch._guards import CompileContext, DuplicateInputs, StorageOverlap
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import _disable_current_modes
+
+from magjit.errors import BackendError, MagJITError
+from magjit.plugin.context import BackendContext, SameInput, ShapeGuard, StorageRelation
+from magjit.plugin.fx_helpers import FakeInputs, copy_graph_module, fakeify, input_position
+from magjit.plugin.inputs import GraphInput, TensorInput, materialize
+from magjit.plugin.protocol import Backend, CompiledGraph, ExampleInputs
+
+__all__ = ["run_backend"]
+
+
+def run_backend(
+    backend: Backend, gm: GraphModule, inputs: Sequence[GraphInput], context: BackendContext
+) -> CompiledGraph:
+    """Compile ``gm`` for inputs that are described, not given: nothing is executed.
+
+    Call it in the same ambient state (autocast, default dtype, inference mode) as the
+    graph will be called in.  Torch's function and dispatch modes are suspended meanwhile,
+    and random number generators are left as they were.
+
+    Args:
+        backend: from ``resolve``.
+        gm: is not changed; the backend gets a copy.
+        inputs: one for each placeholder, from an ``InputDescriber``.
+        context: the caller's wishes; on return also the guards, the dumps and what the
+            backend was shown.
+
+    Raises:
+        BackendError: the backend refuses the graph or fails; its exception is the cause.
+    """
+    reasons = backend.supports(gm)
+    if reasons:
+        raise BackendError(
+            f"Backend {backend.name!r} does not take this graph: {'; '.join(reasons)}",
+            remedy="choose another backend, such as backend='inductor' or backend='eager'",
+        )
+    context.inputs = tuple(inputs)
+    context.static_inputs = tuple(
+        i for i, one in enumerate(inputs) if isinstance(one, TensorInput) and one.static
+    )
+    wants = getattr(backend, "example_inputs", ExampleInputs.FAKE)
+    owned = copy_graph_module(gm)
+    try:
+        if wants is ExampleInputs.NONE:
+            compiled = backend.compile(owned, (), context)
+        else:
+            compiled = _compile_with_examples(backend, owned, wants, context)
+    except MagJITError:
+        raise
+    except Exception as error:
+        raise BackendError(
+            f"Backend {backend.name!r} failed: {type(error).__name__}: {error}",
+            remedy="backend='eager' runs the captured graph as it is",
+        ) from error
+    if not callable(compiled):
+        raise BackendError(
+            f"Backend {backend.name!r} returned {type(compiled).__name__}, not a callable"
+        )
+    return compiled
+
+
+def _compile_with_examples(
+    backend: Backend, gm: GraphModule, wants: ExampleInputs, context: BackendContext
+) -> CompiledGraph:
+    with _undisturbed(context.grad_enabled):
+        fakes = fakeify(gm, context.inputs, context.dynamic)
+        context.fake_mode = fakes.fake_mode
+        context.shape_env = fakes.shape_env
+        context.tracing_context = fakes.tracing_context
+        examples: Sequence[Any] = fakes.values
+        if wants is ExampleInputs.COPIES:
+            examples = materialize(context.inputs, context.live_inputs)
+        compile_context = CompileContext(gm.meta["dynamo_compile_id"])
+        with (
+            torch._guards.tracing(fakes.tracing_context),
+            torch._guards.compile_context(compile_context),
+        ):
+            compiled = backend.compile(gm, list(examples), context)
+        _collect_guards(context, fakes)
+    return compiled
+
+
+@contextmanager
+def _undisturbed(grad_enabled: bool) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(_without_function_modes())
+        stack.enter_context(_disable_current_modes())
+        stack.enter_context(preserve_rng_state())
+        stack.enter_context(torch.set_grad_enabled(grad_enabled))
+        yield
+
+
+@contextmanager
+def _without_function_modes() -> Iterator[None]:
+    """Suspend the stack of TorchFunctionModes, torch's default-device mode included."""
+    popped = []
+    while torch._C._len_torch_function_stack():
+        popped.append(torch._C._pop_torch_function_stack())
+    try:
+        yield
+    finally:
+        for mode in reversed(popped):
+            torch._C._push_on_torch_function_stack(mode)
+
+
+def _collect_guards(context: BackendContext, fakes: FakeInputs) -> None:
+    for guard in fakes.tracing_context.guards_context.aotautograd_guards:
+        if isinstance(guard, DuplicateInputs):
+            kept = _position(guard.input_source_a)
+            context.add_guard(SameInput(kept, _position(guard.input_source_b)))
+        elif isinstance(guard, StorageOverlap):
+            context.add_guard(
+                StorageRelation(
+                    tuple(_position(source) for source in guard.overlapping_sources),
+                    tuple(_position(source) for source in guard.non_overlapping_sources),
+                )
+            )
+        else:
+            raise BackendError(f"A guard of an unknown kind was added: {guard!r}")
+    _collect_shape_guards(context, fakes)
+
+
+def _position(source: Any) -> int:
+    position = input_position(source)
+    if position is None:
+        raise BackendError(f"A guard on something that is no graph input: {source!r}")
+    return position
+
+
+_INPUT_NAME = re.compile(r"L\['input_(\d+)'\]")
+
+
+def _collect_shape_guards(context: BackendContext, fakes: FakeInputs) -> None:
+    symbolic = [i for i, value in enumerate(fakes.values) if _is_symbolic(value)]
+    if not symbolic:
+        return
+    expressions = fakes.shape_env.produce_guards(
+        [fakes.values[i] for i in symbolic],
+        [fakes.sources[i] for i in symbolic],
+        input_contexts=[fakes.symbolic_contexts[i] for i in symbolic],
+    )
+    for expression in expressions:
+        read = tuple(sorted({int(i) for i in _INPUT_NAME.findall(expression)}))
+        context.add_guard(ShapeGuard(_INPUT_NAME.sub(r"inputs[\1]", expression), read))
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.SymInt):
+        return True
+    return isinstance(value, torch.Tensor) and value._has_symbolic_sizes_strides

@@ -1,0 +1,73 @@
+"""The Backend protocol: what a compiler for MagJIT's graphs looks like.
+
+The graph is a torch-level ``torch.fx.GraphModule``: placeholders (parameters and
+buffers among them), ``call_function`` and ``call_method`` nodes on torch functions and
+Tensor methods, one output node whose argument is a tuple.  In-place operators on
+inputs are allowed.  Each placeholder carries ``meta["example_value"]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Protocol, runtime_checkable
+
+from torch.fx import GraphModule
+
+from magjit.plugin.context import BackendContext
+
+__all__ = ["Backend", "CompiledGraph", "ConfigurableBackend", "ExampleInputs"]
+
+CompiledGraph = Callable[..., Sequence[Any]]
+"""Takes the flat graph inputs positionally; returns the flat outputs."""
+
+
+class ExampleInputs(Enum):
+    """What a backend wants as its ``example_inputs``."""
+
+    FAKE = "fake"
+    """Fake tensors with the metadata from before the run: the default."""
+
+    COPIES = "copies"
+    """Real tensors that the backend may execute and change."""
+
+    NONE = "none"
+    """The backend looks at no example: ``example_inputs`` is empty and nothing is faked."""
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A compiler that MagJIT can hand a graph to.
+
+    An attribute ``example_inputs: ExampleInputs`` is optional.
+    """
+
+    @property
+    def name(self) -> str:
+        """What users pass as ``backend=``, and reports show."""
+        ...
+
+    def supports(self, gm: GraphModule) -> list[str]:
+        """Why this backend cannot take ``gm``; empty when it can."""
+        ...
+
+    def compile(
+        self, gm: GraphModule, example_inputs: Sequence[Any], context: BackendContext
+    ) -> CompiledGraph:
+        """Compile ``gm``, which the backend owns from then on."""
+        ...
+
+
+@runtime_checkable
+class ConfigurableBackend(Backend, Protocol):
+    """A backend that takes ``mode`` and ``options``."""
+
+    def configure(
+        self, mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None
+    ) -> Backend:
+        """Check the settings and return a backend that uses them.
+
+        Raises:
+            BackendOptionError: a setting is unknown, or of the wrong type.
+        """
+        ...
