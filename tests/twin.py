@@ -202,6 +202,7 @@ WALKERS: list[tuple[Callable[[Any], bool], str]] = [
     (lambda v: isinstance(v, torch.Tensor), "_tensor"),
     (lambda v: isinstance(v, type), "_class"),
     (lambda v: isinstance(v, PRIMITIVES), "_primitive"),
+    (lambda v: isinstance(getattr(v, "__self__", None), torch.Tensor), "_bound"),
     (lambda v: isinstance(v, OPAQUE), "_opaque"),
     (lambda v: isinstance(v, types.ModuleType), "_opaque"),
     (lambda v: isinstance(v, np.ndarray), "_array"),
@@ -324,6 +325,10 @@ class Twin:
             [(f"{path}.{n}", getattr(a, n), getattr(b, n)) for n in ("__func__", "__self__")]
         )
 
+    def _bound(self, a: Any, b: Any, path: str) -> str | None:
+        names = ("__name__", "__self__")
+        return self._first([(f"{path}.{n}", getattr(a, n), getattr(b, n)) for n in names])
+
     def _partial(self, a: Any, b: Any, path: str) -> str | None:
         return self._first(
             [(f"{path}.{n}", getattr(a, n), getattr(b, n)) for n in ("func", "args", "keywords")]
@@ -390,7 +395,7 @@ class Twin:
 
     def _iterator(self, a: Any, b: Any, path: str) -> str | None:
         if isinstance(a, types.GeneratorType):
-            return None if a.gi_code is b.gi_code else f"{path}: other generators"
+            return self.differ(list(a), list(b), f"list({path})")
         left, right = (v.__reduce__() for v in (a, b))
         return self.differ(left, right, f"{path}.__reduce__()")
 
