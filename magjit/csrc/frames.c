@@ -1,105 +1,107 @@
-/* Interpreter frames: the layout of _PyInterpreterFrame on CPython 3.11, 3.12 and 3.13, behind small functions,
- * and the readers and the writer of the value stack that Python code may use. */
-#define Py_BUILD_CORE 1
-#include "magjit.h"
-#include <internal/pycore_code.h>
-#include <internal/pycore_frame.h>
-#undef Py_BUILD_CORE
+/* The module's singletons, and what Python code may read and write of an interpreter frame. */
+#include "frames.h"
 
 PyObject *mj_null;
 PyObject *mj_opaque;
 PyObject *mj_skip_always;
 
-/* ---- layout ---- */
+/* ---- readers and writer ---- */
 
-static mj_frame *
-complete(mj_frame *frame)
+/* The value stack of `frame` as (base, depth).  The interpreter stores the stack pointer of a running frame on 3.11
+ * while a trace function runs, and of any suspended generator; otherwise the caller must give the static depth. */
+static int
+locate_stack(PyObject *object, Py_ssize_t given, PyObject ***base, Py_ssize_t *depth)
 {
-    while (frame != NULL) {
-#if MJ_PY312
-        bool usable = frame->owner != FRAME_OWNED_BY_CSTACK && !_PyFrame_IsIncomplete(frame);
-#else
-        bool usable = !_PyFrame_IsIncomplete(frame);
-#endif
-        if (usable) {
-            return frame;
-        }
-        frame = frame->previous;
+    if (!PyFrame_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "expected a frame, not %.100s", Py_TYPE(object)->tp_name);
+        return -1;
     }
-    return NULL;
+    mj_frame *frame = ((PyFrameObject *)object)->f_frame;
+    PyCodeObject *code = mj_frame_code(frame);
+    *base = mj_frame_stack_base(frame);
+    *depth = given >= 0 ? given : frame->stacktop - code->co_nlocalsplus;
+    if (*depth < 0 || *depth > code->co_stacksize) {
+        PyErr_SetString(PyExc_ValueError,
+                        given >= 0 ? "depth does not fit the frame's code"
+                                   : "the interpreter does not show this frame's stack depth: give it");
+        return -1;
+    }
+    return 0;
 }
 
-mj_frame *
-mj_frame_current(PyThreadState *tstate)
+static PyObject *
+values_as_list(PyObject **values, Py_ssize_t count)
 {
-#if MJ_PY313
-    return complete(tstate->current_frame);
-#else
-    return complete(tstate->cframe->current_frame);
-#endif
+    PyObject *list = PyList_New(count);
+    for (Py_ssize_t i = 0; list != NULL && i < count; i++) {
+        PyList_SET_ITEM(list, i, Py_NewRef(values[i] == NULL ? mj_null : values[i]));
+    }
+    return list;
 }
 
-mj_frame *
-mj_frame_previous(mj_frame *frame)
+PyDoc_STRVAR(stack_doc,
+"stack(frame, depth=-1) -> list\n\n"
+"The value stack of a frame, bottom first, empty slots as NULL.  depth is the static depth at the frame's\n"
+"instruction; without it the interpreter's own stack pointer is used, which 3.12 and later keep only for\n"
+"suspended generators.  Raises ValueError where neither is known.");
+
+static PyObject *
+frame_stack(PyObject *self, PyObject *args)
 {
-    return complete(frame->previous);
+    PyObject *frame, **base;
+    Py_ssize_t given = -1, depth;
+    if (!PyArg_ParseTuple(args, "O|n:stack", &frame, &given) || locate_stack(frame, given, &base, &depth) < 0) {
+        return NULL;
+    }
+    return values_as_list(base, depth);
 }
 
-mj_frame *
-mj_frame_of(PyFrameObject *frame)
+PyDoc_STRVAR(localsplus_doc,
+"localsplus(frame) -> list\n\n"
+"The locals, cells and free variables of a frame in the order of its code's fast locals; unbound ones as NULL,\n"
+"cells as cell objects.");
+
+static PyObject *
+frame_localsplus(PyObject *self, PyObject *object)
 {
-    return frame->f_frame;
+    if (!PyFrame_Check(object)) {
+        return PyErr_Format(PyExc_TypeError, "expected a frame, not %.100s", Py_TYPE(object)->tp_name);
+    }
+    mj_frame *frame = ((PyFrameObject *)object)->f_frame;
+    return values_as_list(frame->localsplus, mj_frame_code(frame)->co_nlocalsplus);
 }
 
-PyCodeObject *
-mj_frame_code(mj_frame *frame)
+PyDoc_STRVAR(replace_stack_doc,
+"replace_stack(frame, index, value, depth=-1)\n\n"
+"Puts value in place of the stack's item number index, counted from the top (0).  The frame must be suspended:\n"
+"inside an event of this frame, or a generator that is not running.");
+
+static PyObject *
+frame_replace_stack(PyObject *self, PyObject *args)
 {
-#if MJ_PY313
-    return (PyCodeObject *)frame->f_executable;
-#else
-    return frame->f_code;
-#endif
+    PyObject *frame, *value, **base;
+    Py_ssize_t index, given = -1, depth;
+    if (!PyArg_ParseTuple(args, "OnO|n:replace_stack", &frame, &index, &value, &given) ||
+        locate_stack(frame, given, &base, &depth) < 0) {
+        return NULL;
+    }
+    if (index < 0 || index >= depth) {
+        PyErr_Format(PyExc_IndexError, "stack index %zd, depth %zd", index, depth);
+        return NULL;
+    }
+    PyObject **slot = &base[depth - 1 - index];
+    PyObject *old = *slot;
+    *slot = value == mj_null ? NULL : Py_NewRef(value);
+    Py_XDECREF(old);
+    Py_RETURN_NONE;
 }
 
-PyObject *
-mj_frame_func(mj_frame *frame)
-{
-#if MJ_PY312
-    return frame->f_funcobj;
-#else
-    return (PyObject *)frame->f_func;
-#endif
-}
-
-PyObject *
-mj_frame_globals(mj_frame *frame)
-{
-    return frame->f_globals;
-}
-
-PyObject *
-mj_frame_builtins(mj_frame *frame)
-{
-    return frame->f_builtins;
-}
-
-PyObject **
-mj_frame_localsplus(mj_frame *frame)
-{
-    return frame->localsplus;
-}
-
-int
-mj_frame_lasti(mj_frame *frame)
-{
-    return (int)_PyInterpreterFrame_LASTI(frame);
-}
-
-int
-mj_frame_stacktop(mj_frame *frame)
-{
-    return frame->stacktop;
-}
+static PyMethodDef methods[] = {
+    {"stack", frame_stack, METH_VARARGS, stack_doc},
+    {"localsplus", frame_localsplus, METH_O, localsplus_doc},
+    {"replace_stack", frame_replace_stack, METH_VARARGS, replace_stack_doc},
+    {NULL, NULL, 0, NULL},
+};
 
 /* ---- singletons ---- */
 
@@ -147,5 +149,8 @@ mj_init_frames(PyObject *module)
     mj_null = add_singleton(module, "NULL");
     mj_opaque = add_singleton(module, "OPAQUE");
     mj_skip_always = add_singleton(module, "SKIP_ALWAYS");
-    return mj_null == NULL || mj_opaque == NULL || mj_skip_always == NULL ? -1 : 0;
+    if (mj_null == NULL || mj_opaque == NULL || mj_skip_always == NULL) {
+        return -1;
+    }
+    return PyModule_AddFunctions(module, methods);
 }
