@@ -20,7 +20,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -106,7 +106,7 @@ def merged(*tables: Table) -> Table:
     whole = Table(tables[0].kind)
     for table in tables:
         for row in table:
-            whole.add(**vars(replace(row)))
+            whole.add(**vars(row))
     return whole
 
 
