@@ -1,0 +1,69 @@
+"""The changes of a reference graph as the writes that a mock redoes."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from magjit.mocks.writes import (
+    DELETED,
+    AttrWrite,
+    Call,
+    CellWrite,
+    ContainerState,
+    DequeState,
+    DictState,
+    ItemWrite,
+    ListState,
+    SetState,
+    TensorAttrWrite,
+    Write,
+)
+from magjit.refgraph import relations as r
+from magjit.refgraph.nodes import ABSENT, RefGraph
+from magjit.refgraph.writes import Change, ContentsChange, EdgeWrite, collect_changes
+
+_STATES: tuple[tuple[type, type[ContainerState]], ...] = (
+    (list, ListState),
+    (dict, DictState),
+    (set, SetState),
+    (deque, DequeState),
+)
+
+
+def writes_of(graph: RefGraph) -> list[Write]:
+    """The writes of a run, in the order of the objects' discovery."""
+    return [_write(change) for change in collect_changes(graph)]
+
+
+def _write(change: Change) -> Write:
+    if isinstance(change, ContentsChange):
+        return _contents(change)
+    return _edge(change)
+
+
+def _contents(change: ContentsChange) -> Write:
+    target = change.node.obj
+    if change.appended:
+        return Call(list.extend, (target, change.final[len(change.initial) :]))
+    for base, state in _STATES:
+        if isinstance(target, base):
+            return state(target, change.initial, change.final)
+    raise AssertionError(f"a {type(target).__qualname__} is never changed as a whole")
+
+
+def _edge(change: EdgeWrite) -> Write:
+    target = change.node.obj
+    value: Any = DELETED if change.value is ABSENT else change.value
+    match change.relation:
+        case r.Item(key=key):
+            return ItemWrite(target, key.key, value)
+        case r.Cell():
+            return CellWrite(target, value)
+        case r.ClassAttr(name=name):
+            return AttrWrite(target, name, value)
+        case r.SlotOf(descriptor=descriptor):
+            return AttrWrite(target, descriptor.__name__, value, via="object.__setattr__")
+        case r.CAttr(descriptor=descriptor):
+            return TensorAttrWrite(target, descriptor.__name__, value)
+    raise AssertionError(f"{change.relation} is never written")

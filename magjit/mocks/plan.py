@@ -1,0 +1,226 @@
+"""Find everything that a run leaves behind and plan how to make it again (MagPy §4.2, Algorithm 1).
+
+The walk starts at the result and at the values written to outside objects and goes on through every
+object that did not exist before the run. Where Algorithm 1 follows the last versions of a RefGraph,
+it reads the objects themselves: the plan is built when the run has ended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NoReturn, Protocol
+
+from magjit.errors import Unrebuildable
+from magjit.mocks.effects import contents_of, effect_steps
+from magjit.mocks.ir import (
+    Const,
+    Expr,
+    Let,
+    Line,
+    MockPlan,
+    Out,
+    Ref,
+    Slot,
+    Step,
+    refs,
+    verify,
+    walk,
+)
+from magjit.mocks.layouts import instance_dict
+from magjit.mocks.recipes import Kind, Make, Shared, state
+from magjit.mocks.schedule import Cycle, schedule
+from magjit.mocks.value_kinds import ATOMS, kind_of
+from magjit.mocks.writes import ContainerState, Write, final_writes
+
+
+class Resolver(Protocol):
+    """What the recorder knows about objects.
+
+    Values of the shared kinds (numbers, strings, classes, modules, C functions ...) are never asked
+    for: the plan holds them, so the guard has to pin those that came from outside.
+    A resolver may also have ``created(obj) -> bool | None``, whether a class, a function, a module
+    or a globals dict was made in the run; without it, functions that can be imported existed
+    before.
+    """
+
+    def external(self, obj: Any) -> int | None:
+        """Node of an object that existed before the run; the replay has the object in a slot."""
+
+    def tensor(self, obj: Any) -> int | None:
+        """Graph value of a tensor that an operator of the graph computed."""
+
+    def is_tensor(self, obj: Any) -> bool:
+        """Whether the object is a tensor."""
+
+
+def build_plan(result: Any, writes: Iterable[Write], resolver: Resolver) -> MockPlan:
+    """Plan how a replay makes ``result`` again and redoes ``writes``.
+
+    Args:
+        result: what the run returned, in its final state.
+        writes: changes of outside objects, in the order in which they happened.
+        resolver: tells outside objects and tensors of the graph from the rest.
+
+    Raises:
+        Unrebuildable: something that leaves the run cannot be made again.
+    """
+    builder = PlanBuilder(resolver)
+    try:
+        return builder.plan(result, final_writes(writes))
+    except Cycle as error:
+        raise builder.refusal(error.index, "a cycle of objects that cannot be made empty") from None
+
+
+class PlanBuilder:
+    """Collects a recipe for each object that has to be made again."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+        self._created = getattr(resolver, "created", None)
+        self._exprs: dict[int, Expr] = {}
+        self._alive: list[Any] = []  # so that no id is used again
+        self._inherited: dict[int, Expr] = {}
+        self._recipes: dict[int, Make] = {}
+        self._origins: list[tuple[int | None, str]] = []
+        self._types: dict[int, str] = {}
+        self._undescribed: deque[tuple[int, Any, Kind]] = deque()
+
+    def plan(self, result: Any, writes: list[Write]) -> MockPlan:
+        """See `build_plan`."""
+        for write in writes:
+            if isinstance(write, ContainerState) and (target := self.target(write.target)):
+                for obj, expr in contents_of(write, target):
+                    self._alive.append(obj)
+                    self._inherited.setdefault(id(obj), expr)
+        returned = self.value(result, "result")
+        self._describe()
+        effects: list[Step] = []
+        for write in writes:
+            effects += effect_steps(write, self)
+            self._describe()
+        used = refs(returned) + [index for step in effects for index in refs(step)]
+        lines = schedule(self._recipes, used)
+        return self._finished(returned, lines, effects)
+
+    def _finished(self, returned: Expr, lines: list[Line], effects: list[Step]) -> MockPlan:
+        outputs: dict[int, None] = {}
+        slots: dict[int, None] = {}
+        lets = [line.expr if isinstance(line, Let) else line for line in lines]
+        for top in (returned, *lets, *effects):
+            for part in walk(top):
+                if isinstance(part, Out):
+                    outputs[part.value_id] = None
+                elif isinstance(part, Slot):
+                    slots[part.node_id] = None
+        made = {line.index: self._types[line.index] for line in lines if isinstance(line, Let)}
+        plan = MockPlan(tuple(lines), tuple(effects), returned, tuple(outputs), tuple(slots), made)
+        verify(plan)
+        return plan
+
+    def value(self, obj: Any, label: str, parent: int | None = None) -> Expr:
+        """An expression for an object that leaves the run."""
+        if type(obj) in ATOMS:
+            return Const(obj)
+        key = id(obj)
+        found = self._exprs.get(key)
+        if found is None:
+            self._alive.append(obj)
+            found = self._exprs[key] = self._new_value(obj, label, parent)
+        return found
+
+    def _new_value(self, obj: Any, label: str, parent: int | None) -> Expr:
+        tensor = self._resolver.is_tensor(obj)
+        kind = None if tensor else kind_of(obj)
+        if kind is not None and kind.shared:
+            recipe = kind.describe(obj, self._parts(self._new_index(obj, label, parent)))
+            assert isinstance(recipe, Shared)
+            return recipe.expr
+        node_id = self._resolver.external(obj)
+        if node_id is not None:
+            return Slot(node_id)
+        value_id = self._resolver.tensor(obj) if tensor else None
+        if value_id is not None and not instance_dict(obj):
+            return Out(value_id)
+        index = self._new_index(obj, label, parent)
+        if value_id is not None:
+            recipe = Make(alloc=Out(value_id), fills=state(self._parts(index), obj))
+            recipe.hashes_contents = False
+            self._recipes[index] = recipe
+        elif id(obj) in self._inherited:
+            self._recipes[index] = Make(whole=self._inherited[id(obj)], early=True)
+        elif kind is None:
+            raise self.refusal(index, "a tensor that no operator of the graph computes")
+        else:
+            self._undescribed.append((index, obj, kind))
+        return Ref(index)
+
+    def _new_index(self, obj: Any, label: str, parent: int | None) -> int:
+        index = len(self._origins)
+        self._origins.append((parent, label))
+        self._types[index] = type(obj).__qualname__
+        return index
+
+    def _parts(self, index: int) -> _ObjectParts:
+        return _ObjectParts(self, index)
+
+    def _describe(self) -> None:
+        """Describe the objects that were found, and those that they lead to."""
+        while self._undescribed:
+            index, obj, kind = self._undescribed.popleft()
+            recipe = kind.describe(obj, self._parts(index))
+            made = Make(whole=recipe.expr) if isinstance(recipe, Shared) else recipe
+            self._recipes[index] = made
+
+    def target(self, obj: Any) -> Expr | None:
+        """The object that a write changes, or None if the run made it: its last state says all."""
+        if self._resolver.is_tensor(obj):
+            node_id = self._resolver.external(obj)
+            value_id = self._resolver.tensor(obj)
+            if node_id is None and value_id is not None:
+                return self.value(obj, "")
+            return None if node_id is None else Slot(node_id)
+        node_id = self._resolver.external(obj)
+        if node_id is not None:
+            return Slot(node_id)
+        if kind_of(obj).shared and not self.created(obj):
+            return Const(obj)
+        return None
+
+    def created(self, obj: Any) -> bool | None:
+        """Whether the run made a class, function, module or globals dict; None: not known."""
+        return None if self._created is None else self._created(obj)
+
+    def refusal(self, index: int, reason: str, remedy: str | None = None) -> Unrebuildable:
+        """The error for an object; its path is put together only now."""
+        labels: list[str] = []
+        at: int | None = index
+        while at is not None:
+            at, label = self._origins[at]
+            labels.append(label)
+        path = "".join(reversed(labels))
+        message = f"{path} cannot be made again at a replay: {reason}"
+        return Unrebuildable(message, path=path, remedy=remedy)
+
+
+class _ObjectParts:
+    """The `Parts` of one object."""
+
+    __slots__ = ("_builder", "_index")
+
+    def __init__(self, builder: PlanBuilder, index: int) -> None:
+        self._builder = builder
+        self._index = index
+
+    @property
+    def me(self) -> Ref:
+        return Ref(self._index)
+
+    def value(self, obj: Any, label: str) -> Expr:
+        return self._builder.value(obj, label, self._index)
+
+    def created(self, obj: Any) -> bool | None:
+        return self._builder.created(obj)
+
+    def refuse(self, reason: str, remedy: str | None = None) -> NoReturn:
+        raise self._builder.refusal(self._index, reason, remedy)

@@ -1,0 +1,387 @@
+"""Every kind of value that a mock can make again: an ordered table, the first match decides.
+
+Values of the shared kinds exist once and are immutable, or the program has them by reference; all
+others are made anew at every replay from the state that they had at the end of the run. No
+constructor and no other code of a user's class runs.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+from magjit.mocks.function_kinds import FUNCTION_KINDS
+from magjit.mocks.ir import Apply, Const, Do, Expr, Map, Seq, SetAttr
+from magjit.mocks.iterator_kinds import ITERATOR_KINDS
+from magjit.mocks.layouts import layout_of, lookup, mro, namespace
+from magjit.mocks.opaque_kinds import OPAQUE_KINDS, REDUCED_KINDS
+from magjit.mocks.recipes import (
+    Kind,
+    Make,
+    Parts,
+    Recipe,
+    Shared,
+    dict_items,
+    exactly,
+    named,
+    native_is,
+    shared,
+    simple,
+    state,
+    values,
+)
+
+ATOMS: frozenset[type] = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range}
+)
+_BY_NAME = (
+    *(f"torch.{name}" for name in ("dtype", "device", "layout", "memory_format", "qscheme")),
+    *(f"torch.{name}" for name in ("finfo", "iinfo", "Size")),
+    *(f"torch._ops.{name}" for name in ("OpOverload", "OpOverloadPacket", "_OpNamespace")),
+    *(f"datetime.{name}" for name in ("date", "time", "datetime", "timedelta", "timezone")),
+    "re.Pattern",
+    "decimal.Decimal",
+    "typing.TypeVar",
+    "typing._GenericAlias",
+    "typing._SpecialForm",
+    "typing._UnionGenericAlias",
+    "numpy.ufunc",
+)
+
+
+def is_atom(obj: Any) -> bool:
+    """Whether an object is immutable all the way down, so that all replays can share it."""
+    cls = type(obj)
+    if cls in ATOMS:
+        return True
+    if cls is tuple or cls is frozenset:
+        return all(is_atom(item) for item in obj)
+    return cls is slice and is_atom(obj.start) and is_atom(obj.stop) and is_atom(obj.step)
+
+
+def _is_atom(obj: Any, cls: type) -> bool:
+    return cls in ATOMS
+
+
+def _is_class(obj: Any, cls: type) -> bool:
+    return issubclass(cls, type)
+
+
+def _is_enum(obj: Any, cls: type) -> bool:
+    return issubclass(type(cls), enum.EnumMeta)
+
+
+def _is_numpy_scalar(obj: Any, cls: type) -> bool:
+    return any(base.__module__ == "numpy" and base.__name__ == "generic" for base in mro(cls)) and (
+        cls.__name__ not in ("void", "object_")
+    )
+
+
+def _is_numpy_dtype(obj: Any, cls: type) -> bool:
+    return any(base.__module__ == "numpy" and base.__name__ == "dtype" for base in mro(cls))
+
+
+def _class(obj: Any, parts: Parts) -> Recipe:
+    if parts.created(obj):
+        parts.refuse(
+            f"class {obj.__qualname__} is made in the run",
+            "define the class outside the compiled function",
+        )
+    return Shared(Const(obj))
+
+
+def _module(obj: Any, parts: Parts) -> Recipe:
+    if parts.created(obj):
+        parts.refuse("a module is made in the run", "import it outside the compiled function")
+    return Shared(Const(obj))
+
+
+def _tuple(obj: Any, parts: Parts) -> Recipe:
+    cls = type(obj)
+    if cls is tuple:
+        if is_atom(obj):
+            return Shared(Const(obj))
+        return Make(whole=Seq("tuple", values(parts, obj)))
+    items = Seq("tuple", values(parts, tuple.__iter__(obj)))
+    return simple(Apply(tuple.__new__, (Const(cls), items)), state(parts, obj))
+
+
+def _is_struct_sequence(obj: Any, cls: type) -> bool:
+    return issubclass(cls, tuple) and type(namespace(cls).get("n_sequence_fields")) is int
+
+
+def _struct_sequence(obj: Any, parts: Parts) -> Recipe:
+    cls = type(obj)
+    items: tuple[Expr, ...] = (Seq("tuple", values(parts, tuple.__iter__(obj))),)
+    if cls.n_fields > cls.n_sequence_fields:  # the other fields are reached by name only
+        hidden = lookup(cls, "__reduce__").__get__(obj)()[1][1]
+        items += (Map(dict_items(parts, hidden.items())),)
+    return Make(whole=Apply(cls, items))
+
+
+def _list(obj: Any, parts: Parts) -> Recipe:
+    cls = type(obj)
+    items = values(parts, list.__iter__(obj))
+    extend = Do(Apply(list.extend, (parts.me, Seq("tuple", items))))
+    if cls is list:
+        return Make(whole=Seq("list", items), alloc=Seq("list", ()), fills=(extend,))
+    return Make(
+        alloc=Apply(list.__new__, (Const(cls),)),
+        fills=((extend,) if items else ()) + state(parts, obj),
+        hashes_contents=not layout_of(cls).identity_hash,
+    )
+
+
+def _dict(obj: Any, parts: Parts) -> Recipe:
+    cls = type(obj)
+    items = Map(dict_items(parts, dict.items(obj)))
+    update = Do(Apply(dict.update, (parts.me, items)))
+    if cls is dict:
+        return Make(whole=items, alloc=Map(()), fills=(update,))
+    return Make(
+        alloc=Apply(dict.__new__, (Const(cls),)),
+        fills=((update,) if items.items else ()) + state(parts, obj),
+        hashes_contents=not layout_of(cls).identity_hash,
+    )
+
+
+def ordered_items(obj: OrderedDict[Any, Any]) -> list[tuple[Any, Any]]:
+    """Keys and values in the order of the OrderedDict, which is not that of the dict under it."""
+    return [(key, dict.__getitem__(obj, key)) for key in OrderedDict.__iter__(obj)]
+
+
+def _ordered_dict(obj: Any, parts: Parts) -> Recipe:
+    cls = type(obj)
+    items = dict_items(parts, ordered_items(obj))
+    rest = state(parts, obj)
+    put = OrderedDict.__setitem__
+    fills = tuple([Do(Apply(put, (parts.me, k, v), hashed=(k,))) for k, v in items])
+    if cls is OrderedDict and not rest:
+        whole = Apply(OrderedDict, (Map(items),) if items else ())
+        return Make(whole=whole, alloc=Apply(OrderedDict, ()), fills=fills)
+    alloc = Apply(OrderedDict.__new__, (Const(cls),))
+    return Make(alloc=alloc, fills=fills + rest, hashes_contents=not layout_of(cls).identity_hash)
+
+
+def _default_dict(obj: Any, parts: Parts) -> Recipe:
+    cls = type(obj)
+    member = lookup(defaultdict, "default_factory")
+    factory = parts.value(member.__get__(obj), ".default_factory")
+    items = Map(dict_items(parts, dict.items(obj)))
+    rest = state(parts, obj)
+    fills = (
+        Do(Apply(member.__set__, (parts.me, factory))),
+        Do(Apply(dict.update, (parts.me, items))),
+        *rest,
+    )
+    whole = Apply(defaultdict, (factory, items)) if cls is defaultdict and not rest else None
+    return Make(whole=whole, alloc=Apply(defaultdict.__new__, (Const(cls),)), fills=fills)
+
+
+def _set(obj: Any, parts: Parts) -> Recipe:
+    cls = type(obj)
+    items = values(parts, set.__iter__(obj))
+    update = Do(Apply(set.update, (parts.me, Seq("tuple", items)), hashed=items))
+    if cls is set:
+        return Make(whole=Seq("set", items), alloc=Seq("set", ()), fills=(update,))
+    return Make(
+        alloc=Apply(set.__new__, (Const(cls),)),
+        fills=(update, *state(parts, obj)),
+        hashes_contents=not layout_of(cls).identity_hash,
+    )
+
+
+def _frozenset(obj: Any, parts: Parts) -> Recipe:
+    cls = type(obj)
+    if cls is frozenset and is_atom(obj):
+        return Shared(Const(obj))
+    items = values(parts, frozenset.__iter__(obj))
+    content = Seq("tuple", items)
+    if cls is frozenset:
+        return Make(whole=Apply(frozenset, (content,), hashed=items))
+    new = Apply(frozenset.__new__, (Const(cls), content), hashed=items)
+    return simple(new, state(parts, obj))
+
+
+def _deque(obj: Any, parts: Parts) -> Recipe:
+    cls = type(obj)
+    items = Seq("tuple", values(parts, deque.__iter__(obj)))
+    maxlen = Const(lookup(deque, "maxlen").__get__(obj))
+    rest = state(parts, obj)
+    if cls is deque and not rest:
+        whole = Apply(deque, (items,) if maxlen.value is None else (items, maxlen))
+        extend = Do(Apply(deque.extend, (parts.me, items)))
+        alloc = Apply(deque, (Const(()), maxlen))
+        return Make(whole=whole, alloc=alloc, fills=(extend,))
+    fill = Do(Apply(deque.__init__, (parts.me, items, maxlen)))
+    return Make(alloc=Apply(deque.__new__, (Const(cls),)), fills=(fill, *rest))
+
+
+def _slice(obj: Any, parts: Parts) -> Recipe:
+    if is_atom(obj):
+        return Shared(Const(obj))
+    names = ("start", "stop", "step")
+    return Make(whole=Apply(slice, tuple([parts.value(getattr(obj, n), f".{n}") for n in names])))
+
+
+_PLAIN_VALUE: dict[type, Callable[[Any], Any]] = {
+    int: int.__index__,
+    float: float.__float__,
+    complex: lambda obj: complex(
+        lookup(complex, "real").__get__(obj), lookup(complex, "imag").__get__(obj)
+    ),
+    str: str.__str__,
+    bytes: lambda obj: bytes.__getitem__(obj, slice(None)),
+}
+
+
+def _atom_subclass(obj: Any, parts: Parts) -> Recipe:
+    cls = type(obj)
+    native = layout_of(cls).native
+    plain = _PLAIN_VALUE[native](obj)
+    return simple(Apply(native.__new__, (Const(cls), Const(plain))), state(parts, obj))
+
+
+def _bytearray(obj: Any, parts: Parts) -> Recipe:
+    cls = type(obj)
+    content = Const(bytes(memoryview(obj)))
+    if cls is bytearray:
+        return Make(whole=Apply(bytearray, (content,)))
+    fill = Do(Apply(bytearray.__init__, (parts.me, content)))
+    return Make(alloc=Apply(bytearray.__new__, (Const(cls),)), fills=(fill, *state(parts, obj)))
+
+
+def _object(obj: Any, parts: Parts) -> Recipe:
+    cls = type(obj)
+    if cls is object:
+        return Make(whole=Apply(object, ()), hashes_contents=False)
+    if parts.created(cls):
+        parts.refuse(
+            f"its class {cls.__qualname__} is made in the run",
+            "define the class outside the compiled function",
+        )
+    recipe = simple(Apply(object.__new__, (Const(cls),)), state(parts, obj))
+    recipe.hashes_contents = not layout_of(cls).identity_hash
+    return recipe
+
+
+def _namespace(obj: Any, parts: Parts) -> Recipe:
+    cls = type(obj)
+    new = Apply(cls, ()) if cls is types.SimpleNamespace else None
+    alloc = new or Apply(types.SimpleNamespace.__new__, (Const(cls),))
+    return simple(alloc, state(parts, obj))
+
+
+def _mapping_proxy(obj: Any, parts: Parts) -> Recipe:
+    import gc
+
+    (mapping,) = gc.get_referents(obj)
+    return Make(whole=Apply(types.MappingProxyType, (parts.value(mapping, ""),)))
+
+
+def _weak_reference(obj: Any, parts: Parts) -> Recipe:
+    cls = type(obj)
+    target = weakref.ref.__call__(obj)
+    if target is None:
+        parts.refuse("a weak reference whose object is gone")
+    callback = lookup(weakref.ref, "__callback__").__get__(obj)
+    args: tuple[Expr, ...] = (parts.value(target, "()"),)
+    if callback is not None:
+        args += (parts.value(callback, ".__callback__"),)
+    if cls is weakref.ref:
+        return Make(whole=Apply(weakref.ref, args))
+    return simple(Apply(weakref.ref.__new__, (Const(cls), *args)), state(parts, obj))
+
+
+_IMPLICIT = frozenset({"__dict__", "__traceback__", "__cause__", "__context__", "args"})
+
+
+def _is_exception(obj: Any, cls: type) -> bool:
+    return issubclass(cls, BaseException)
+
+
+def _exception(obj: Any, parts: Parts) -> Recipe:
+    """The arguments, the fields that C keeps, cause and context; the traceback is dropped."""
+    cls = type(obj)
+    native = layout_of(cls).native
+    args = lookup(BaseException, "args").__get__(obj)
+    alloc = Apply(native.__new__, (Const(cls), *values(parts, args)))
+    fills = []
+    for name in ("__cause__", "__context__"):  # setting the cause sets __suppress_context__
+        value = lookup(BaseException, name).__get__(obj)
+        if value is not None:
+            fills.append(SetAttr(parts.me, name, parts.value(value, f".{name}")))
+    for base in mro(native):
+        if base is object:
+            continue
+        for name, field in namespace(base).items():
+            kind = types.MemberDescriptorType, types.GetSetDescriptorType
+            if not isinstance(field, kind) or name in _IMPLICIT:
+                continue
+            fills += _exception_field(obj, parts, name, field)
+    return simple(alloc, (*fills, *state(parts, obj)))
+
+
+def _exception_field(obj: Any, parts: Parts, name: str, field: Any) -> list[Do]:
+    try:
+        value = field.__get__(obj)
+    except AttributeError:
+        return []
+    if value is None or value is False:
+        return []
+    return [Do(Apply(field.__set__, (parts.me, parts.value(value, f".{name}"))))]
+
+
+SHARED_KINDS = (
+    Kind("atom", _is_atom, shared, shared=True),
+    Kind("class", _is_class, _class, shared=True),
+    Kind("enum member", _is_enum, shared, shared=True),
+    Kind("module", native_is(types.ModuleType), _module, shared=True),
+    Kind("descriptor or constant of torch, NumPy or typing", named(*_BY_NAME), shared, shared=True),
+    Kind("NumPy scalar", _is_numpy_scalar, shared, shared=True),
+    Kind("NumPy dtype", _is_numpy_dtype, shared, shared=True),
+)
+
+VALUE_KINDS: tuple[Kind, ...] = (
+    *SHARED_KINDS,
+    *FUNCTION_KINDS,
+    Kind("struct sequence", _is_struct_sequence, _struct_sequence),
+    Kind("tuple", native_is(tuple), _tuple),
+    Kind("list", native_is(list), _list),
+    Kind("OrderedDict", native_is(OrderedDict), _ordered_dict),
+    Kind("defaultdict", native_is(defaultdict), _default_dict),
+    Kind("dict", native_is(dict), _dict),
+    Kind("set", native_is(set), _set),
+    Kind("frozenset", native_is(frozenset), _frozenset),
+    Kind("deque", native_is(deque), _deque),
+    Kind("slice", exactly(slice), _slice),
+    Kind("number or string of a subclass", native_is(*_PLAIN_VALUE), _atom_subclass),
+    Kind("bytearray", native_is(bytearray), _bytearray),
+    Kind("instance of a Python class", native_is(object), _object),
+    Kind("SimpleNamespace", native_is(types.SimpleNamespace), _namespace),
+    Kind("mappingproxy", exactly(types.MappingProxyType), _mapping_proxy),
+    Kind("weak reference", native_is(weakref.ref), _weak_reference),
+    Kind("exception", _is_exception, _exception),
+    *ITERATOR_KINDS,
+    *OPAQUE_KINDS,
+    *REDUCED_KINDS,
+)
+
+# The first match for exact types that are frequent, so that the table is not walked for them.
+_FREQUENT: dict[type, Kind] = {
+    cls: next(kind for kind in VALUE_KINDS if kind.matches(cls(), cls))
+    for cls in (tuple, list, dict, set, OrderedDict)
+}
+
+
+def kind_of(obj: Any) -> Kind:
+    """The kind of an object that is no tensor: the first row of the table that matches."""
+    cls = type(obj)
+    found = _FREQUENT.get(cls)
+    if found is not None:
+        return found
+    return next(kind for kind in VALUE_KINDS if kind.matches(obj, cls))
