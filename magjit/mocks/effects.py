@@ -115,7 +115,7 @@ def _cell(write: CellWrite, target: Expr, context: Context) -> list[Step]:
 def _item(obj: Any, target: Expr, key: Any, value: Any, where: str, context: Context) -> Step:
     """One item of a dict or list, set or deleted."""
     place = context.value(key, f"key of {where}")
-    native = layout_of(type(obj)).native
+    native: Any = layout_of(type(obj)).native
     if value is DELETED:
         if type(obj) in (dict, OrderedDict):
             return Do(Apply(native.pop, (target, place, Const(None)), hashed=(place,)))
@@ -123,7 +123,7 @@ def _item(obj: Any, target: Expr, key: Any, value: Any, where: str, context: Con
             return Do(Apply(native.__delitem__, (target, place), hashed=(place,)))
         return Do(Apply(native.__delitem__, (target, place)))
     part = context.value(value, where)
-    if type(obj) in (dict, list):
+    if type(obj) is dict or type(obj) is list:
         return SetItem(target, place, part)
     return Do(Apply(native.__setitem__, (target, place, part), hashed=(place,)))
 

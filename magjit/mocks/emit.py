@@ -58,22 +58,24 @@ def emit(plan: MockPlan) -> Emitted:
     """Turn a plan into a function; tracebacks and debuggers find its source."""
     writer = _Writer(plan)
     source = writer.source()
-    finish = _short_form(plan)
-    if finish == "function":
+    finish: Finish
+    if not plan.effects and not plan.lines and isinstance(plan.result, Out):
+        finish = plan.outputs.index(plan.result.value_id)
+    elif _returns_outputs(plan):
+        finish = None
+    else:
         finish = _compiled(source, writer.names)
-    return Emitted(finish, plan.slots, plan.outputs, source)  # type: ignore[arg-type]
+    return Emitted(finish, plan.slots, plan.outputs, source)
 
 
-def _short_form(plan: MockPlan) -> int | str | None:
-    """The finish of a plan that builds and changes nothing."""
-    if not plan.effects:
-        if isinstance(plan.result, Out) and not plan.lines:
-            return plan.outputs.index(plan.result.value_id)
-        if len(plan.lines) == 1 and isinstance(line := plan.lines[0], Let) and plan.outputs:
-            outs = tuple([Out(i) for i in plan.outputs])
-            if isinstance(line.expr, Seq) and line.expr.kind == "tuple" and line.expr.items == outs:
-                return None
-    return "function"
+def _returns_outputs(plan: MockPlan) -> bool:
+    """Whether the result is the tuple of all outputs and nothing else is to be done."""
+    if plan.effects or len(plan.lines) != 1 or not plan.outputs:
+        return False
+    match plan.lines[0]:
+        case Let(expr=Seq(kind="tuple", items=items)):
+            return items == tuple([Out(value_id) for value_id in plan.outputs])
+    return False
 
 
 def _compiled(source: str, names: dict[str, Any]) -> Callable[..., Any]:
@@ -203,5 +205,5 @@ def _depth(expr: Expr, known: dict[int, int]) -> int:
     """Levels of brackets of an expression, those of inlined objects included."""
     if isinstance(expr, Ref):
         return known.get(expr.index, 0)
-    below = [_depth(part, known) for part in children(expr)]  # type: ignore[arg-type]
+    below = [_depth(part, known) for part in children(expr)]
     return max(below, default=0) + (0 if isinstance(expr, (Const, Slot, Out)) else 1)

@@ -136,7 +136,7 @@ def _partial(obj: Any, parts: Parts) -> Recipe:
     new = Apply(functools.partial.__new__, (Const(cls), Const(functools.partial)))
     items = Map(dict_items(parts, keywords.items()))
     content = Seq("tuple", (callee, Seq("tuple", given), items, Const(None)))
-    restore = Do(Apply(functools.partial.__setstate__, (parts.me, content)))
+    restore = Do(Apply(lookup(functools.partial, "__setstate__"), (parts.me, content)))
     return Make(alloc=new, fills=(restore, *state(parts, obj)))
 
 

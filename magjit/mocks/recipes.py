@@ -134,7 +134,7 @@ def values(parts: Parts, items: Any) -> tuple[Expr, ...]:
 
 def dict_items(parts: Parts, items: Any) -> tuple[tuple[Expr, Expr], ...]:
     """Keys and values of a dict."""
-    found = []
+    found: list[tuple[Expr, Expr]] = []
     for key, value in items:
         shown = repr(key) if type(key) in (str, int, bool, float) else f"<{type(key).__name__}>"
         found.append((parts.value(key, f".keys()[{len(found)}]"), parts.value(value, f"[{shown}]")))

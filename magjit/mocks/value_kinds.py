@@ -20,6 +20,7 @@ from magjit.mocks.iterator_kinds import ITERATOR_KINDS
 from magjit.mocks.layouts import layout_of, lookup, mro, namespace
 from magjit.mocks.opaque_kinds import OPAQUE_KINDS, REDUCED_KINDS
 from magjit.mocks.recipes import (
+    Fill,
     Kind,
     Make,
     Parts,
@@ -310,7 +311,7 @@ def _exception(obj: Any, parts: Parts) -> Recipe:
     native = layout_of(cls).native
     args = lookup(BaseException, "args").__get__(obj)
     alloc = Apply(native.__new__, (Const(cls), *values(parts, args)))
-    fills = []
+    fills: list[Fill] = []
     for name in ("__cause__", "__context__"):  # setting the cause sets __suppress_context__
         value = lookup(BaseException, name).__get__(obj)
         if value is not None:

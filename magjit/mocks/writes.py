@@ -148,11 +148,11 @@ def final_writes(writes: Iterable[Write]) -> list[Write]:
             if isinstance(write, ContainerState):
                 continue
             if not is_deletion(write) and not is_deletion(earlier):
-                kept[at] = replace(earlier, value=write.value)  # type: ignore[union-attr, call-arg]
+                kept[at] = replace(earlier, value=write.value)  # type: ignore[union-attr]
                 continue
             if is_deletion(write):
                 kept[at] = None
-                write = replace(write, may_lack=True)  # type: ignore[call-arg]
+                write = replace(write, may_lack=True)  # type: ignore[arg-type]
         if place is not None:
             places[place] = len(kept)
         kept.append(write)
