@@ -1,0 +1,53 @@
+"""MagJIT: one line, one graph, for PyTorch programs as they are."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from magjit import annotations, config, errors
+    from magjit.api import compile, reset, stats
+    from magjit.dispatch import MagJITWarning
+    from magjit.plugin import list_backends
+    from magjit.records import Stats
+
+_HOMES = {
+    "compile": "magjit.api",
+    "reset": "magjit.api",
+    "stats": "magjit.api",
+    "list_backends": "magjit.plugin",
+    "MagJITWarning": "magjit.dispatch",
+    "Stats": "magjit.records",
+}
+_MODULES = ("annotations", "config", "errors", "plugin")
+
+__all__ = [
+    "MagJITWarning",
+    "Stats",
+    "annotations",
+    "compile",
+    "config",
+    "errors",
+    "list_backends",
+    "reset",
+    "stats",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a part of the API at its first use; the bytecode layer works without torch."""
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"magjit.{name}")
+    else:
+        raise AttributeError(f"module 'magjit' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, *_MODULES})

@@ -1,0 +1,203 @@
+"""What happens at a call that no record serves: observe, keep the record, or run eagerly.
+
+The hit path is C (`magjit._C.Dispatcher`); this module is its slow half, one `Controller` for each
+compiled object. Records belong to the controller, so two compiles of one class share nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from magjit import _C
+from magjit import config as settings
+from magjit.errors import BackendError, GraphBreakError
+from magjit.observe import Observation, capture_lock, observe
+from magjit.pipeline import build_record
+from magjit.plugin import Backend, BackendContext
+from magjit.records import Captured, Record, SplitPoint, Stats
+
+log = logging.getLogger("magjit")
+
+_controllers: weakref.WeakSet[Controller] = weakref.WeakSet()
+_MAX_FAILURES = 2
+
+
+class MagJITWarning(UserWarning):
+    """A call runs eagerly; the text says why and what can be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How one object is compiled; the fields are `magjit.compile`'s parameters."""
+
+    backend: Backend
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    mode: str | None = None
+    options: Mapping[str, Any] | None = None
+
+
+class Controller:
+    """The records of one compiled object and the decisions about them."""
+
+    def __init__(self, target: Any, options: Options) -> None:
+        self.target = target
+        self.options = options
+        self.records: list[Record] = []
+        self.captures = 0
+        self.splits = 0
+        self.eager_calls = 0
+        self.failures = 0
+        self.retired_hits = 0
+        self.last: Captured | None = None
+        self.keep_last = False
+        self.eager_reason: str | None = None
+        self.dispatcher = _C.Dispatcher(self.miss)
+        _controllers.add(self)
+
+    @property
+    def stats(self) -> Stats:
+        replays = self.retired_hits + sum(record.hits for record in self.records)
+        return Stats(self.captures, replays, self.splits, self.eager_calls, len(self.records))
+
+    def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """A call for which no guard holds."""
+        kwargs = kwargs or {}
+        if self.eager_reason is not None or _is_traced():
+            return self._eagerly(args, kwargs)
+        if not capture_lock.acquire(blocking=False):
+            return self._eagerly(args, kwargs)
+        try:
+            if len(self.records) >= settings.current().record_limit:
+                return self._over_limit(args, kwargs)
+            return self._capture(args, kwargs)
+        finally:
+            capture_lock.release()
+
+    def _eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.eager_calls += 1
+        return self.target(*args, **kwargs)
+
+    def _over_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        reasons = self.failing_guards(args, kwargs)
+        self.eager_reason = f"{len(self.records)} records and still another call"
+        shown = "\n".join(f"  - {reason}" for reason in dict.fromkeys(reasons))
+        self._warn(
+            f"{self.name} has {len(self.records)} records, its limit, and this call fits none; "
+            f"calls that fit none run eagerly from now on. Guards that fail:\n{shown}\n"
+            "  way out: keep what these guards check constant, or raise magjit.config's"
+            " record_limit"
+        )
+        return self._eagerly(args, kwargs)
+
+    def failing_guards(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """For each record, what a call with these arguments misses it for."""
+        found = [record.failing_guard(args, kwargs) for record in self.records]
+        return [reason for reason in found if reason is not None]
+
+    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        context = BackendContext(
+            mode=self.options.mode,
+            options=self.options.options,
+            dynamic=self.options.dynamic,
+            fullgraph=self.options.fullgraph,
+            want_dumps=self.keep_last,
+        )
+        observation = observe(self.target, args, kwargs)
+        result = observation.result
+        try:
+            captured = build_record(observation, self.options.backend, context)
+        except BackendError as error:
+            if self.options.fullgraph:
+                raise
+            self._fall_back(f"{error.reason}", str(error))
+            return result
+        if self.keep_last:
+            self.last = captured
+        if captured.record is not None:
+            self.captures += 1
+            self.failures = 0
+            self.records.append(captured.record)
+            self.dispatcher.add(captured.record.handle)
+            log.debug("captured %s: %d operators", self.name, captured.record.operator_count)
+            return result
+        assert captured.split is not None
+        self._split(captured.split, observation)
+        return result
+
+    def _split(self, split: SplitPoint, observation: Observation) -> None:
+        self.splits += 1
+        if self.options.fullgraph:
+            raise GraphBreakError(
+                f"{self.name} is not one graph: {split.reason}",
+                location=split.location,
+                remedy=split.remedy or "compile with fullgraph=False to run such calls eagerly",
+            )
+        self.failures += 1
+        if self.failures == 1:
+            self._warn(
+                f"{self.name} runs eagerly: {split}"
+                + (f"\n  way out: {split.remedy}" if split.remedy else "")
+            )
+        if self.failures >= _MAX_FAILURES:
+            self.eager_reason = split.reason
+
+    def _fall_back(self, reason: str, text: str) -> None:
+        self.eager_reason = reason
+        self._warn(f"{self.name} runs eagerly: {text}")
+
+    def _warn(self, text: str) -> None:
+        log.warning("%s", text)
+        warnings.warn(text, MagJITWarning, stacklevel=4)
+
+    @property
+    def name(self) -> str:
+        target = self.target
+        return getattr(target, "__qualname__", None) or type(target).__qualname__
+
+    def reset(self) -> None:
+        """Forget all records."""
+        self.retired_hits += sum(record.hits for record in self.records)
+        self.records.clear()
+        self.dispatcher.clear()
+        self.eager_reason = None
+        self.failures = 0
+        self.last = None
+
+
+def reset_all() -> None:
+    """Forget the records of every compiled object."""
+    for controller in list(_controllers):
+        controller.reset()
+
+
+def all_stats() -> Stats:
+    """The counters of all compiled objects together."""
+    total = Stats()
+    for controller in list(_controllers):
+        stats = controller.stats
+        total.captures += stats.captures
+        total.replays += stats.replays
+        total.splits += stats.splits
+        total.eager_calls += stats.eager_calls
+        total.records += stats.records
+    return total
+
+
+def _is_traced() -> bool:
+    """Whether another tracer is at work: then a compiled object is the program itself."""
+    return bool(
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.jit.is_scripting()
+        or torch.fx._symbolic_trace._is_fx_tracing_flag
+    )

@@ -1,0 +1,349 @@
+"""From a guard plan to the instructions of the C guard program (`magjit._C.GuardProgram`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from magjit import _C
+from magjit.errors import BackendError
+from magjit.guards.plan import GuardPlan
+from magjit.plugin import SameInput, StorageRelation
+from magjit.refgraph import relations as r
+from magjit.refgraph.kinds import is_atom
+from magjit.refgraph.nodes import ABSENT, Edge, Leaf, ShadowNode, Target
+
+Instruction = tuple[Any, ...]
+
+
+class GuardCode:
+    """The instructions of a guard, with the slot of each node and the origin of each instruction."""
+
+    def __init__(self, plan: GuardPlan) -> None:
+        self.plan = plan
+        self.instructions: list[Instruction] = []
+        self.origins: list[str] = []
+        self.slots: dict[int, int] = {}
+        self.n_slots = 0
+        self._deferred: list[tuple[Instruction, str]] = []
+        self._origin = ""
+
+    def slot(self, node_id: int) -> int:
+        """The slot of a node; a fixed object is loaded at its first use."""
+        found = self.slots.get(node_id)
+        if found is None:
+            node = self.plan.graph.nodes[node_id]
+            assert node.fixed, f"#{node_id} has not been fetched"
+            found = self.slots[node_id] = self.new_slot()
+            self.emit("const", found, node.obj)
+        return found
+
+    def new_slot(self) -> int:
+        self.n_slots += 1
+        return self.n_slots - 1
+
+    def emit(self, *instruction: Any) -> None:
+        self.instructions.append(instruction)
+        self.origins.append(self._origin)
+
+    def at(self, origin: str) -> None:
+        """What the next instructions are for, in reports of failing guards."""
+        self._origin = origin
+
+    def later(self, *instruction: Any) -> None:
+        """Emit after all nodes have been fetched."""
+        self._deferred.append((instruction, self._origin))
+
+    def finish(self) -> None:
+        for instruction, origin in self._deferred:
+            self._origin = origin
+            self.emit(*instruction)
+
+    def program(self) -> _C.GuardProgram:
+        return _C.GuardProgram(self.instructions, self.n_slots)
+
+
+def emit(plan: GuardPlan) -> GuardCode:
+    """Instructions for a plan: the call's shape, each node in order, relations between nodes."""
+    code = GuardCode(plan)
+    code.at("the number and names of the arguments")
+    code.emit("argc", plan.argument_count, plan.keywords)
+    by_node: dict[int, list[tuple[r.Relation, Target]]] = {}
+    for check in plan.checks:
+        by_node.setdefault(check.node_id, []).append((check.relation, check.target))
+    typed = {node.node_id for node in plan.nodes}
+    tensors = set(plan.tensors)
+    for node in plan.graph.nodes:
+        refs = by_node.get(node.node_id, [])
+        if node.node_id == 0:
+            _emit_roots(code, refs)
+            continue
+        if node.fixed and not refs and node.node_id not in typed:
+            continue
+        path = plan.graph.path(node)
+        if node.node_id in tensors:
+            code.at(f"{path}: tensor metadata")
+            code.emit("tensor", code.slot(node.node_id), _C.tensor_meta(node.obj))
+        elif node.node_id in typed:
+            code.at(f"{path}: type")
+            code.emit("type_is", code.slot(node.node_id), type(node.obj))
+        _emit_node(code, node, path, refs)
+    _emit_relations(code)
+    code.finish()
+    return code
+
+
+def _emit_roots(code: GuardCode, refs: list[tuple[r.Relation, Target]]) -> None:
+    for relation, target in refs:
+        if isinstance(relation, r.Root):
+            continue
+        op = ("arg", relation.index) if isinstance(relation, r.Arg) else ("kwarg", relation.name)  # type: ignore[attr-defined]
+        code.at(f"argument {op[1]!r}")
+        slot = _fetched(code, target)
+        code.emit(op[0], slot, op[1])
+        _check_target(code, slot, target)
+
+
+def _emit_node(
+    code: GuardCode, node: ShadowNode, path: str, refs: list[tuple[r.Relation, Target]]
+) -> None:
+    if isinstance(node.obj, type):
+        names = tuple(
+            (relation.name, _expected(code, target))
+            for relation, target in refs
+            if isinstance(relation, r.ClassAttr)
+        )
+        if names:
+            code.at(f"{path}: class attributes {', '.join(name for name, _ in names)}")
+            code.emit("tp_names", node.obj, names)
+        refs = [ref for ref in refs if not isinstance(ref[0], r.ClassAttr)]
+    if isinstance(node.obj, dict):
+        for _, target in refs:  # load fixed objects before the block: it may be skipped
+            if isinstance(target, Edge) and code.plan.graph.nodes[target.node_id].fixed:
+                continue
+        _emit_block(code, node, path, refs)
+        return
+    for relation, target in refs:
+        code.at(f"{path}: {relation}")
+        _EMITTERS[type(relation)](code, code.slot(node.node_id), relation, target)
+
+
+def _emit_block(
+    code: GuardCode, node: ShadowNode, path: str, refs: list[tuple[r.Relation, Target]]
+) -> None:
+    """A dict's own entries: skipped as a whole while the dict's version is the same."""
+    if not refs:
+        return
+    slot = code.slot(node.node_id)
+    start = len(code.instructions)
+    code.at(f"{path}: entries")
+    code.emit("dict_block", slot, 0)
+    after: list[tuple[r.Relation, Target]] = []
+    for relation, target in refs:
+        if isinstance(relation, (r.Item, r.Has, r.Keys, r.Length)):
+            code.at(f"{path} {relation}")
+            _EMITTERS[type(relation)](code, slot, relation, target)
+        else:
+            after.append((relation, target))
+    code.instructions[start] = ("dict_block", slot, len(code.instructions) - start - 1)
+    for relation, target in after:
+        code.at(f"{path}: {relation}")
+        _EMITTERS[type(relation)](code, slot, relation, target)
+
+
+def _fetched(code: GuardCode, target: Target) -> int:
+    """The slot to fetch into: the node's own when this is how it is first reached."""
+    slot = code.new_slot()
+    if isinstance(target, Edge):
+        node = code.plan.graph.nodes[target.node_id]
+        if not node.fixed and target.node_id not in code.slots:
+            code.slots[target.node_id] = slot
+    return slot
+
+
+def _check_target(code: GuardCode, slot: int, target: Target) -> None:
+    if isinstance(target, Edge):
+        node = code.plan.graph.nodes[target.node_id]
+        if node.fixed:
+            code.emit("is", slot, node.obj)
+        elif code.slots[target.node_id] != slot:
+            code.later("same", slot, code.slots[target.node_id])
+    else:
+        _check_leaf(code, slot, target)
+
+
+def _check_leaf(code: GuardCode, slot: int, leaf: Leaf) -> None:
+    value = leaf.value
+    if leaf.identity:
+        code.emit("is", slot, value)
+    elif type(value) in (tuple, torch.Size):
+        code.emit("type_is", slot, type(value))
+        code.emit("len", slot, len(value))
+        for index, item in enumerate(value):
+            inner = code.new_slot()
+            code.emit("index", inner, slot, index)
+            _check_leaf(code, inner, Leaf(item))
+    elif type(value) is frozenset:
+        code.emit("type_is", slot, frozenset)
+        code.emit("set_eq", slot, value)
+    else:
+        assert is_atom(value), value
+        code.emit("eq", slot, value)
+
+
+def _expected(code: GuardCode, target: Target) -> Any:
+    if isinstance(target, Edge):
+        return code.plan.graph.nodes[target.node_id].obj
+    return _C.NULL if target.value is ABSENT else target.value
+
+
+# -- one emitter a relation ---------------------------------------------------------------------
+
+
+def _simple(op: str) -> Callable[..., None]:
+    def emitter(code: GuardCode, src: int, relation: r.Relation, target: Target) -> None:
+        slot = _fetched(code, target)
+        code.emit(op, slot, src)
+        _check_target(code, slot, target)
+
+    return emitter
+
+
+def _item(code: GuardCode, src: int, relation: Any, target: Target) -> None:
+    key = relation.key.key
+    if isinstance(target, Leaf) and target.value is ABSENT:
+        code.emit("absent", src, key)
+        return
+    slot = _fetched(code, target)
+    code.emit("getitem", slot, src, key)
+    if isinstance(relation, r.Item):
+        _check_target(code, slot, target)
+
+
+def _index(code: GuardCode, src: int, relation: Any, target: Target) -> None:
+    slot = _fetched(code, target)
+    code.emit("index", slot, src, relation.index)
+    _check_target(code, slot, target)
+
+
+def _closure(code: GuardCode, src: int, relation: Any, target: Target) -> None:
+    slot = _fetched(code, target)
+    code.emit("closure", slot, src, relation.index)
+    _check_target(code, slot, target)
+
+
+def _cell(code: GuardCode, src: int, relation: Any, target: Target) -> None:
+    if isinstance(target, Leaf) and target.value is ABSENT:
+        code.emit("cell_empty", src)
+    else:
+        _simple("cell")(code, src, relation, target)
+
+
+def _slot_member(code: GuardCode, src: int, relation: Any, target: Target) -> None:
+    if isinstance(target, Leaf) and target.value is ABSENT:
+        code.emit("slot_empty", src, relation.descriptor)
+        return
+    slot = _fetched(code, target)
+    code.emit("slot", slot, src, relation.descriptor)
+    _check_target(code, slot, target)
+
+
+def _c_attribute(code: GuardCode, src: int, relation: Any, target: Target) -> None:
+    slot = _fetched(code, target)
+    code.emit("getattr_c", slot, src, relation.descriptor)
+    _check_target(code, slot, target)
+
+
+def _length(code: GuardCode, src: int, relation: Any, target: Leaf) -> None:
+    code.emit("len", src, target.value)
+
+
+def _keys(code: GuardCode, src: int, relation: Any, target: Leaf) -> None:
+    code.emit("keys", src, target.value)
+
+
+def _members(code: GuardCode, src: int, relation: Any, target: Leaf) -> None:
+    code.emit("set_eq", src, target.value)
+
+
+def _code(code: GuardCode, src: int, relation: Any, target: Leaf) -> None:
+    code.emit("func_code", src, target.value)
+
+
+def _emit_relations(code: GuardCode) -> None:
+    plan = code.plan
+    for group in plan.distinct:
+        paths = [plan.graph.path(plan.graph.nodes[i]) for i in group]
+        code.at(f"different objects: {', '.join(paths[:4])}")
+        first, rest = group[0], group[1:]
+        if group == plan.tensors:
+            _distinct_tensors(code)
+        else:
+            code.later("distinct", code.slot(first), [code.slot(i) for i in rest])
+    if plan.mutates and len(plan.tensors) > 1:
+        code.at("which inputs share memory")
+        code.later("no_overlap", [code.slot(i) for i in plan.tensors])
+
+
+def _distinct_tensors(code: GuardCode) -> None:
+    """Each tensor that comes with the call against all others; the model's own are not moved."""
+    plan = code.plan
+    moving = [i for i in plan.tensors if plan.graph.nodes[i].structural]
+    for position, node_id in enumerate(moving):
+        earlier = set(moving[: position + 1])
+        others = [code.slot(i) for i in plan.tensors if i not in earlier]
+        if others:
+            code.later("distinct", code.slot(node_id), others)
+
+
+_EMITTERS: dict[type[r.Relation], Callable[..., None]] = {
+    r.InstanceDict: _simple("dict"),
+    r.ModuleDict: _simple("module_dict"),
+    r.Item: _item,
+    r.Has: _item,
+    r.Index: _index,
+    r.Cell: _cell,
+    r.Closure: _closure,
+    r.Globals: _simple("func_globals"),
+    r.Defaults: _simple("func_defaults"),
+    r.KwDefaults: _simple("func_kwdefaults"),
+    r.MethodFunc: _simple("method_func"),
+    r.MethodSelf: _simple("method_self"),
+    r.SlotOf: _slot_member,
+    r.CAttr: _c_attribute,
+    r.Referent: _simple("weakref_call"),
+    r.Length: _length,
+    r.Keys: _keys,
+    r.Members: _members,
+    r.Code: _code,
+}
+
+
+def add_backend_guards(code: GuardCode, guards: list[Any]) -> None:
+    """What the backend's compilation assumed beyond the metadata of its inputs."""
+    slots = [code.slot(node_id) for node_id in code.plan.tensors]
+    for guard in guards:
+        code.at(f"the backend's guard: {guard}")
+        match guard:
+            case SameInput(kept=kept, dropped=dropped):
+                code.emit("same", slots[kept], slots[dropped])
+            case StorageRelation(overlapping=overlapping, disjoint=disjoint):
+                _storage_relation(
+                    code, [slots[i] for i in overlapping], [slots[i] for i in disjoint]
+                )
+            case _:
+                raise BackendError(
+                    f"The backend states a guard that cannot be checked: {guard}",
+                    remedy="compile with dynamic=False",
+                )
+
+
+def _storage_relation(code: GuardCode, overlapping: list[int], disjoint: list[int]) -> None:
+    for position, first in enumerate(overlapping):
+        for second in overlapping[position + 1 :]:
+            code.emit("overlap", first, second, True)
+    for first in disjoint:
+        for second in overlapping:
+            code.emit("overlap", first, second, False)

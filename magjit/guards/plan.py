@@ -1,0 +1,156 @@
+"""The guard plan: what must hold for a record to be right, as data (MagPy §4.2, Figure 11).
+
+    GuardPlan ::= Check* distinct* overlap?
+    Check     ::= node relation target          the edge still leads to the target
+
+The order is that of the nodes' discovery, so an object is fetched before anything of it is read.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+
+from magjit.refgraph import relations as r
+from magjit.refgraph.nodes import ABSENT, Edge, RefGraph, ShadowNode, Target
+from magjit.refgraph.search import reachable
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One edge of version 0: where it starts, and what it must lead to."""
+
+    node_id: int
+    relation: r.Relation
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class GuardPlan:
+    """Everything that a record's guard checks.
+
+    Attributes:
+        checks: by node, in order of discovery.
+        nodes: the nodes that need their type checked, in order.
+        distinct: groups of nodes that must be different objects.
+        mutates: whether the graph changes an input in place, so storage overlap matters.
+        tensors: nodes of the graph's inputs, in order.
+        argument_count, keywords: the call's shape.
+    """
+
+    graph: RefGraph
+    checks: tuple[Check, ...]
+    nodes: tuple[ShadowNode, ...]
+    distinct: tuple[tuple[int, ...], ...]
+    mutates: bool
+    tensors: tuple[int, ...]
+    argument_count: int
+    keywords: tuple[str, ...]
+
+    def kinds(self) -> Counter[str]:
+        """How many checks there are of each kind."""
+        found = Counter(type(check.relation).__name__ for check in self.checks)
+        found["Type"] = len(self.nodes)
+        found["Tensor"] = len(self.tensors)
+        found["Distinct"] = len(self.distinct)
+        return +found
+
+    def verify(self) -> None:
+        """Raise AssertionError when a check starts at a node that nothing leads to before it."""
+        self.graph.verify()
+        known = {0}
+        for check in self.checks:
+            assert check.node_id in known, f"#{check.node_id} is used before it is fetched"
+            if isinstance(check.target, Edge):
+                known.add(check.target.node_id)
+
+    def __str__(self) -> str:
+        lines = [f"call with {self.argument_count} arguments, keywords {list(self.keywords)}"]
+        for check in self.checks:
+            owner = self.graph.path(self.graph.nodes[check.node_id])
+            lines.append(f"{owner} {_show(check.relation)} {self._target(check.target)}")
+        lines += [f"different objects: {list(group)}" for group in self.distinct]
+        return "\n".join(lines)
+
+    def _target(self, target: Target) -> str:
+        if isinstance(target, Edge):
+            node = self.graph.nodes[target.node_id]
+            return f"is {self.graph.path(node)}: {type(node.obj).__name__}"
+        if target.value is ABSENT:
+            return "is absent"
+        text = repr(target.value)
+        return f"== {text if len(text) < 60 else text[:57] + '...'}"
+
+
+def _show(relation: r.Relation) -> str:
+    match relation:
+        case r.Item(key=key) | r.Has(key=key):
+            return f"[{key!r}]"
+        case r.ClassAttr(name=name):
+            return f".{name}"
+        case _:
+            return str(relation)
+
+
+_UNTYPED = (type, types.ModuleType, types.FunctionType, types.CellType, types.BuiltinFunctionType)
+
+
+def build_plan(
+    graph: RefGraph,
+    tensors: tuple[int, ...],
+    *,
+    mutates: bool,
+    argument_count: int,
+    keywords: tuple[str, ...],
+) -> GuardPlan:
+    """Collect the checks of all nodes that the outside reached before the run (Algorithm 1)."""
+    nodes = reachable(graph)
+    checks = [
+        Check(node.node_id, relation, target)
+        for node in [graph.outside, *nodes]
+        for relation, target in node.first.refs.items()
+    ]
+    typed = tuple(node for node in nodes if _needs_type(node))
+    return GuardPlan(
+        graph,
+        tuple(checks),
+        typed,
+        _distinct_groups(graph, nodes, tensors),
+        mutates,
+        tensors,
+        argument_count,
+        keywords,
+    )
+
+
+def _needs_type(node: ShadowNode) -> bool:
+    """Fixed classes, modules and functions cannot change their type; instances can."""
+    if isinstance(node.relation, (r.InstanceDict, r.ModuleDict)):
+        return False
+    if node.fixed:
+        return type(node.obj).__flags__ & (1 << 9) != 0 and not isinstance(node.obj, _UNTYPED)
+    return True
+
+
+def _distinct_groups(
+    graph: RefGraph, nodes: list[ShadowNode], tensors: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
+    """Objects that a later call might pass as one: tensors, changed objects, compared ones."""
+    groups: list[tuple[int, ...]] = []
+    if any(graph.nodes[node_id].structural for node_id in tensors) and len(tensors) > 1:
+        groups.append(tensors)
+    watched = [node for node in nodes if (node.changed or node.identity_used) and not node.fixed]
+    for node in watched:
+        same = [
+            other.node_id
+            for other in nodes
+            if other is not node
+            and type(other.obj) is type(node.obj)
+            and (other.structural or node.structural)
+        ]
+        if same and not isinstance(node.obj, torch.Tensor):
+            groups.append((node.node_id, *same))
+    return tuple(groups)

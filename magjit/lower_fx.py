@@ -1,0 +1,175 @@
+"""Operator graph to ``torch.fx``: one torch-level graph, as backends take it (MagPy §4.3).
+
+Placeholders come in the order of first use, the model's parameters and buffers among them. Every
+operator is kept in order, also one whose result nobody uses: it may change a tensor or draw from
+the random number generator.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from magjit.monitor.operator_graph import Operator, OperatorGraph, ValueRef, refs_in
+
+_DUNDERS: dict[str, Callable[..., Any]] = {
+    f"__{name}__": getattr(operator, name)
+    for name in [
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "matmul",
+        "pow",
+        "lshift",
+        "rshift",
+        "iadd",
+        "isub",
+        "imul",
+        "itruediv",
+        "ifloordiv",
+        "imod",
+        "ipow",
+        "ilshift",
+        "irshift",
+        "iand",
+        "ior",
+        "ixor",
+        "neg",
+        "pos",
+        "abs",
+        "invert",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "getitem",
+        "setitem",
+    ]
+} | {"__and__": operator.and_, "__or__": operator.or_, "__xor__": operator.xor}
+_REFLECTED: dict[str, Callable[..., Any]] = {
+    "__radd__": operator.add,
+    "__rmul__": operator.mul,
+    "__rsub__": operator.sub,
+    "__rtruediv__": operator.truediv,
+    "__rdiv__": operator.truediv,
+    "__rfloordiv__": operator.floordiv,
+    "__rpow__": operator.pow,
+    "__rmod__": operator.mod,
+    "__rmatmul__": operator.matmul,
+    "__rand__": operator.and_,
+    "__ror__": operator.or_,
+    "__rxor__": operator.xor,
+    "__rlshift__": operator.lshift,
+    "__rrshift__": operator.rshift,
+}
+
+
+def lower(graph: OperatorGraph, outputs: tuple[int, ...], names: dict[int, str]) -> GraphModule:
+    """Make the graph module.
+
+    Args:
+        graph: from the operator recorder.
+        outputs: ids of the values to return, in order; an input may be among them.
+        names: readable names for the inputs, by value id.
+    """
+    lowering = _Lowering(graph, names)
+    for op in graph.operators:
+        lowering.add(op)
+    lowering.fx.output(tuple(lowering.nodes[value_id] for value_id in outputs))
+    gm = GraphModule(torch.nn.Module(), lowering.fx, class_name="MagJITGraph")
+    gm.graph.lint()
+    return gm
+
+
+class _Lowering:
+    def __init__(self, graph: OperatorGraph, names: dict[int, str]) -> None:
+        self.fx = Graph()
+        self.nodes: dict[int, Node] = {}
+        for item in graph.inputs:
+            name = names.get(item.value_id, f"input_{item.value_id}")
+            self.nodes[item.value_id] = self.fx.placeholder(_identifier(name))
+
+    def add(self, op: Operator) -> None:
+        args = tuple(self.argument(a) for a in op.args)
+        kwargs = {k: self.argument(v) for k, v in op.kwargs.items()}
+        node = _make_node(self.fx, op.func, args, kwargs)
+        if op.code is not None:
+            node.meta["stack_trace"] = _where(op)
+        self.bind(op.result, node)
+
+    def argument(self, template: Any) -> Any:
+        if isinstance(template, ValueRef):
+            return self.nodes[template.value_id]
+        if isinstance(template, torch.Size):
+            return tuple(template)
+        if isinstance(template, list):
+            return [self.argument(item) for item in template]
+        if isinstance(template, tuple):
+            return tuple(self.argument(item) for item in template)
+        if isinstance(template, dict):
+            return {key: self.argument(item) for key, item in template.items()}
+        if isinstance(template, slice):
+            return slice(*self.argument((template.start, template.stop, template.step)))
+        return template
+
+    def bind(self, result: Any, node: Node) -> None:
+        """Give the tensors of an operator's result their nodes; parts of tuples by getitem.
+
+        An operator that returns one of its arguments changed it in place: later uses then take
+        the operator's own node, which orders them after it for every backend.
+        """
+        if isinstance(result, ValueRef):
+            self.nodes[result.value_id] = node
+        elif isinstance(result, tuple):
+            for index, item in enumerate(result):
+                if next(refs_in(item), None) is not None:
+                    self.bind(item, self.fx.call_function(operator.getitem, (node, index)))
+
+
+def _make_node(
+    fx: Graph, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Node:
+    name = getattr(func, "__name__", "")
+    owner = getattr(func, "__self__", None)
+    if name == "__get__" and owner is not None:
+        attribute = getattr(owner, "__name__", None) or owner.fget.__name__
+        return fx.call_function(getattr, (args[0], attribute))
+    if name in _REFLECTED and len(args) == 2 and not kwargs:
+        return fx.call_function(_REFLECTED[name], (args[1], args[0]))
+    if name in _DUNDERS and not kwargs and _is_tensor_method(func):
+        return fx.call_function(_DUNDERS[name], args)
+    if _is_tensor_method(func) and args and isinstance(args[0], Node):
+        return fx.call_method(name, args, kwargs)
+    return fx.call_function(func, args, kwargs)
+
+
+def _is_tensor_method(func: Any) -> bool:
+    if isinstance(func, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+        return issubclass(torch.Tensor, func.__objclass__)
+    if isinstance(func, types.FunctionType):
+        return getattr(torch.Tensor, func.__name__, None) is func
+    return False
+
+
+def _identifier(name: str) -> str:
+    cleaned = "".join(c if c.isalnum() else "_" for c in name).strip("_")
+    return cleaned if cleaned and not cleaned[0].isdigit() else f"input_{cleaned}"
+
+
+def _where(op: Operator) -> str:
+    assert op.code is not None
+    line = op.code.co_firstlineno
+    for start, end, number in op.code.co_lines():
+        if start <= op.offset < end and number is not None:
+            line = number
+    return f'  File "{op.code.co_filename}", line {line}, in {op.code.co_name}'

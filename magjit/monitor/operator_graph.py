@@ -1,0 +1,125 @@
+"""The operator graph of a run: every tensor operation, in order (MagPy §4.1, Figure 10).
+
+OperatorGraph ::= InputValue* Operator*
+Operator      ::= function template* -> template
+template      ::= ValueRef n | constant | list, tuple, dict or slice of templates
+InputValue    ::= a tensor that existed before the run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRef:
+    """A tensor of the graph, in the place of an argument or result."""
+
+    value_id: int
+
+    def __repr__(self) -> str:
+        return f"%{self.value_id}"
+
+
+@dataclass(slots=True)
+class Value:
+    """A tensor of the graph.
+
+    Attributes:
+        const: computed from constants only, so reading its data gives a constant.
+        dynamic: its shape depends on data, so reading its shape reads data.
+        is_input: it existed before the run.
+        version: of a constant, the tensor's version when it was last known to be constant.
+    """
+
+    value_id: int
+    const: bool = False
+    dynamic: bool = False
+    is_input: bool = False
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class InputValue:
+    """A graph input: the outside tensor and the number of its value."""
+
+    value_id: int
+    tensor: torch.Tensor
+
+
+@dataclass(slots=True)
+class Operator:
+    """One call of a torch function.
+
+    ``code`` and ``offset`` say which instruction of the user's program made it.
+    """
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any = None
+    code: CodeType | None = None
+    offset: int = -1
+
+    def __str__(self) -> str:
+        shown = [repr(a) for a in self.args] + [f"{k}={v!r}" for k, v in self.kwargs.items()]
+        return f"{self.result!r} = {qualified_name(self.func)}({', '.join(shown)})"
+
+
+@dataclass(slots=True)
+class OperatorGraph:
+    """All operators of a run, with its inputs in order of first use."""
+
+    inputs: list[InputValue] = field(default_factory=list)
+    operators: list[Operator] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+
+    def new_value(self, **flags: bool) -> Value:
+        value = Value(len(self.values), **flags)
+        self.values.append(value)
+        return value
+
+    def verify(self) -> None:
+        """Raise AssertionError when an operator uses a value that no earlier one made."""
+        known = {item.value_id for item in self.inputs}
+        for operator in self.operators:
+            for ref in refs_in((operator.args, operator.kwargs)):
+                assert ref.value_id in known, f"{operator}: %{ref.value_id} is not made yet"
+            known.update(ref.value_id for ref in refs_in(operator.result))
+
+    def __str__(self) -> str:
+        inputs = [
+            f"%{i.value_id} = input {tuple(i.tensor.shape)} {i.tensor.dtype}" for i in self.inputs
+        ]
+        return "\n".join(inputs + [str(operator) for operator in self.operators])
+
+
+def refs_in(template: Any) -> Iterator[ValueRef]:
+    """Every ValueRef of a template, depth first."""
+    if isinstance(template, ValueRef):
+        yield template
+    elif isinstance(template, (list, tuple)):
+        for item in template:
+            yield from refs_in(item)
+    elif isinstance(template, dict):
+        for item in template.values():
+            yield from refs_in(item)
+    elif isinstance(template, slice):
+        yield from refs_in((template.start, template.stop, template.step))
+
+
+def qualified_name(func: Any) -> str:
+    """Readable name of a torch function; getters are named by their attribute."""
+    owner = getattr(func, "__self__", None)
+    if getattr(func, "__name__", "") in ("__get__", "__set__", "__delete__") and owner is not None:
+        return f"Tensor.{getattr(owner, '__name__', '?')}.{func.__name__}"
+    qualname = getattr(func, "__qualname__", None) or getattr(func, "__name__", repr(func))
+    module = getattr(func, "__module__", None) or ""
+    if module.startswith("torch") and "." not in qualname:
+        return f"{module}.{qualname}"
+    return str(qualname)

@@ -1,0 +1,228 @@
+"""The monitor run: the user's program, run once for real, under observation (MagPy §3, §5)."""
+
+from __future__ import annotations
+
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from magjit import _C
+from magjit.annotations import default_database
+from magjit.bytecode import decode
+from magjit.errors import Location
+from magjit.mocks import Resolver
+from magjit.plugin import GraphInput, InputDescriber
+from magjit.records import Timings
+from magjit.refgraph import attributes, calls, containers
+from magjit.refgraph import relations as r
+from magjit.refgraph.kinds import class_lookup
+from magjit.refgraph.nodes import ShadowNode
+from magjit.refgraph.recorder import StateRecorder, bind_handlers
+from magjit.refgraph.specials import python_special
+
+capture_lock = threading.Lock()
+"""Observation is process-wide: one capture at a time."""
+
+_TRIVIAL = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, type(...), range, slice, type}
+    | {torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device}
+    | {types.FunctionType, types.BuiltinFunctionType, types.CodeType}
+)
+_HANDLERS = {**attributes.HANDLERS, **containers.HANDLERS, **calls.HANDLERS}
+
+
+class _GraphResolver:
+    """What the mock planner asks about the objects of a run."""
+
+    def __init__(self, recorder: StateRecorder) -> None:
+        self._recorder = recorder
+
+    def external(self, obj: Any) -> int | None:
+        node = self._recorder.graph.node_of(obj)
+        return node.node_id if node is not None else None
+
+    def tensor(self, obj: Any) -> int | None:
+        value = self._recorder.operators.value_of(obj)
+        return value.value_id if value is not None else None
+
+    def is_tensor(self, obj: Any) -> bool:
+        return isinstance(obj, torch.Tensor)
+
+
+@dataclass(slots=True, eq=False)
+class Observation:
+    """A finished monitor run."""
+
+    recorder: StateRecorder
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    global_state: Any
+    location: Location | None
+    timings: Timings
+    descriptions: dict[int, GraphInput] = field(default_factory=dict)
+
+    @property
+    def resolver(self) -> Resolver:
+        return _GraphResolver(self.recorder)
+
+    def mutated_inputs(self) -> bool:
+        """Whether the run changed the data of an outside tensor."""
+        for node in self.recorder.graph.nodes[1:]:
+            before = self.recorder.versions.get(node.node_id)
+            if before is not None and node.obj._version != before:
+                return True
+        return False
+
+    def described_inputs(self) -> list[GraphInput]:
+        """The graph's inputs, in order, as they were when the run first used them."""
+        return [self.descriptions[item.value_id] for item in self.recorder.operators.graph.inputs]
+
+    def input_name(self, node: ShadowNode) -> str:
+        """A placeholder's name: the attribute path of a parameter, the number of an argument."""
+        graph = self.recorder.graph
+        parts: list[str] = []
+        current = node
+        while current.node_id != 0:
+            match current.relation:
+                case r.Item(key=key):
+                    if key.key not in ("_parameters", "_buffers", "_modules"):
+                        parts.append(str(key.key))
+                case r.Arg(index=index) | r.Index(index=index):
+                    parts.append(f"arg{index}" if current.parent == 0 else str(index))
+                case r.Kwarg(name=name) | r.ClassAttr(name=name):
+                    parts.append(name)
+            current = graph.nodes[current.parent]
+        return "_".join(reversed(parts)) or f"input_{node.node_id}"
+
+    @contextmanager
+    def ambient(self) -> Iterator[None]:
+        """The state that the graph will be called in, which is the state of the call itself."""
+        yield
+
+
+def observe(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Observation:
+    """Run ``target(*args, **kwargs)`` for real, once, and write down what it did.
+
+    Exceptions of the program pass through; whatever happens, trace functions and modes are put
+    back as they were.
+    """
+    describer = InputDescriber()
+    descriptions: dict[int, GraphInput] = {}
+    recorder = StateRecorder(default_database(), python_special)
+
+    def describe(value_id: int, tensor: torch.Tensor) -> None:
+        node = recorder.graph.node_of(tensor)
+        static = node is not None and not node.structural
+        descriptions[value_id] = describer.describe(tensor, static=static)
+
+    recorder.operators.on_input = describe
+    _register_roots(recorder, target, args, kwargs)
+    tracer = _C.Tracer(
+        bind_handlers(recorder, _HANDLERS),
+        recorder.enter_frame,
+        _leave_frame,
+        _TRIVIAL,
+        lambda code: decode(code).plan,
+    )
+    recorder.tracer = tracer
+    timings = Timings()
+    global_state = _C.global_state()
+    started = time.perf_counter()
+    with recorder.operators:
+        tracer.start()
+        try:
+            result = target(*args, **kwargs)
+        finally:
+            tracer.stop()
+    timings.run_ms = (time.perf_counter() - started) * 1e3
+    recorder.operators.active = False
+    if tracer.error is not None:
+        recorder.split(f"MagJIT's own recorder failed: {tracer.error!r}")
+    return Observation(
+        recorder, args, kwargs, result, global_state, _definition(target), timings, descriptions
+    )
+
+
+def _leave_frame(state: Any, result: Any) -> None:
+    return None
+
+
+def _register_roots(
+    recorder: StateRecorder, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    recorder.root(target)
+    if isinstance(target, torch.nn.Module):
+        attributes.read_class_attr(recorder, type(target), "__call__")
+        attributes.read_class_attr(recorder, type(target), "forward")
+    elif isinstance(target, types.MethodType):
+        recorder.root(target.__func__)
+        recorder.root(target.__self__)
+    elif not isinstance(target, types.FunctionType):
+        attributes.read_class_attr(recorder, type(target), "__call__")
+    unused = _unused_arguments(target, len(args), tuple(kwargs))
+    outside = recorder.graph.outside
+    for index, value in enumerate(args):
+        if index not in unused:
+            recorder.read(outside, r.Arg(index), value)
+    for name, value in kwargs.items():
+        if name not in unused:
+            recorder.read(outside, r.Kwarg(name), value)
+
+
+def _unused_arguments(target: Any, count: int, keywords: tuple[str, ...]) -> set[int | str]:
+    """Arguments that the program's first function never loads: nothing needs to guard them."""
+    function, offset = _entry_function(target)
+    if function is None:
+        return set()
+    code = function.__code__
+    loads = decode(code).loads
+    if "locals" in code.co_names or "vars" in code.co_names or "eval" in code.co_names:
+        return set()
+    positional = code.co_varnames[offset : code.co_argcount]
+    unused: set[int | str] = {
+        index for index, name in enumerate(positional[:count]) if name not in loads
+    }
+    named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return unused | {name for name in keywords if name in named and name not in loads}
+
+
+def _entry_function(target: Any) -> tuple[types.FunctionType | None, int]:
+    if isinstance(target, types.FunctionType):
+        return target, 0
+    if isinstance(target, types.MethodType) and isinstance(target.__func__, types.FunctionType):
+        return target.__func__, 1
+    if not isinstance(target, torch.nn.Module) or _has_hooks(target):
+        return None, 0
+    forward = class_lookup(type(target), "forward")
+    if "forward" in vars(target) or not isinstance(forward, types.FunctionType):
+        return None, 0
+    if type(target).__call__ is not torch.nn.Module.__call__:
+        return None, 0
+    return forward, 1
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or torch.nn.modules.module._has_any_global_hook()
+    )
+
+
+def _definition(target: Any) -> Location | None:
+    function: Callable[..., Any] | None = _entry_function(target)[0]
+    if function is None:
+        function = getattr(type(target), "forward", None) or getattr(type(target), "__call__", None)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    return Location(code.co_filename, code.co_firstlineno, code.co_qualname)

@@ -1,0 +1,170 @@
+"""A capture, as a list of named passes: observe, plan the mock, plan the guard, lower, compile.
+
+Each pass reads the capture and adds to it; the first that finds an obstacle names it as a split.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import GraphModule
+
+from magjit import _C
+from magjit import config as settings
+from magjit.errors import Unrebuildable
+from magjit.guards import emit as guard_emit
+from magjit.guards import plan as guard_plan
+from magjit.lower_fx import lower
+from magjit.mocks import build_plan as build_mock
+from magjit.mocks import emit as emit_mock
+from magjit.mocks.changes import writes_of
+from magjit.observe import Observation
+from magjit.plugin import Backend, BackendContext, run_backend
+from magjit.records import Captured, Record, SplitPoint
+
+
+@dataclass(slots=True)
+class Build:
+    """What the passes hand to each other."""
+
+    observation: Observation
+    backend: Backend
+    context: BackendContext
+    captured: Captured
+    node_ids: tuple[int, ...] = ()
+    value_ids: tuple[int, ...] = ()
+    finish: Any = None
+    mock_source: str = ""
+    gm: GraphModule | None = None
+    guard: guard_emit.GuardCode | None = None
+    compiled: Callable[..., Any] | None = None
+    trace: list[str] = field(default_factory=list)
+
+
+def build_record(observation: Observation, backend: Backend, context: BackendContext) -> Captured:
+    """Turn an observed run into a record, or say why that cannot be.
+
+    Raises:
+        BackendError: the backend failed; the caller decides what that means.
+    """
+    captured = Captured(
+        observation.recorder.graph,
+        observation.recorder.operators.graph,
+        missing=observation.recorder.missing,
+        timings=observation.timings,
+    )
+    broken = observation.recorder.broken
+    if broken is not None:
+        captured.split = SplitPoint(broken.reason, broken.location, broken.remedy)
+        return captured
+    build = Build(observation, backend, context, captured)
+    started = time.perf_counter()
+    for name, run in PASSES:
+        build.trace.append(name)
+        run(build)
+        if captured.split is not None:
+            return captured
+    timings = captured.timings
+    timings.build_ms = (time.perf_counter() - started) * 1e3 - timings.backend_ms
+    return captured
+
+
+def _mock(build: Build) -> None:
+    """What the replay gives back and redoes."""
+    observation = build.observation
+    try:
+        plan = build_mock(
+            observation.result, writes_of(observation.recorder.graph), observation.resolver
+        )
+    except Unrebuildable as problem:
+        build.captured.split = SplitPoint(
+            f"{problem.reason} ({problem.path})", observation.location, problem.remedy
+        )
+        return
+    build.captured.mock_plan = plan
+    emitted = emit_mock(plan)
+    build.finish, build.node_ids, build.value_ids, build.mock_source = emitted
+
+
+def _guard_plan(build: Build) -> None:
+    """What must be as it was."""
+    recorder = build.observation.recorder
+    nodes = [recorder.graph.node_of(item.tensor) for item in recorder.operators.graph.inputs]
+    tensors = tuple(node.node_id for node in nodes if node is not None)
+    plan = guard_plan.build_plan(
+        recorder.graph,
+        tensors,
+        mutates=build.observation.mutated_inputs(),
+        argument_count=len(build.observation.args),
+        keywords=tuple(build.observation.kwargs),
+    )
+    if settings.current().verify:
+        plan.verify()
+    build.captured.guard_plan = plan
+
+
+def _lower(build: Build) -> None:
+    """The operator graph as torch.fx."""
+    recorder = build.observation.recorder
+    graph = recorder.operators.graph
+    if settings.current().verify:
+        graph.verify()
+    names = {}
+    for item in graph.inputs:
+        node = recorder.graph.node_of(item.tensor)
+        assert node is not None
+        names[item.value_id] = build.observation.input_name(node)
+    build.gm = lower(graph, build.value_ids, names)
+
+
+def _backend(build: Build) -> None:
+    """The backend's turn."""
+    assert build.gm is not None
+    started = time.perf_counter()
+    if build.captured.operators.operators:
+        build.context.live_inputs = [item.tensor for item in build.captured.operators.inputs]
+        inputs = build.observation.described_inputs()
+        with build.observation.ambient():
+            build.compiled = run_backend(build.backend, build.gm, inputs, build.context)
+    else:
+        build.compiled = build.gm.forward
+    build.captured.timings.backend_ms = (time.perf_counter() - started) * 1e3
+
+
+def _emit(build: Build) -> None:
+    """The record itself."""
+    captured = build.captured
+    assert captured.guard_plan is not None and build.gm is not None
+    code = guard_emit.emit(captured.guard_plan)
+    code.at("torch's global state")
+    code.emit("global_state", build.observation.global_state)
+    guard_emit.add_backend_guards(code, build.context.guards)
+    node_slots = tuple(code.slot(node_id) for node_id in build.node_ids)
+    input_slots = tuple(code.slot(node_id) for node_id in captured.guard_plan.tensors)
+    program = code.program()
+    handle = _C.Record(program, build.compiled, input_slots, build.finish, node_slots)
+    captured.record = Record(
+        handle,
+        code.origins,
+        captured.guard_plan.kinds(),
+        build.gm,
+        len(captured.operators.operators),
+        str(captured.guard_plan),
+        str(captured.mock_plan),
+        build.mock_source,
+        str(captured.refgraph),
+        captured.timings,
+        dict(build.context.dumps),
+    )
+
+
+PASSES: list[tuple[str, Callable[[Build], None]]] = [
+    ("mock", _mock),
+    ("guard plan", _guard_plan),
+    ("lower to torch.fx", _lower),
+    ("backend", _backend),
+    ("emit", _emit),
+]

@@ -1,0 +1,119 @@
+"""Records: what one capture produced, and the cache that a compiled object keeps of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch.fx import GraphModule
+
+from magjit import _C
+from magjit.errors import Location
+
+if TYPE_CHECKING:
+    from magjit.guards.plan import GuardPlan
+    from magjit.mocks.ir import MockPlan
+    from magjit.monitor.operator_graph import OperatorGraph
+    from magjit.refgraph.nodes import RefGraph
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPoint:
+    """Why a run did not become one graph."""
+
+    reason: str
+    location: Location | None
+    remedy: str | None = None
+
+    def __str__(self) -> str:
+        where = f" at {self.location}" if self.location is not None else ""
+        return f"{self.reason}{where}"
+
+
+@dataclass(slots=True)
+class Timings:
+    """Milliseconds that each part of a capture took.
+
+    ``run`` is the monitor run as a whole; ``record`` is the part of it that observation added, as
+    far as it can be told: the time inside the recorder's handlers.
+    """
+
+    run_ms: float = 0.0
+    record_ms: float = 0.0
+    build_ms: float = 0.0
+    backend_ms: float = 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        return {
+            "run_ms": self.run_ms,
+            "record_ms": self.record_ms,
+            "build_ms": self.build_ms,
+            "backend_ms": self.backend_ms,
+        }
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """A guard, a mock and a graph (MagPy §2.2), with what reports show of them.
+
+    Attributes:
+        handle: the C object that the dispatcher tries.
+        origins: what each guard instruction is for.
+        graph_module: the graph as the backend got it.
+    """
+
+    handle: _C.Record
+    origins: list[str]
+    guard_kinds: Counter[str]
+    graph_module: GraphModule
+    operator_count: int
+    guard_text: str
+    mock_text: str
+    mock_source: str
+    refgraph_text: str
+    timings: Timings
+    dumps: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def hits(self) -> int:
+        return int(self.handle.hits)
+
+    def failing_guard(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """What a call misses this record for, or None when it would hit."""
+        index = self.handle.program.explain(args, kwargs)
+        return None if index is None else self.origins[index]
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a compiled object has done so far.
+
+    Attributes:
+        captures: runs that became a record.
+        replays: calls that a record served.
+        splits: runs that could not become one graph.
+        eager_calls: calls that ran the original program without observation.
+        records: records held now.
+    """
+
+    captures: int = 0
+    replays: int = 0
+    splits: int = 0
+    eager_calls: int = 0
+    records: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Captured:
+    """Everything that a monitor run left, before it is thrown away; reports are made of it."""
+
+    refgraph: RefGraph
+    operators: OperatorGraph
+    guard_plan: GuardPlan | None = None
+    mock_plan: MockPlan | None = None
+    split: SplitPoint | None = None
+    missing: list[Callable[..., Any]] = field(default_factory=list)
+    timings: Timings = field(default_factory=Timings)
+    record: Record | None = None

@@ -1,0 +1,320 @@
+"""Reads and writes of names: globals, closures, attributes of objects, classes and modules.
+
+Each handler mirrors how CPython resolves the name, without running it: every place that the
+look-up consults is a read, also where it finds nothing.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from magjit.bytecode import EventKind
+from magjit.refgraph import relations as r
+from magjit.refgraph.kinds import class_lookup, instance_dict, is_data_descriptor
+from magjit.refgraph.nodes import ABSENT, Edge, Leaf, ShadowNode
+from magjit.refgraph.recorder import FrameState, Handler, StateRecorder
+
+_PLAIN_GETATTR = frozenset({object.__getattribute__, types.ModuleType.__getattribute__})
+
+
+# -- globals and closures -----------------------------------------------------------------------
+
+
+def load_global(rec: StateRecorder, state: FrameState, offset: int, _: tuple[Any, ...]) -> None:
+    name = state.info.instrs[offset].argval
+    if name in state.globals:
+        rec.read(state.globals_node, r.Item.of(name), state.globals[name])
+        return
+    rec.read(state.globals_node, r.Item.of(name), ABSENT)
+    rec.read(rec.root(state.builtins), r.Item.of(name), state.builtins.get(name, ABSENT))
+
+
+def store_global(rec: StateRecorder, state: FrameState, offset: int, _: tuple[Any, ...]) -> None:
+    rec.write(state.globals_node, r.Item.of(state.info.instrs[offset].argval))
+
+
+def load_name(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> None:
+    """In a class body: locals first, then as a global; a local found is the run's own."""
+    load_global(rec, state, offset, inputs)
+
+
+def _cell_node(rec: StateRecorder, state: FrameState, cell: Any) -> ShadowNode | None:
+    """The node of a cell that belongs to an outside function; the run's own cells have none."""
+    node = rec.graph.node_of(cell)
+    func_node = state.func_node
+    if node is not None or func_node is None:
+        return node
+    for index, candidate in enumerate(state.func.__closure__ or ()):
+        if candidate is cell:
+            if func_node.fixed:
+                return rec.root(cell)
+            rec.read(func_node, r.Closure(index), cell)
+            return rec.graph.node_of(cell)
+    return None
+
+
+def load_deref(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> None:
+    cell = inputs[0]
+    if not isinstance(cell, types.CellType):
+        return
+    node = _cell_node(rec, state, cell)
+    if node is not None:
+        rec.read(node, r.Cell(), _cell_contents(cell))
+
+
+def store_deref(
+    rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]
+) -> None:
+    if isinstance(inputs[-1], types.CellType):
+        rec.write(_cell_node(rec, state, inputs[-1]), r.Cell())
+
+
+def _cell_contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
+# -- attributes ---------------------------------------------------------------------------------
+
+
+def read_class_attr(rec: StateRecorder, cls: type, name: str) -> Any:
+    """A look-up along the MRO of a class; classes made in the run need no guard."""
+    value = class_lookup(cls, name)
+    if cls not in rec.made_classes:
+        node = rec.root(cls)
+        relation = r.ClassAttr(name)
+        if relation not in node.first.refs and relation not in node.written:
+            node.first.refs[relation] = (
+                Leaf(ABSENT) if value is ABSENT else Edge(rec.root(value).node_id)
+            )
+            for inner in _inner_functions(value):
+                rec.root(inner)
+    return value
+
+
+def _inner_functions(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, property):
+        return tuple(f for f in (value.fget, value.fset, value.fdel) if f is not None)
+    if isinstance(value, (classmethod, staticmethod)):
+        return (value.__func__,)
+    return ()
+
+
+def read_attribute(rec: StateRecorder, obj: Any, name: str) -> None:
+    """The program reads ``obj.name``."""
+    for applies, handler in _READERS:
+        if applies(obj):
+            handler(rec, obj, name)
+            return
+
+
+def _read_module(rec: StateRecorder, obj: types.ModuleType, name: str) -> None:
+    node = rec.node_for(obj)
+    namespace = instance_dict(obj)
+    assert namespace is not None
+    dict_node = rec.instance_dict_node(node, obj)
+    rec.read(dict_node, r.Item.of(name), namespace.get(name, ABSENT))
+    if name not in namespace and class_lookup(type(obj), name) is ABSENT:
+        rec.read(dict_node, r.Item.of("__getattr__"), namespace.get("__getattr__", ABSENT))
+
+
+def _read_class(rec: StateRecorder, cls: type, name: str) -> None:
+    if name in ("__dict__", "__mro__", "__bases__"):
+        rec.split(f"reads the {name} of a class")
+        return
+    value = read_class_attr(rec, type(cls), name)
+    if (
+        value is not ABSENT
+        and is_data_descriptor(value)
+        and not isinstance(value, (types.GetSetDescriptorType, types.MemberDescriptorType))
+    ):
+        return
+    if class_lookup(type(cls), "__getattribute__") is not type.__getattribute__:
+        read_class_attr(rec, type(cls), "__getattribute__")
+    value = read_class_attr(rec, cls, name)
+    if value is ABSENT:
+        read_class_attr(rec, type(cls), "__getattr__")
+
+
+def _read_super(rec: StateRecorder, obj: Any, name: str) -> None:
+    this, start = obj.__thisclass__, obj.__self_class__
+    read_super_attribute(rec, this, start, name)
+
+
+def read_super_attribute(rec: StateRecorder, this: type, start: type | None, name: str) -> None:
+    """``super(this, self).name``: every class behind ``this`` in the MRO is consulted in turn."""
+    if start is None:
+        return
+    mro = start.__mro__
+    for base in mro[mro.index(this) + 1 :]:
+        read_class_attr(rec, base, name)
+        if name in vars(base):
+            return
+
+
+def _read_tensor(rec: StateRecorder, obj: torch.Tensor, name: str) -> None:
+    if class_lookup(type(obj), name) is not ABSENT:
+        return  # seen by the operator recorder
+    node = rec.graph.node_of(obj)
+    namespace = instance_dict(obj)
+    if node is not None and namespace is not None:
+        dict_node = rec.instance_dict_node(node, obj)
+        rec.read(dict_node, r.Item.of(name), namespace.get(name, ABSENT))
+
+
+def _read_function(rec: StateRecorder, obj: types.FunctionType, name: str) -> None:
+    node = rec.graph.node_of(obj)
+    if node is None:
+        return
+    if class_lookup(types.FunctionType, name) is not ABSENT:
+        if node.fixed:
+            rec.read_function(node)
+        if name in ("__defaults__", "__kwdefaults__", "__closure__", "__dict__", "__globals__"):
+            rec.split(f"reads the {name} of a function")
+        return
+    rec.read(rec.instance_dict_node(node, obj), r.Item.of(name), obj.__dict__.get(name, ABSENT))
+
+
+def _read_instance(rec: StateRecorder, obj: Any, name: str) -> None:
+    cls = type(obj)
+    getter = class_lookup(cls, "__getattribute__")
+    if getter not in _PLAIN_GETATTR:
+        read_class_attr(rec, cls, "__getattribute__")
+        if isinstance(getter, types.FunctionType):
+            return
+    read_plain_attribute(rec, obj, name)
+
+
+def read_plain_attribute(rec: StateRecorder, obj: Any, name: str) -> None:
+    """``object.__getattribute__(obj, name)``."""
+    cls = type(obj)
+    found = read_class_attr(rec, cls, name)
+    node = rec.graph.node_of(obj)
+    if found is not ABSENT and is_data_descriptor(found):
+        _read_descriptor(rec, node, obj, found, name)
+        return
+    namespace = instance_dict(obj)
+    if namespace is not None:
+        present = name in namespace
+        value = namespace[name] if present else ABSENT
+        rec.read(rec.instance_dict_node(node, obj), r.Item.of(name), value)
+        if present:
+            return
+    if found is ABSENT:
+        read_class_attr(rec, cls, "__getattr__")
+
+
+def _read_descriptor(
+    rec: StateRecorder, node: ShadowNode | None, obj: Any, descriptor: Any, name: str
+) -> None:
+    if isinstance(descriptor, types.MemberDescriptorType):
+        rec.read(node, r.SlotOf(descriptor), _member(descriptor, obj))
+    elif isinstance(descriptor, types.GetSetDescriptorType):
+        if name == "__dict__":
+            rec.instance_dict_node(node, obj)
+        elif name not in ("__class__", "__weakref__", "__doc__") and node is not None:
+            rec.read(node, r.CAttr(descriptor), descriptor.__get__(obj))
+    elif not isinstance(descriptor, property):
+        get = class_lookup(type(descriptor), "__get__")
+        if get is not ABSENT:
+            read_class_attr(rec, type(descriptor), "__get__")
+
+
+def _member(descriptor: Any, obj: Any) -> Any:
+    try:
+        return descriptor.__get__(obj)
+    except AttributeError:
+        return ABSENT
+
+
+_READERS: list[tuple[Callable[[Any], bool], Callable[[StateRecorder, Any, str], None]]] = [
+    (lambda obj: isinstance(obj, torch.Tensor), _read_tensor),
+    (lambda obj: type(obj) is types.FunctionType, _read_function),
+    (lambda obj: isinstance(obj, type), _read_class),
+    (lambda obj: type(obj) is super, _read_super),
+    (lambda obj: isinstance(obj, types.ModuleType), _read_module),
+    (lambda obj: True, _read_instance),
+]
+
+
+def write_attribute(rec: StateRecorder, obj: Any, name: str) -> None:
+    """The program stores or deletes ``obj.name``, and no Python code of the user does it."""
+    if isinstance(obj, torch.Tensor) and class_lookup(type(obj), name) is not ABSENT:
+        return  # seen by the operator recorder
+    if isinstance(obj, type):
+        if obj not in rec.made_classes:
+            rec.write(rec.root(obj), r.ClassAttr(name))
+        return
+    node = rec.node_for(obj)
+    if not isinstance(obj, types.ModuleType):
+        found = read_class_attr(rec, type(obj), name)
+        if found is not ABSENT and is_data_descriptor(found):
+            _write_descriptor(rec, node, found, name)
+            return
+    if node is not None:
+        rec.write(rec.instance_dict_node(node, obj), r.Item.of(name))
+
+
+def _write_descriptor(
+    rec: StateRecorder, node: ShadowNode | None, descriptor: Any, name: str
+) -> None:
+    if isinstance(descriptor, property) or node is None:
+        return
+    if isinstance(descriptor, types.MemberDescriptorType):
+        rec.write(node, r.SlotOf(descriptor))
+    elif isinstance(descriptor, types.GetSetDescriptorType):
+        rec.split(f"sets the attribute {name} of an object from outside")
+    else:
+        read_class_attr(rec, type(descriptor), "__set__")
+
+
+# -- events -------------------------------------------------------------------------------------
+
+
+def load_attr(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> None:
+    read_attribute(rec, inputs[0], state.info.instrs[offset].argval)
+
+
+def load_super_attr(
+    rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]
+) -> None:
+    _, this, obj = inputs
+    start = obj if isinstance(obj, type) and issubclass(obj, this) else type(obj)
+    read_super_attribute(rec, this, start, state.info.instrs[offset].argval)
+
+
+def store_attr(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> None:
+    _set(rec, inputs[-1], state.info.instrs[offset].argval, "__setattr__")
+
+
+def delete_attr(
+    rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]
+) -> None:
+    _set(rec, inputs[-1], state.info.instrs[offset].argval, "__delattr__")
+
+
+def _set(rec: StateRecorder, obj: Any, name: str, method: str) -> None:
+    setter = read_class_attr(rec, type(obj), method)
+    if not isinstance(setter, types.FunctionType):
+        write_attribute(rec, obj, name)
+
+
+HANDLERS: dict[EventKind, Handler] = {
+    EventKind.LOAD_GLOBAL: load_global,
+    EventKind.LOAD_NAME: load_name,
+    EventKind.STORE_GLOBAL: store_global,
+    EventKind.DELETE_GLOBAL: store_global,
+    EventKind.LOAD_DEREF: load_deref,
+    EventKind.STORE_DEREF: store_deref,
+    EventKind.DELETE_DEREF: store_deref,
+    EventKind.LOAD_ATTR: load_attr,
+    EventKind.LOAD_SUPER_ATTR: load_super_attr,
+    EventKind.STORE_ATTR: store_attr,
+    EventKind.DELETE_ATTR: delete_attr,
+}

@@ -1,0 +1,402 @@
+"""Calls: Python functions are followed, C functions are judged by the annotation database.
+
+The order of the questions is MagPy's Figure 12: is there a rule; is it an operator (the mode
+records it); is it a pure closure; does it read a tensor's data. A C function without a rule, or one
+that is not pure, splits the program.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from magjit import _C
+from magjit.annotations import Kind, Read, Rule, is_c_callable, missing_entry
+from magjit.bytecode import EventKind
+from magjit.refgraph import relations as r
+from magjit.refgraph.attributes import read_class_attr
+from magjit.refgraph.containers import is_plain, is_running_iterator, read_inside_fresh, read_value
+from magjit.refgraph.kinds import CONTAINERS, is_atom, is_constant_object
+from magjit.refgraph.recorder import FrameState, Handler, StateRecorder
+from magjit.refgraph.specials import AS_PURE, SPECIALS, python_special
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+_HEAP_TYPE = 1 << 9
+
+
+def call(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> Any:
+    """CALL: the callable, the receiver or NULL, then the arguments."""
+    callable_, receiver, *rest = inputs
+    args: Args = tuple(rest) if receiver is _C.NULL else (receiver, *rest)
+    names = state.info.instrs[offset].kwnames
+    if not names:
+        return call_value(rec, callable_, args, {})
+    split = len(args) - len(names)
+    return call_value(rec, callable_, args[:split], dict(zip(names, args[split:], strict=True)))
+
+
+def call_ex(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> Any:
+    """CALL_FUNCTION_EX: the callable, a sequence and perhaps a mapping."""
+    callable_, args, kwargs = inputs[0], inputs[1], inputs[2] if len(inputs) > 2 else _C.NULL
+    read_value(rec, args)
+    if kwargs is not _C.NULL:
+        read_value(rec, kwargs)
+    if not isinstance(args, (tuple, list)):
+        args = ()
+    return call_value(rec, callable_, tuple(args), dict(kwargs) if isinstance(kwargs, dict) else {})
+
+
+def call_value(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Judge one call; the result is the handler's verdict for the tracer."""
+    if isinstance(func, types.FunctionType):
+        return _call_python(rec, func, args, kwargs)
+    if isinstance(func, types.MethodType):
+        node = rec.graph.node_of(func)
+        if node is not None:
+            rec.read(node, r.MethodFunc(), func.__func__)
+            rec.read(node, r.MethodSelf(), func.__self__)
+        return call_value(rec, func.__func__, (func.__self__, *args), kwargs)
+    for applies, handler in _CALLABLES:
+        if applies(func):
+            return handler(rec, func, args, kwargs)
+    if is_c_callable(func):
+        return call_c(rec, func, args, kwargs)
+    return _call_instance(rec, func, args, kwargs)
+
+
+def _call_python(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    special = python_special(func)
+    if special is not None:
+        return special(rec, func, args, kwargs)
+    rule = rec.database.lookup(func)
+    if rule is not None:
+        return apply_rule(rec, rule, func, args, kwargs)
+    if rec.is_opaque(func.__code__, func.__module__ or ""):
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, CONTAINERS):
+                _open_argument(rec, value, Read.DEEP)
+    return None
+
+
+def _call_class(rec: StateRecorder, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    if cls in rec.made_classes:
+        return None
+    read_class_attr(rec, type(cls), "__call__")
+    rule = rec.database.lookup(cls)
+    if rule is not None:
+        if cls is type and len(args) == 3:
+            return _MadeClass(rec)
+        return apply_rule(rec, rule, cls, args, kwargs)
+    if not int(cls.__flags__) & _HEAP_TYPE:
+        rec.split(f"calls the C class {cls.__qualname__}, which is not annotated", _yaml(cls))
+        return None
+    if issubclass(cls, type):
+        return _MadeClass(rec)
+    for name in ("__new__", "__init__"):
+        found = read_class_attr(rec, cls, name)
+        if isinstance(found, types.FunctionType | staticmethod):
+            continue
+        if issubclass(cls, CONTAINERS):
+            for value in (*args, *kwargs.values()):
+                _open_argument(rec, value, Read.ITEMS)
+    return None
+
+
+class _MadeClass:
+    """Post-event of a call that makes a class: the class is the run's own."""
+
+    __slots__ = ("rec",)
+
+    def __init__(self, rec: StateRecorder) -> None:
+        self.rec = rec
+
+    def __call__(self, top: tuple[Any, ...]) -> None:
+        if isinstance(top[-1], type):
+            self.rec.made_classes.add(top[-1])
+
+
+def _call_partial(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    node = rec.graph.node_of(func)
+    if node is not None:
+        for name in ("func", "args", "keywords"):
+            rec.read(node, r.CAttr(vars(functools.partial)[name]), getattr(func, name))
+            rec.open(rec.graph.node_of(getattr(func, name)) if name != "func" else None)
+    return call_value(rec, func.func, (*func.args, *args), {**func.keywords, **kwargs})
+
+
+def _call_weakref(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    rec.read(rec.graph.node_of(func), r.Referent(), func())
+    return None
+
+
+def _call_cached(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A function with ``lru_cache``: what it remembers, it would return again."""
+    for value in (*args, *kwargs.values()):
+        _open_argument(rec, value, Read.DEEP)
+    rec.root(func.__wrapped__)
+
+    def check(top: tuple[Any, ...]) -> None:
+        if not (is_atom(top[-1]) or is_constant_object(top[-1])):
+            if rec.graph.node_of(top[-1]) is None:
+                rec.split("a cached function returns an object that other calls share")
+
+    return check
+
+
+def _call_jit(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    rec.split("calls a TorchScript function", "compile the Python function instead")
+    return None
+
+
+def _call_instance(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    found = read_class_attr(rec, type(func), "__call__")
+    if isinstance(found, types.FunctionType):
+        return _call_python(rec, found, (func, *args), kwargs)
+    if found is not None and is_c_callable(found):
+        return call_c(rec, func, args, kwargs)
+    return None
+
+
+_CALLABLES: list[tuple[Callable[[Any], bool], Callable[..., Any]]] = [
+    (lambda f: isinstance(f, type), _call_class),
+    (lambda f: isinstance(f, functools.partial), _call_partial),
+    (lambda f: isinstance(f, weakref.ref), _call_weakref),
+    (lambda f: isinstance(f, functools._lru_cache_wrapper), _call_cached),
+    (lambda f: isinstance(f, (torch.jit.ScriptFunction, torch._C.ScriptMethod)), _call_jit),
+]
+
+
+# -- C functions --------------------------------------------------------------------------------
+
+
+_LIST_APPEND = list.append
+
+
+def append_to_list(rec: StateRecorder, target: Any) -> None:
+    """Appending to an outside list needs to know nothing of what is in it."""
+    node = rec.graph.node_of(target)
+    if node is None:
+        return
+    if node.whole or node.mutated or type(target) is not list or r.Length() in node.first.refs:
+        rec.mutate(node)
+        return
+    if node.snapshot is None:
+        node.snapshot = list(target)
+    node.appended = True
+
+
+def call_c(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A callable without Python code."""
+    if func is _LIST_APPEND or (
+        getattr(func, "__name__", "") == "append"
+        and (isinstance(getattr(func, "__self__", None), list))
+    ):
+        receiver, _ = _receiver(func, args)
+        append_to_list(rec, receiver)
+        return None
+    rule = rec.database.lookup(func, args[0] if args else None)
+    if rule is None:
+        rec.missing.append(func)
+        rec.split(f"calls the C function {_name(func)}, which is not annotated", _yaml(func))
+        return None
+    return apply_rule(rec, rule, func, args, kwargs)
+
+
+def apply_rule(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Do what an annotation says of a call."""
+    return _KINDS[rule.kind](rec, rule, func, args, kwargs)
+
+
+def _operator(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, CONTAINERS):
+            _open_argument(rec, value, Read.DEEP)
+    return _C.OPAQUE if isinstance(func, types.FunctionType) else None
+
+
+def _metadata(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    return _C.OPAQUE if isinstance(func, types.FunctionType) else None
+
+
+def _pure(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    receiver, rest = _receiver(func, args)
+    if receiver is not None:
+        _argument(rec, rule, "self", receiver)
+    for index, value in enumerate(rest):
+        _argument(rec, rule, index, value)
+    for name, value in kwargs.items():
+        _argument(rec, rule, name, value)
+    return _C.OPAQUE if isinstance(func, types.FunctionType) else None
+
+
+def _receiver(func: Any, args: Args) -> tuple[Any, Args]:
+    """Whose method it is, if it is one, and the other arguments."""
+    bound = getattr(func, "__self__", None)
+    if bound is not None and not isinstance(bound, types.ModuleType):
+        return bound, args
+    if isinstance(func, (types.MethodDescriptorType, types.WrapperDescriptorType)) and args:
+        return args[0], args[1:]
+    return None, args
+
+
+def _argument(rec: StateRecorder, rule: Rule, key: Any, value: Any) -> None:
+    spec = rule.argument(key)
+    if spec.in_place:
+        node = rec.graph.node_of(value)
+        if node is not None:
+            if isinstance(value, CONTAINERS):
+                rec.mutate(node)
+            elif not isinstance(value, type):
+                rec.split(f"{rule.name} changes an object of class {type(value).__qualname__}")
+        return
+    if spec.calls and not isinstance(value, types.FunctionType):
+        _called_back(rec, value)
+    _open_argument(rec, value, spec.read)
+
+
+def _called_back(rec: StateRecorder, func: Any) -> None:
+    """A C function will call this: Python code is followed, C code must be harmless."""
+    if func is None or isinstance(func, types.FunctionType):
+        return
+    if isinstance(func, types.MethodType):
+        call_value(rec, func, (), {})
+    elif is_c_callable(func):
+        rule = rec.database.lookup(func)
+        if rule is None or rule.kind not in (Kind.PURE, Kind.OP, Kind.METADATA) or rule.mutates:
+            rec.split(f"a C function calls {_name(func)} back", _yaml(func))
+    else:
+        call_value(rec, func, (), {})
+
+
+def _open_argument(rec: StateRecorder, value: Any, read: Read) -> None:
+    if read is Read.NONE or value is None or is_plain(value) or isinstance(value, torch.Tensor):
+        return
+    node = rec.graph.node_of(value)
+    if isinstance(value, CONTAINERS):
+        if node is not None:
+            rec.open(node, deep=read is Read.DEEP)
+        if read in (Read.DEEP, Read.ITEMS):
+            read_inside_fresh(rec, value)
+        return
+    if node is None or node.fixed:
+        return
+    if is_running_iterator(value):
+        rec.split("uses up an iterator that was made outside the program")
+    elif not int(type(value).__flags__) & _HEAP_TYPE and not isinstance(
+        value, (types.FunctionType, types.MethodType)
+    ):
+        rec.split(f"a C function reads an object of class {type(value).__qualname__}")
+
+
+def _special(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    if rule.handler in AS_PURE:
+        return _pure(rec, rule, func, args, kwargs)
+    handler = SPECIALS.get(rule.handler or "")
+    if handler is None:
+        rec.split(f"calls {rule.name}, which needs a handler of its own ({rule.handler})")
+        return None
+    receiver, rest = _receiver(func, args)
+    if receiver is not None and rest is args:
+        args = (receiver, *args)
+    return handler(rec, rule, func, args, kwargs)
+
+
+def _impure(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    rec.split(f"calls {rule.name}: {rule.reason or rule.kind.value}")
+    return None
+
+
+def _value_read(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    return None  # the mode sees it, and knows whether the tensor is a constant
+
+
+def _unseen(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    if rule.as_op != "call":
+        return _impure(rec, rule, func, args, kwargs)
+    for value in (*args, *kwargs.values()):
+        _open_argument(rec, value, Read.DEEP)
+    finish = rec.operators.record_call(func, args, kwargs)
+    return (_C.OPAQUE, lambda top: finish(top[-1]))
+
+
+_KINDS: dict[Kind, Callable[..., Any]] = {
+    Kind.OP: _operator,
+    Kind.METADATA: _metadata,
+    Kind.PURE: _pure,
+    Kind.VALUE_READ: _value_read,
+    Kind.SPECIAL: _special,
+    Kind.RANDOM: _impure,
+    Kind.EFFECT: _impure,
+    Kind.DYNAMIC: _impure,
+    Kind.UNSEEN: _unseen,
+}
+
+
+def _name(func: Any) -> str:
+    return str(getattr(func, "__qualname__", None) or type(func).__qualname__)
+
+
+def _yaml(func: Any) -> str:
+    return "annotate it:\n" + missing_entry(func)
+
+
+# -- other events -------------------------------------------------------------------------------
+
+
+def make_function(rec: StateRecorder, state: FrameState, offset: int, inputs: Args) -> Any:
+    def note(top: tuple[Any, ...]) -> None:
+        if isinstance(top[-1], types.FunctionType):
+            rec.made_codes.add(top[-1].__code__)
+
+    return note
+
+
+def build_class(rec: StateRecorder, state: FrameState, offset: int, inputs: Args) -> None:
+    """The class body's function is made next; the class itself is noted by its call."""
+
+
+def enter_with(rec: StateRecorder, state: FrameState, offset: int, inputs: Args) -> None:
+    manager = inputs[0]
+    read_class_attr(rec, type(manager), "__enter__")
+    read_class_attr(rec, type(manager), "__exit__")
+    if rec.graph.node_of(manager) is not None and not int(type(manager).__flags__) & _HEAP_TYPE:
+        rec.split(f"enters a {type(manager).__qualname__} that was made outside the program")
+
+
+def import_name(rec: StateRecorder, state: FrameState, offset: int, inputs: Args) -> Any:
+    """An import: what ``sys.modules`` has for the name; the import system itself is not followed."""
+    import sys
+
+    name = state.info.instrs[offset].argval
+    modules = rec.root(sys.modules)
+    if name in sys.modules:
+        rec.read(modules, r.Item.of(name), sys.modules[name])
+    return _C.OPAQUE
+
+
+def import_from(rec: StateRecorder, state: FrameState, offset: int, inputs: Args) -> None:
+    from magjit.refgraph.attributes import read_attribute
+
+    read_attribute(rec, inputs[0], state.info.instrs[offset].argval)
+
+
+def other(rec: StateRecorder, state: FrameState, offset: int, inputs: Args) -> None:
+    rec.split(f"uses the instruction {state.info.instrs[offset].opname}")
+
+
+HANDLERS: dict[EventKind, Handler] = {
+    EventKind.CALL: call,
+    EventKind.CALL_EX: call_ex,
+    EventKind.MAKE_FUNCTION: make_function,
+    EventKind.BUILD_CLASS: build_class,
+    EventKind.BEFORE_WITH: enter_with,
+    EventKind.IMPORT_NAME: import_name,
+    EventKind.IMPORT_FROM: import_from,
+    EventKind.OTHER: other,
+}

@@ -1,0 +1,208 @@
+"""The reference graph: which outside objects a run read and wrote (MagPy §4.1, Figures 7 and 8).
+
+    RefGraph      ::= ShadowNode*                 node 0 is the outside world
+    ShadowNode    ::= object, path, version 0, last version
+    ShadowVersion ::= (Relation -> Target)*
+    Target        ::= Leaf value | Edge node
+
+Only objects that existed before the run have nodes, and only once they are read. Version 0 holds
+what the run found, the last version what it wrote; nothing needs the versions in between.
+Objects made in the run have none: whatever of them escapes is rebuilt from its final state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from magjit.refgraph.relations import Relation
+
+
+class _Absent:
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<absent>"
+
+
+ABSENT: Any = _Absent()
+"""Target value of an edge that led nowhere: the key, attribute or cell was not there."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaf:
+    """A value that the guard compares: by equality, or by identity where only that can tell."""
+
+    value: Any
+    identity: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The object of another node."""
+
+    node_id: int
+
+
+Target = Leaf | Edge
+
+
+@dataclass(slots=True)
+class ShadowVersion:
+    """What an object held at one time, as far as the run looked."""
+
+    refs: dict[Relation, Target] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class ShadowNode:
+    """One outside object.
+
+    Attributes:
+        parent, relation: the first path on which it was reached; the parent of a root is node 0.
+        fixed: the object is the same at every call (a root), so nothing needs to fetch it.
+        first: version 0.
+        written: the edges that the run wrote, in the order of their first write.
+        snapshot: a container's contents from before its first change.
+        structural: values under it may be new objects at each call, so functions found there are
+            compared by code and closure, not by identity.
+        whole: all of its contents have been recorded in version 0.
+        mutated: a C function changed it in place; its final state is replayed as a whole.
+        appended: it was only appended to, without being read.
+    """
+
+    node_id: int
+    obj: Any
+    parent: int
+    relation: Relation
+    fixed: bool
+    structural: bool = False
+    first: ShadowVersion = field(default_factory=ShadowVersion)
+    written: dict[Relation, None] = field(default_factory=dict)
+    snapshot: Any = None
+    whole: bool = False
+    mutated: bool = False
+    appended: bool = False
+    identity_used: bool = False
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.written) or self.mutated or self.appended
+
+    @property
+    def last(self) -> ShadowVersion:
+        """The last version: what the run left, of the edges that it wrote."""
+        return ShadowVersion({relation: Leaf(None) for relation in self.written})
+
+
+class RefGraph:
+    """All nodes of a run, found by the identity of their objects or by number."""
+
+    __slots__ = ("_by_identity", "nodes")
+
+    def __init__(self) -> None:
+        outside = ShadowNode(0, None, 0, Relation(), fixed=True)
+        self.nodes: list[ShadowNode] = [outside]
+        self._by_identity: dict[int, ShadowNode] = {}
+
+    @property
+    def outside(self) -> ShadowNode:
+        return self.nodes[0]
+
+    def node_of(self, obj: Any) -> ShadowNode | None:
+        """The node of an object, or None when the object is not known to come from outside."""
+        return self._by_identity.get(id(obj))
+
+    def add(self, obj: Any, parent: ShadowNode, relation: Relation, *, fixed: bool) -> ShadowNode:
+        """Make the node of an object that has none; the node keeps the object alive."""
+        structural = parent.structural or (parent.node_id == 0 and not fixed)
+        node = ShadowNode(
+            len(self.nodes),
+            obj,
+            parent.node_id,
+            relation,
+            fixed,
+            structural=structural and not fixed,
+        )
+        self.nodes.append(node)
+        self._by_identity[id(obj)] = node
+        return node
+
+    def __iter__(self) -> Iterator[ShadowNode]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def path(self, node: ShadowNode) -> str:
+        """Readable path of a node, such as ``self.layers[0].weight``."""
+        parts: list[str] = []
+        while node.node_id != 0:
+            parts.append(_step(node))
+            if node.parent == 0:
+                break
+            node = self.nodes[node.parent]
+        return "".join(reversed(parts)) or "outside"
+
+    def verify(self) -> None:
+        """Raise AssertionError when the graph is not well formed."""
+        for node in self.nodes[1:]:
+            assert node.parent < node.node_id, f"node {node.node_id}: parent {node.parent} is later"
+            for relation, target in node.first.refs.items():
+                if isinstance(target, Edge):
+                    assert 0 < target.node_id < len(self.nodes), (
+                        f"{node.node_id} {relation}: {target}"
+                    )
+
+    def __str__(self) -> str:
+        lines = []
+        for node in self.nodes:
+            head = (
+                "outside" if node.node_id == 0 else f"{self.path(node)}: {type(node.obj).__name__}"
+            )
+            lines.append(f"#{node.node_id} {head}{' (changed)' if node.changed else ''}")
+            for relation, target in node.first.refs.items():
+                shown = f"#{target.node_id}" if isinstance(target, Edge) else _short(target.value)
+                lines.append(f"    {relation} -> {shown}")
+            lines += [f"    {relation} := written" for relation in node.written]
+        return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, type) or callable(value):
+        return getattr(value, "__qualname__", type(value).__name__)
+    text = repr(value) if type(value).__module__ == "builtins" else type(value).__name__
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _step(node: ShadowNode) -> str:
+    """One step of a readable path."""
+    from magjit.refgraph import relations as r
+
+    match node.relation:
+        case r.Root():
+            obj = node.obj
+            if isinstance(obj, dict):
+                return f"<globals of {obj.get('__name__', '?')}>"
+            return getattr(obj, "__qualname__", None) or f"<{type(obj).__qualname__}>"
+        case r.Arg(index=i):
+            return f"args[{i}]"
+        case r.Kwarg(name=name):
+            return f"kwargs[{name!r}]"
+        case r.InstanceDict() | r.ModuleDict():
+            return ".__dict__"
+        case r.Item(key=key):
+            return f"[{_short(key.key)}]"
+        case r.Index(index=i):
+            return f"[{i}]"
+        case r.ClassAttr(name=name):
+            return f".{name}"
+        case r.SlotOf(descriptor=d) | r.CAttr(descriptor=d):
+            return f".{d.__name__}"
+        case r.Cell():
+            return ".cell_contents"
+        case r.Closure(index=i):
+            return f".__closure__[{i}]"
+        case _:
+            return f".<{type(node.relation).__name__}>"

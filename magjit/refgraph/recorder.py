@@ -1,0 +1,413 @@
+"""The recorder of Python state: turns the events of a monitor run into a reference graph.
+
+Each value that the program reads from outside is written down where it is read, so everything
+computed from such values is constant and needs no tracking (MagPy §2, §5). Three things are
+tracked: outside objects by identity, what was read of them, and what was written to them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from magjit import _C
+from magjit.annotations import Database
+from magjit.bytecode import CodeInfo, EventKind, decode
+from magjit.errors import Location
+from magjit.monitor.operators import OperatorRecorder
+from magjit.refgraph import relations as r
+from magjit.refgraph.kinds import (
+    CONTAINERS,
+    MAPPINGS,
+    SEQUENCES,
+    SETS,
+    class_lookup,
+    contents_copy,
+    instance_dict,
+    is_atom,
+    is_constant_object,
+)
+from magjit.refgraph.nodes import ABSENT, Edge, Leaf, RefGraph, ShadowNode, Target
+
+_OWN_FOLDERS = (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+)
+
+
+class TracerLike(Protocol):
+    """The part of the C tracer that the recorder uses."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Why the program cannot be captured as one graph, and where."""
+
+    reason: str
+    location: Location | None
+    remedy: str | None = None
+
+
+class FrameState:
+    """A followed frame: what handlers need of it."""
+
+    __slots__ = ("builtins", "code", "func", "func_node", "globals", "globals_node", "info")
+
+    def __init__(
+        self,
+        code: types.CodeType,
+        func: Any,
+        globals_: dict[str, Any],
+        builtins: dict[str, Any],
+        globals_node: ShadowNode,
+        func_node: ShadowNode | None,
+    ) -> None:
+        self.code = code
+        self.info: CodeInfo = decode(code)
+        self.func = func
+        self.globals = globals_
+        self.builtins = builtins
+        self.globals_node = globals_node
+        self.func_node = func_node
+
+
+class StateRecorder:
+    """Builds the `RefGraph` of one run and owns the run's operator recorder."""
+
+    def __init__(self, database: Database, python_special: Callable[[Any], Any]) -> None:
+        self.database = database
+        self.python_special = python_special
+        self.graph = RefGraph()
+        self.operators = OperatorRecorder(self)
+        self.tracer: TracerLike | None = None
+        self.broken: Split | None = None
+        self.made_codes: set[types.CodeType] = set()
+        self.made_classes: set[type] = set()
+        self.versions: dict[int, int] = {}
+        self.missing: list[Any] = []
+        self.autocasts: list[tuple[Any, int]] = []
+        self.suspended = False
+        self._opaque: dict[types.CodeType, bool] = {}
+        self.state: FrameState | None = None
+        self.offset = -1
+
+    # -- what the operator recorder asks ---------------------------------------------------------
+
+    def pause(self) -> None:
+        if self.tracer is not None:
+            self.tracer.pause()
+
+    def resume(self) -> None:
+        if self.tracer is not None:
+            self.tracer.resume()
+
+    def instruction(self) -> tuple[Any, int]:
+        return (self.state.code if self.state is not None else None), self.offset
+
+    def split(self, reason: str, remedy: str | None = None) -> None:
+        """Note that the run cannot become one graph; the user's program goes on unobserved."""
+        if self.broken is None:
+            self.broken = Split(reason, self.location(), remedy)
+            self.operators.active = False
+            self.pause()
+
+    def location(self) -> Location | None:
+        """Where the user's program is now: the innermost frame outside torch and MagJIT."""
+        frame = sys._getframe(1)
+        found = None
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if not name.startswith(_OWN_FOLDERS):
+                found = frame
+                break
+            frame = frame.f_back  # type: ignore[assignment]
+        if found is None:
+            return None
+        return Location(found.f_code.co_filename, found.f_lineno, found.f_code.co_qualname)
+
+    def external_tensor(self, tensor: torch.Tensor) -> bool:
+        return self.graph.node_of(tensor) is not None
+
+    def tensor_attribute(self, tensor: torch.Tensor, name: str, value: Any) -> None:
+        node = self.graph.node_of(tensor)
+        if node is None:
+            if name not in ("grad_fn", "_version", "_base") and value is not None:
+                self.split(f"reads .{name} of a tensor made in the program")
+            return
+        if name not in ("grad", "_grad") and value is not None:
+            self.split(f"reads .{name} of a tensor from outside")
+            return
+        self.read(node, r.CAttr(class_lookup(torch.Tensor, name)), value)
+
+    def set_tensor_attribute(self, tensor: torch.Tensor, name: str) -> None:
+        node = self.graph.node_of(tensor)
+        if node is None:
+            self.split(f"sets .{name} of a tensor whose origin was not observed")
+        else:
+            self.write(node, r.CAttr(class_lookup(torch.Tensor, name)))
+
+    # -- nodes -----------------------------------------------------------------------------------
+
+    def root(self, obj: Any) -> ShadowNode:
+        """The node of an object that is the same at every call."""
+        node = self.graph.node_of(obj)
+        if node is None:
+            relation = r.Root(len(self.graph))
+            node = self.graph.add(obj, self.graph.outside, relation, fixed=True)
+            self.graph.outside.first.refs[relation] = Edge(node.node_id)
+        return node
+
+    def target(self, parent: ShadowNode, relation: r.Relation, value: Any) -> Target:
+        """What an edge leads to; an outside object met for the first time gets its node."""
+        if value is ABSENT or is_atom(value):
+            return Leaf(value)
+        node = self.graph.node_of(value)
+        if node is not None:
+            return Edge(node.node_id)
+        if is_constant_object(value) or (
+            isinstance(value, types.FunctionType) and not parent.structural
+        ):
+            return Edge(self.root(value).node_id)
+        node = self.graph.add(value, parent, relation, fixed=False)
+        if isinstance(value, torch.Tensor) and not value.is_inference():
+            self.versions[node.node_id] = value._version
+        return Edge(node.node_id)
+
+    def node_for(self, obj: Any) -> ShadowNode | None:
+        """The node of an object; classes, modules and C functions get one on demand."""
+        node = self.graph.node_of(obj)
+        if node is None and is_constant_object(obj) and not self.is_made_class(obj):
+            node = self.root(obj)
+        return node
+
+    def is_made_class(self, obj: Any) -> bool:
+        return isinstance(obj, type) and obj in self.made_classes
+
+    # -- reads and writes ------------------------------------------------------------------------
+
+    def read(self, node: ShadowNode | None, relation: r.Relation, value: Any) -> None:
+        """The program found ``value`` behind an edge."""
+        if node is None or relation in node.first.refs or relation in node.written:
+            return
+        if node.whole and isinstance(relation, (r.Item, r.Index, r.Has)):
+            return
+        if node.snapshot is not None and not self._is_initial(node, relation, value):
+            return
+        node.first.refs[relation] = self.target(node, relation, value)
+
+    def _is_initial(self, node: ShadowNode, relation: r.Relation, value: Any) -> bool:
+        """Whether what a changed container holds now was there before the run."""
+        snapshot = node.snapshot
+        if isinstance(relation, (r.Item, r.Has)):
+            return bool(snapshot.get(relation.key.key, ABSENT) is value)
+        return False
+
+    def write(self, node: ShadowNode | None, relation: r.Relation) -> None:
+        """The program stores into an outside object; the final value is taken at the end."""
+        if node is None:
+            return
+        if node.snapshot is None and isinstance(node.obj, CONTAINERS):
+            node.snapshot = contents_copy(node.obj)
+        node.written.setdefault(relation)
+
+    def mutate(self, node: ShadowNode | None) -> None:
+        """A C function is about to change an outside container in place."""
+        if node is None:
+            return
+        self.open(node)
+        if node.snapshot is None:
+            node.snapshot = contents_copy(node.obj)
+        node.mutated = True
+
+    def open(self, node: ShadowNode | None, *, deep: bool = False) -> None:
+        """A whole container is read: all that it held before the run is written down."""
+        if node is None:
+            return
+        if not node.whole:
+            node.whole = True
+            _open_contents(self, node)
+        if deep:
+            for target in list(node.first.refs.values()):
+                if isinstance(target, Edge):
+                    self.open_deep(self.graph.nodes[target.node_id])
+
+    def open_deep(self, node: ShadowNode) -> None:
+        obj = node.obj
+        if isinstance(obj, CONTAINERS):
+            if not node.whole:
+                self.open(node, deep=True)
+        elif isinstance(obj, types.MethodType):
+            self.read(node, r.MethodFunc(), obj.__func__)
+            self.read(node, r.MethodSelf(), obj.__self__)
+
+    def instance_dict_node(self, node: ShadowNode | None, obj: Any) -> ShadowNode | None:
+        """The node of an outside object's ``__dict__``."""
+        if node is None:
+            return None
+        namespace = instance_dict(obj)
+        if namespace is None:
+            return None
+        found = self.graph.node_of(namespace)
+        if found is not None:
+            return found
+        relation = r.ModuleDict() if isinstance(obj, types.ModuleType) else r.InstanceDict()
+        if node.fixed and isinstance(obj, types.ModuleType):
+            found = self.root(namespace)
+        else:
+            found = self.graph.add(namespace, node, relation, fixed=False)
+        node.first.refs[relation] = Edge(found.node_id)
+        return found
+
+    # -- frames ----------------------------------------------------------------------------------
+
+    def enter_frame(
+        self,
+        func: Any,
+        code: types.CodeType,
+        globals_: dict[str, Any],
+        builtins: dict[str, Any],
+        localsplus: list[Any],
+    ) -> Any:
+        """The tracer met a new frame: follow it, or leave it alone."""
+        special = self.python_special(func)
+        if special is not None and special(self, func, tuple(localsplus), {}) is _C.OPAQUE:
+            return None
+        if self.is_opaque(code, globals_.get("__name__") or ""):
+            return _C.SKIP_ALWAYS
+        func_node = self.graph.node_of(func)
+        if func_node is None and code not in self.made_codes:
+            if not self._explain(func, localsplus):
+                self.split(f"calls the function {code.co_qualname} by a way that was not observed")
+                return None
+            func_node = self.root(func)
+        if func_node is not None:
+            self.read_function(func_node)
+        return FrameState(code, func, globals_, builtins, self.root(globals_), func_node)
+
+    def is_opaque(self, code: types.CodeType, module: str) -> bool:
+        """Whether a function of torch only launches operators, which the mode sees."""
+        known = self._opaque.get(code)
+        if known is None:
+            known = self._opaque[code] = self.database.is_opaque(module, code.co_qualname)
+        return known
+
+    def _explain(self, func: Any, localsplus: list[Any]) -> bool:
+        """Whether a function that C code called belongs to the class of one of its arguments."""
+        for owner in localsplus[:2]:
+            cls = owner if isinstance(owner, type) else type(owner)
+            for candidate in (cls, type(cls)):
+                name = _name_in_class(candidate, func)
+                if name is not None:
+                    if candidate not in self.made_classes:
+                        value = class_lookup(candidate, name)
+                        self.read(self.root(candidate), r.ClassAttr(name), value)
+                    return True
+        return False
+
+    def read_function(self, node: ShadowNode) -> None:
+        """A function is called: its code and default values are read."""
+        func = node.obj
+        if not isinstance(func, types.FunctionType) or r.Code() in node.first.refs:
+            return
+        node.first.refs[r.Code()] = Leaf(func.__code__, identity=True)
+        if not node.fixed:
+            node.first.refs[r.Globals()] = Edge(self.root(func.__globals__).node_id)
+        for relation, value in (
+            (r.Defaults(), func.__defaults__),
+            (r.KwDefaults(), func.__kwdefaults__),
+        ):
+            self.read(node, relation, value)
+            if value is not None and not is_atom(value):
+                self.open(self.graph.node_of(value))
+
+
+def _open_contents(recorder: StateRecorder, node: ShadowNode) -> None:
+    """Write down everything that a container held before the run."""
+    obj = node.obj
+    initial = node.snapshot if node.snapshot is not None else contents_copy(obj)
+    refs = node.first.refs
+    if isinstance(obj, SEQUENCES):
+        refs[r.Length()] = Leaf(len(initial))
+        for index, value in enumerate(initial):
+            refs.setdefault(r.Index(index), recorder.target(node, r.Index(index), value))
+    elif isinstance(obj, MAPPINGS):
+        _open_mapping(recorder, node, initial)
+    elif isinstance(obj, SETS):
+        if all(is_atom(item) or is_constant_object(item) for item in initial):
+            refs[r.Members()] = Leaf(frozenset(initial))
+        else:
+            recorder.split("reads a set of objects that are compared by identity")
+    else:
+        node.whole = False
+        recorder.split(f"a C function reads an object of class {type(obj).__qualname__}")
+
+
+def _open_mapping(recorder: StateRecorder, node: ShadowNode, initial: dict[Any, Any]) -> None:
+    refs = node.first.refs
+    for key in initial:
+        if not is_atom(key):
+            if recorder.node_for(key) is None and not isinstance(key, types.FunctionType):
+                recorder.split("reads a dict whose keys are compared by identity")
+                return
+    refs[r.Keys()] = Leaf(tuple(initial))
+    for key, value in initial.items():
+        relation = r.Item.of(key)
+        if relation not in refs:
+            refs[relation] = recorder.target(node, relation, value)
+
+
+def _name_in_class(cls: type, func: Any) -> str | None:
+    """The name under which a class or one of its bases holds a function."""
+    for base in cls.__mro__:
+        for name, value in vars(base).items():
+            if value is func or func in _functions_of(value):
+                return name
+    return None
+
+
+def _functions_of(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, property):
+        return (value.fget, value.fset, value.fdel)
+    if isinstance(value, (classmethod, staticmethod)):
+        return (value.__func__,)
+    wrapped = getattr(value, "func", None) if type(value).__module__ == "functools" else None
+    return (wrapped,) if wrapped is not None else ()
+
+
+Handler = Callable[[StateRecorder, FrameState, int, tuple[Any, ...]], Any]
+
+
+def bind_handlers(recorder: StateRecorder, table: dict[EventKind, Handler]) -> list[Any]:
+    """The handler list that the tracer calls, indexed by event kind."""
+    handlers: list[Any] = [None] * (max(EventKind) + 1)
+    for kind, function in table.items():
+        handlers[kind] = _bound(recorder, function)
+    return handlers
+
+
+def _bound(recorder: StateRecorder, function: Handler) -> Any:
+    operators = recorder.operators
+
+    def handle(state: FrameState, offset: int, inputs: tuple[Any, ...]) -> Any:
+        recorder.state = state
+        recorder.offset = offset
+        if recorder.suspended:  # the call that suspended recording has ended, by an exception
+            recorder.suspended = False
+            operators.active = recorder.broken is None
+        operators.handling = True
+        try:
+            return function(recorder, state, offset, inputs)
+        finally:
+            operators.handling = False
+
+    return handle

@@ -1,0 +1,354 @@
+"""Calls with a handler of their own: C functions that read or write Python state by name, and
+Python functions of torch that become one operator.
+
+A handler runs before the call; its result is the verdict for the tracer.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.amp import autocast_mode
+
+from magjit import _C
+from magjit.annotations import Rule
+from magjit.monitor.operator_graph import Operator, ValueRef
+from magjit.refgraph import relations as r
+from magjit.refgraph.attributes import (
+    read_attribute,
+    read_class_attr,
+    read_plain_attribute,
+    write_attribute,
+)
+from magjit.refgraph.containers import (
+    change_in_place,
+    is_running_iterator,
+    note_identity,
+    read_item,
+    read_mapping_item,
+    read_membership,
+    read_value,
+    write_item,
+)
+from magjit.refgraph.kinds import CONTAINERS, is_atom
+from magjit.refgraph.nodes import ABSENT
+from magjit.refgraph.recorder import StateRecorder
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Special = Callable[[StateRecorder, Rule, Any, Args, Kwargs], Any]
+
+
+def _getattr(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    if len(args) >= 2 and isinstance(args[1], str):
+        read_attribute(rec, args[0], args[1])
+
+
+def _getattribute(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    """``object.__getattribute__(obj, name)``: overriding methods are not asked again."""
+    if len(args) < 2 or not isinstance(args[1], str):
+        return
+    if isinstance(args[0], (type, types.ModuleType, torch.Tensor, types.FunctionType, super)):
+        read_attribute(rec, args[0], args[1])
+    else:
+        read_plain_attribute(rec, args[0], args[1])
+
+
+def _setattr(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    if len(args) < 2 or not isinstance(args[1], str):
+        return
+    if rule.name in _ASKING:
+        setter = read_class_attr(rec, type(args[0]), _ASKING[rule.name])
+        if isinstance(setter, types.FunctionType):
+            return
+    write_attribute(rec, args[0], args[1])
+
+
+_ASKING = {"builtins.setattr": "__setattr__", "builtins.delattr": "__delattr__"}
+
+
+def _no_effect(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    """What it looks at is guarded already: types, or objects of the run."""
+
+
+def _isinstance(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    for value in args[1:]:
+        read_value(rec, value, deep=True)
+
+
+def _iter(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    for value in (*args, *kwargs.values()):
+        read_value(rec, value, ("__iter__",))
+
+
+def _next(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    if args and rec.graph.node_of(args[0]) is not None and is_running_iterator(args[0]):
+        rec.split("uses up an iterator that was made outside the program")
+
+
+def _dict_get(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    node = rec.graph.node_of(args[0])
+    if node is not None and len(args) > 1:
+        if is_atom(args[1]):
+            value = dict.get(args[0], args[1], ABSENT)
+            rec.read(node, r.Item.of(args[1]), value)
+        else:
+            read_mapping_item(rec, node, dict(args[0]), args[1])
+
+
+def _dict_setdefault(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    node = rec.graph.node_of(args[0])
+    if node is None or len(args) < 2:
+        return
+    if not is_atom(args[1]):
+        rec.mutate(node)
+        return
+    _dict_get(rec, rule, func, args, kwargs)
+    if args[1] not in args[0]:
+        rec.write(node, r.Item.of(args[1]))
+
+
+def _dict_view(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    rec.open(rec.graph.node_of(args[0]))
+
+
+def _contains(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    if len(args) == 2:
+        read_membership(rec, args[0], args[1])
+
+
+def _getitem(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    if len(args) == 2:
+        read_item(rec, args[0], args[1])
+
+
+def _setitem(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    if len(args) >= 2:
+        name = "__delitem__" if len(args) == 2 else "__setitem__"
+        write_item(rec, args[0], args[1], name)
+
+
+def _globals(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    """The frame's own dict, which is a root already."""
+
+
+def _vars(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    if args:
+        rec.instance_dict_node(rec.node_for(args[0]), args[0])
+
+
+def _id(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    module = rec.state.globals.get("__name__", "") if rec.state is not None else ""
+    if module != "copy" and not str(module).startswith("torch."):
+        rec.split("reads the address of an object with id()")
+
+
+def _hash(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    if args:
+        read_value(rec, args[0], ("__hash__",), deep=True)
+
+
+def _reduce(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    node = rec.graph.node_of(args[0]) if args else None
+    if node is None:
+        return
+    rec.open(rec.instance_dict_node(node, args[0]))
+    if isinstance(args[0], CONTAINERS):
+        rec.open(node)
+
+
+def _import(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    if args and isinstance(args[0], str) and args[0] in sys.modules:
+        rec.read(rec.root(sys.modules), r.Item.of(args[0]), sys.modules[args[0]])
+    return _C.OPAQUE
+
+
+def _build_class(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    def note(top: tuple[Any, ...]) -> None:
+        if isinstance(top[-1], type):
+            rec.made_classes.add(top[-1])
+
+    if args and isinstance(args[0], types.FunctionType):
+        rec.made_codes.add(args[0].__code__)
+    return note
+
+
+def _len(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    for value in args[:1]:
+        read_value(rec, value, ("__len__",), length_only=True)
+
+
+def _bool(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    for value in args[:1]:
+        read_value(rec, value, ("__bool__", "__len__"), length_only=True)
+
+
+def _is(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    note_identity(rec, args[:2])
+
+
+def _inplace(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    change_in_place(rec, args)
+
+
+def _attrgetter(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    for path in func.__reduce__()[1]:
+        obj = args[-1]
+        for name in path.split("."):
+            read_attribute(rec, obj, name)
+            if "." in path:
+                obj = getattr(obj, name)
+
+
+def _itemgetter(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    for key in func.__reduce__()[1]:
+        read_item(rec, args[-1], key)
+
+
+def _methodcaller(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    name = func.__reduce__()[1][0]
+    if not isinstance(name, str):
+        rec.split("calls a method by operator.methodcaller with keywords")
+        return
+    read_attribute(rec, args[-1], name)
+    method = getattr(type(args[-1]), name, None)
+    if not isinstance(method, types.FunctionType):
+        rule_ = rec.database.lookup(method) if method is not None else None
+        if rule_ is None or rule_.kind.value not in ("op", "pure", "metadata"):
+            rec.split(f"calls the C method {name} by operator.methodcaller")
+
+
+def _impure(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    rec.split(f"calls {rule.name}: {rule.reason or 'it acts on the world outside the program'}")
+
+
+SPECIALS: dict[str, Special] = {
+    "getattr": _getattr,
+    "hasattr": _getattr,
+    "getattribute": _getattribute,
+    "setattr": _setattr,
+    "delattr": _setattr,
+    "isinstance": _isinstance,
+    "issubclass": _isinstance,
+    "type": _no_effect,
+    "super": _no_effect,
+    "call": _no_effect,
+    "new": _no_effect,
+    "descriptor_get": _no_effect,
+    "has_torch_function": _no_effect,
+    "set_grad_enabled": _no_effect,
+    "tensor_grad": _no_effect,
+    "tensor_set_grad": _no_effect,
+    "tensor_set_data": _no_effect,
+    "tensor_requires_grad": _no_effect,
+    "tensor_deepcopy": _no_effect,
+    "exc_info": _no_effect,
+    "locals": _no_effect,
+    "globals": _globals,
+    "vars": _vars,
+    "id": _id,
+    "hash": _hash,
+    "len": _len,
+    "bool": _bool,
+    "is": _is,
+    "iter": _iter,
+    "next": _next,
+    "getitem": _getitem,
+    "setitem": _setitem,
+    "delitem": _setitem,
+    "contains": _contains,
+    "inplace": _inplace,
+    "dict_get": _dict_get,
+    "dict_setdefault": _dict_setdefault,
+    "dict_items": _dict_view,
+    "dict_keys": _dict_view,
+    "dict_values": _dict_view,
+    "reduce": _reduce,
+    "attrgetter": _attrgetter,
+    "itemgetter": _itemgetter,
+    "methodcaller": _methodcaller,
+    "import": _import,
+    "build_class": _build_class,
+    "print": _impure,
+    "warn": _impure,
+    "dir": _impure,
+    "exec": _impure,
+    "eval": _impure,
+    "compile": _impure,
+    "generator": _impure,
+    "torch_generator": _impure,
+    "autocast": _impure,
+    "inference_mode": _impure,
+}
+AS_PURE = frozenset({"sorted", "sort", "map", "filter", "reduce_call"})
+"""Handlers whose whole effect is that of a pure function which calls its arguments."""
+
+
+# -- Python functions of torch that are one operator --------------------------------------------
+
+
+def _enter_autocast(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    manager = args[0]
+    state = (manager.device, manager.fast_dtype, manager._enabled, manager._cache_enabled)
+    value = rec.operators.graph.new_value()
+    rec.autocasts.append((manager, value.value_id))
+    code, offset = rec.instruction()
+    rec.operators.graph.operators.append(
+        Operator(autocast_mode._enter_autocast, state, {}, ValueRef(value.value_id), code, offset)
+    )
+    return _C.OPAQUE
+
+
+def _exit_autocast(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    for index in range(len(rec.autocasts) - 1, -1, -1):
+        manager, value_id = rec.autocasts[index]
+        if manager is args[0]:
+            del rec.autocasts[index]
+            code, offset = rec.instruction()
+            rec.operators.graph.operators.append(
+                Operator(
+                    autocast_mode._exit_autocast, (ValueRef(value_id),), {}, None, code, offset
+                )
+            )
+            return _C.OPAQUE
+    rec.split("leaves an autocast region that was entered outside the program")
+    return _C.OPAQUE
+
+
+def _apply_function(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """``autograd.Function.apply``: one operator that keeps the custom backward."""
+    cls, rest = args[0], args[1:]
+    needs_grad = torch.is_grad_enabled() and any(
+        isinstance(value, torch.Tensor) and value.requires_grad
+        for value in (*rest, *kwargs.values())
+    )
+    if not needs_grad:
+        for name in ("forward", "setup_context"):
+            found = read_class_attr(rec, cls, name)
+            rec.root(getattr(found, "__func__", found))
+        return None
+    finish = rec.operators.record_call(cls.apply, rest, kwargs)
+    rec.operators.active = False
+
+    def post(top: tuple[Any, ...]) -> None:
+        rec.operators.active = rec.broken is None
+        finish(top[-1])
+
+    rec.suspended = True
+    return (_C.OPAQUE, post)
+
+
+_PYTHON_SPECIALS: dict[types.CodeType, Callable[..., Any]] = {
+    autocast_mode.autocast.__enter__.__code__: _enter_autocast,
+    autocast_mode.autocast.__exit__.__code__: _exit_autocast,
+    torch.autograd.Function.apply.__func__.__code__: _apply_function,
+}
+
+
+def python_special(func: types.FunctionType) -> Callable[..., Any] | None:
+    """The handler of a Python function that is recorded as one operator."""
+    return _PYTHON_SPECIALS.get(func.__code__)

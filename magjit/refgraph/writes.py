@@ -1,0 +1,71 @@
+"""What a run changed in the outside world, node by node (MagPy §4.2).
+
+Only final states count: they are taken when the run has ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from magjit.refgraph import relations as r
+from magjit.refgraph.kinds import contents_copy
+from magjit.refgraph.nodes import ABSENT, RefGraph, ShadowNode
+from magjit.refgraph.search import changed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeWrite:
+    """One edge of an outside object leads elsewhere now; ABSENT when it was deleted."""
+
+    node: ShadowNode
+    relation: r.Relation
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ContentsChange:
+    """A container was changed as a whole; both states are shallow copies."""
+
+    node: ShadowNode
+    initial: Any
+    final: Any
+    appended: bool
+
+
+Change = EdgeWrite | ContentsChange
+
+
+def collect_changes(graph: RefGraph) -> list[Change]:
+    """All changes, in the order of the nodes' discovery and of the first write to each edge."""
+    found: list[Change] = []
+    for node in changed(graph):
+        if node.mutated or node.appended:
+            final = contents_copy(node.obj)
+            found.append(ContentsChange(node, node.snapshot, final, not node.mutated))
+        else:
+            for relation in node.written:
+                found.append(EdgeWrite(node, relation, final_value(node, relation)))
+    return found
+
+
+def final_value(node: ShadowNode, relation: r.Relation) -> Any:
+    """What an edge leads to now."""
+    obj = node.obj
+    match relation:
+        case r.Item(key=key):
+            return dict.get(obj, key.key, ABSENT)
+        case r.Cell():
+            try:
+                return obj.cell_contents
+            except ValueError:
+                return ABSENT
+        case r.ClassAttr(name=name):
+            return vars(obj).get(name, ABSENT)
+        case r.SlotOf(descriptor=descriptor) | r.CAttr(descriptor=descriptor):
+            try:
+                return descriptor.__get__(obj)
+            except AttributeError:
+                return ABSENT
+        case _:
+            raise AssertionError(f"{relation} is never written")
