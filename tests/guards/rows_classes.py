@@ -45,6 +45,9 @@ def family() -> types.SimpleNamespace:
         def klass(cls) -> float:
             return cls.scale
 
+        def __neg__(self) -> float:
+            return 2.0
+
         def up(self) -> float:
             return super().from_base()
 
@@ -142,9 +145,9 @@ CLASSES: dict[str, tuple[Any, Any, Any]] = {
         lambda k: setattr(k.Other, "__getattr__", lambda self, name: 3.0),
     ),
     "operator method replaced": (
-        lambda k: (setattr(k.Derived, "__neg__", getattr(k, "neg", lambda self: 2.0)), -k.o)[1],
-        lambda k: setattr(k, "neg", lambda self: 3.0),
-        lambda k: setattr(k, "unread", 1),
+        lambda k: -k.o,
+        lambda k: setattr(k.Derived, "__neg__", lambda self: 3.0),
+        lambda k: setattr(k.Derived, "__pos__", lambda self: 3.0),
     ),
     "len method replaced": (
         lambda k: len(k.sized),

@@ -134,7 +134,7 @@ def autocast_dtype() -> Scene:
 
 
 @ROWS.row()
-def cached_weights_of_autocast() -> Scene:
+def autocast_off() -> Scene:
     scene = global_scene(product, lambda s: contextlib.nullcontext())
     scene.context = lambda: torch.autocast("cpu", torch.bfloat16)
     return scene

@@ -349,7 +349,6 @@ def builtins_of_objects(x: torch.Tensor) -> Any:
         hasattr(x, "foo"),
         getattr(x, "foo", 3),
         type(x).__name__,
-        id(x) == id(x),
         hash("a") == hash("a"),
         divmod(7, 2),
         round(2.567, 1),
@@ -358,6 +357,12 @@ def builtins_of_objects(x: torch.Tensor) -> Any:
         len(x),
         x + 1,
     )
+
+
+@ROWS.program(split=True)
+def identity_numbers(x: torch.Tensor) -> Any:
+    seen = {id(x): 2}
+    return x * seen[id(x)]
 
 
 @ROWS.program()

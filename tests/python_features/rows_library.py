@@ -13,6 +13,7 @@ import inspect
 import itertools
 import math
 import operator
+import re
 import string
 import types
 import typing
@@ -27,6 +28,9 @@ from .table import FeatureTable
 ROWS = FeatureTable()
 
 WIDTH: contextvars.ContextVar[int] = contextvars.ContextVar("WIDTH", default=3)
+
+
+NUMBERED = re.compile(r"(\w+)\.(\d+)")
 
 
 class Mode(enum.Enum):
@@ -272,10 +276,8 @@ def strings(x: torch.Tensor) -> Any:
 
 @ROWS.program()
 def string_templates_and_regular_expressions(x: torch.Tensor) -> Any:
-    import re
-
-    found = re.match(r"(\w+)\.(\d+)", "layer.3")
-    return x * int(found.group(2)), string.Template("$a").substitute(a=1), re.sub("a", "b", "ab")
+    found = NUMBERED.match("layer.3")
+    return x * int(found.group(2)), string.Template("$a").substitute(a=1), NUMBERED.sub("b", "a.1")
 
 
 @ROWS.program()
