@@ -1,6 +1,6 @@
 """Types of the extension module (magjit/csrc)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any, Protocol, final
 
@@ -16,6 +16,7 @@ SKIP_ALWAYS: Singleton
 
 def stack(frame: FrameType, depth: int = -1) -> list[Any]: ...
 def localsplus(frame: FrameType) -> list[Any]: ...
+def function(frame: FrameType) -> Any: ...
 def replace_stack(frame: FrameType, index: int, value: object, depth: int = -1) -> None: ...
 
 # ---- tracer.c ----
@@ -53,3 +54,86 @@ class Tracer:
     def resuming(self) -> bool: ...
     @property
     def counts(self) -> tuple[int, int, int]: ...
+
+# ---- guard.c, tensor_meta.c, guard_global.c ----
+
+@final
+class GuardProgram:
+    """A list of guard instructions, verified and ready to check calls."""
+
+    def __init__(self, instrs: Sequence[tuple[Any, ...]], n_slots: int) -> None: ...
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, /) -> bool: ...
+    def explain(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, /
+    ) -> int | None: ...
+    def slots(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, /
+    ) -> list[Any] | None: ...
+    @property
+    def n_slots(self) -> int: ...
+    @property
+    def n_instrs(self) -> int: ...
+
+def tensor_meta(
+    tensor: Any, /
+) -> tuple[
+    type,
+    int,
+    int,
+    int,
+    tuple[int | None, ...],
+    tuple[int | None, ...] | None,
+    bool | None,
+    int,
+]: ...
+def tensor_relation(a: Any, b: Any, /) -> int | None: ...
+def global_state() -> dict[str, Any]: ...
+
+# ---- dispatch.c ----
+
+@final
+class Record:
+    """One way to serve a call: a guard program, a compiled graph and what makes its result."""
+
+    def __init__(
+        self,
+        program: GuardProgram,
+        graph_fn: Callable[..., Any],
+        input_slots: tuple[int, ...],
+        finish: Callable[..., Any] | int | None = None,
+        finish_slots: tuple[int, ...] = (),
+    ) -> None: ...
+    hits: int
+    @property
+    def program(self) -> GuardProgram: ...
+    @property
+    def graph_fn(self) -> Callable[..., Any]: ...
+    @property
+    def input_slots(self) -> tuple[int, ...]: ...
+    @property
+    def finish(self) -> Callable[..., Any] | int | None: ...
+    @property
+    def finish_slots(self) -> tuple[int, ...]: ...
+
+@final
+class Dispatcher:
+    """Callable that serves calls from records, else by `miss(args, kwargs)`."""
+
+    def __init__(
+        self,
+        miss: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+        records: Sequence[Record] = (),
+        bound: object = ...,
+    ) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def add(self, record: Record, /) -> None: ...
+    def remove(self, record: Record, /) -> None: ...
+    def clear(self) -> None: ...
+    enabled: bool
+    misses: int
+    @property
+    def records(self) -> list[Record]: ...
+    @property
+    def miss(self) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]: ...
+    @property
+    def bound(self) -> Any: ...
