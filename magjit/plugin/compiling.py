@@ -14,8 +14,16 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from magjit.errors import BackendError, MagJITError
+from magjit.plugin.calling_convention import simplify
 from magjit.plugin.context import BackendContext, SameInput, ShapeGuard, StorageRelation
-from magjit.plugin.fx_helpers import FakeInputs, copy_graph_module, fakeify, input_position
+from magjit.plugin.fx_helpers import (
+    FakeInputs,
+    copy_graph_module,
+    fakeify,
+    input_position,
+    placeholders,
+    runnable,
+)
 from magjit.plugin.inputs import GraphInput, TensorInput, materialize
 from magjit.plugin.protocol import Backend, CompiledGraph, ExampleInputs
 
@@ -47,17 +55,38 @@ def run_backend(
             f"Backend {backend.name!r} does not take this graph: {'; '.join(reasons)}",
             remedy="choose another backend, such as backend='inductor' or backend='eager'",
         )
-    context.inputs = tuple(inputs)
-    context.static_inputs = tuple(
-        i for i, one in enumerate(inputs) if isinstance(one, TensorInput) and one.static
-    )
-    wants = getattr(backend, "example_inputs", ExampleInputs.FAKE)
-    owned = copy_graph_module(gm)
+    with _failures_named(backend):
+        if _wants(backend) is ExampleInputs.NONE:
+            context.inputs = tuple(inputs)
+            owned = copy_graph_module(gm) if getattr(backend, "changes_graph", True) else gm
+            return _called(backend, owned, (), context)
+        if len(placeholders(gm)) != len(inputs):
+            raise BackendError(
+                f"The graph has {len(placeholders(gm))} placeholders, but {len(inputs)} inputs "
+                "were described"
+            )
+        owned = copy_graph_module(gm)
+        convention = simplify(owned, inputs)
+        context.inputs = tuple(inputs[i] for i in convention.kept)
+        if context.live_inputs is not None:
+            context.live_inputs = [context.live_inputs[i] for i in convention.kept]
+        context.static_inputs = tuple(
+            i for i, one in enumerate(context.inputs) if isinstance(one, TensorInput) and one.static
+        )
+        compiled = _compile_with_examples(backend, owned, context)
+        context.guards[:] = convention.guards(context.guards)
+        return convention.wrap(compiled)
+
+
+def _wants(backend: Backend) -> ExampleInputs:
+    wants: ExampleInputs = getattr(backend, "example_inputs", ExampleInputs.FAKE)
+    return wants
+
+
+@contextmanager
+def _failures_named(backend: Backend) -> Iterator[None]:
     try:
-        if wants is ExampleInputs.NONE:
-            compiled = backend.compile(owned, (), context)
-        else:
-            compiled = _compile_with_examples(backend, owned, wants, context)
+        yield
     except MagJITError:
         raise
     except Exception as error:
@@ -65,15 +94,22 @@ def run_backend(
             f"Backend {backend.name!r} failed: {type(error).__name__}: {error}",
             remedy="backend='eager' runs the captured graph as it is",
         ) from error
+
+
+def _called(
+    backend: Backend, gm: GraphModule, example_inputs: Sequence[Any], context: BackendContext
+) -> CompiledGraph:
+    compiled = runnable(backend.compile(gm, example_inputs, context))
     if not callable(compiled):
         raise BackendError(
             f"Backend {backend.name!r} returned {type(compiled).__name__}, not a callable"
         )
-    return compiled
+    function: CompiledGraph = compiled
+    return function
 
 
 def _compile_with_examples(
-    backend: Backend, gm: GraphModule, wants: ExampleInputs, context: BackendContext
+    backend: Backend, gm: GraphModule, context: BackendContext
 ) -> CompiledGraph:
     with _undisturbed(context.grad_enabled):
         fakes = fakeify(gm, context.inputs, context.dynamic)
@@ -81,14 +117,13 @@ def _compile_with_examples(
         context.shape_env = fakes.shape_env
         context.tracing_context = fakes.tracing_context
         examples: Sequence[Any] = fakes.values
-        if wants is ExampleInputs.COPIES:
+        if _wants(backend) is ExampleInputs.COPIES:
             examples = materialize(context.inputs, context.live_inputs)
-        compile_context = CompileContext(gm.meta["dynamo_compile_id"])
         with (
             torch._guards.tracing(fakes.tracing_context),
-            torch._guards.compile_context(compile_context),
+            torch._guards.compile_context(CompileContext(gm.meta["dynamo_compile_id"])),
         ):
-            compiled = backend.compile(gm, list(examples), context)
+            compiled = _called(backend, gm, list(examples), context)
         _collect_guards(context, fakes)
     return compiled
 

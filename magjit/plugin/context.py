@@ -11,6 +11,7 @@ guards of the record::
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,8 @@ __all__ = [
     "StorageRelation",
 ]
 
+_INPUT = re.compile(r"inputs\[(\d+)\]")
+
 
 @dataclass(frozen=True, slots=True)
 class ShapeGuard:
@@ -47,6 +50,11 @@ class ShapeGuard:
     def __str__(self) -> str:
         return self.expression
 
+    def at(self, positions: Sequence[int]) -> ShapeGuard:
+        """The same condition where input ``i`` has become input ``positions[i]``."""
+        expression = _INPUT.sub(lambda m: f"inputs[{positions[int(m[1])]}]", self.expression)
+        return ShapeGuard(expression, tuple(positions[i] for i in self.inputs))
+
 
 @dataclass(frozen=True, slots=True)
 class SameInput:
@@ -57,6 +65,10 @@ class SameInput:
 
     def __str__(self) -> str:
         return f"inputs[{self.kept}] is inputs[{self.dropped}]"
+
+    def at(self, positions: Sequence[int]) -> SameInput:
+        """The same condition where input ``i`` has become input ``positions[i]``."""
+        return SameInput(positions[self.kept], positions[self.dropped])
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,13 @@ class StorageRelation:
 
     def __str__(self) -> str:
         return f"overlap{list(self.overlapping)} disjoint{list(self.disjoint)}"
+
+    def at(self, positions: Sequence[int]) -> StorageRelation:
+        """The same condition where input ``i`` has become input ``positions[i]``."""
+        return StorageRelation(
+            tuple(positions[i] for i in self.overlapping),
+            tuple(positions[i] for i in self.disjoint),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +110,10 @@ class CustomGuard:
 
     def __str__(self) -> str:
         return self.reason
+
+    def at(self, positions: Sequence[int]) -> CustomGuard:
+        """The same condition where input ``i`` has become input ``positions[i]``."""
+        return CustomGuard(tuple(positions[i] for i in self.inputs), self.check, self.reason)
 
 
 BackendGuard = ShapeGuard | SameInput | StorageRelation | CustomGuard

@@ -12,6 +12,11 @@ from torch._dynamo.source import ConstantSource, LocalSource
 from torch._guards import CompileId, TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
+from torch.fx._lazy_graph_module import (
+    _LazyGraphModule,
+    _make_graph_module,
+    _use_lazy_graph_module,
+)
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, SymbolicContext
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
@@ -34,6 +39,7 @@ __all__ = [
     "partition",
     "placeholders",
     "propagate",
+    "runnable",
 ]
 
 _compile_numbers = count()
@@ -58,7 +64,10 @@ def placeholders(gm: GraphModule) -> list[Node]:
 
 
 def copy_graph_module(gm: GraphModule) -> GraphModule:
-    """A module with its own graph; parameters, buffers and submodules are shared."""
+    """A module with its own graph; parameters, buffers and submodules are shared.
+
+    Its Python code is generated when first needed: most backends never run it.
+    """
     graph = torch.fx.Graph()
     copied: dict[Node, Node] = {}
     result = graph.graph_copy(gm.graph, copied)
@@ -66,9 +75,22 @@ def copy_graph_module(gm: GraphModule) -> GraphModule:
     output = graph.output(result)
     if old_output is not None:
         output.meta = dict(old_output.meta)
-    made = GraphModule(gm, graph, class_name=type(gm).__name__)
+    with _use_lazy_graph_module(True):
+        made: GraphModule = _make_graph_module(gm, graph, class_name="GraphModule")
     made.meta = dict(gm.meta)
     return made
+
+
+def runnable(compiled: Any) -> Any:
+    """``compiled``, with its code generated if it is a graph module or the forward of one."""
+    owner = getattr(compiled, "__self__", None)
+    if isinstance(compiled, _LazyGraphModule):
+        _LazyGraphModule.force_recompile(compiled)
+        return compiled.forward
+    if isinstance(owner, _LazyGraphModule) and compiled.__name__ == "_lazy_forward":
+        _LazyGraphModule.force_recompile(owner)
+        return owner.forward
+    return compiled
 
 
 def fakeify(

@@ -273,12 +273,12 @@ def symbolic_context(given: TensorInput, dynamic: bool | None) -> SymbolicContex
             kind = DimDynamic.STATIC
         sizes.append(kind)
         constraints.append(constraint)
-    base = None
+    base: SymbolicContext | None = None
     described_base = None if given.description is None else given.description.base
     if described_base is not None:
         all_static = all(kind is DimDynamic.STATIC for kind in sizes)
         kind = DimDynamic.STATIC if all_static else DimDynamic.DYNAMIC
-        base = StatelessSymbolicContext[Any, Any](
+        base = StatelessSymbolicContext(
             dynamic_sizes=[kind] * described_base.ndim,
             constraint_sizes=[None] * described_base.ndim,
         )

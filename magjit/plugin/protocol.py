@@ -39,7 +39,11 @@ class ExampleInputs(Enum):
 class Backend(Protocol):
     """A compiler that MagJIT can hand a graph to.
 
-    An attribute ``example_inputs: ExampleInputs`` is optional.
+    Optional attributes:
+        ``example_inputs: ExampleInputs`` what ``compile`` wants to see, fakes by default;
+        ``changes_graph: bool`` false when ``compile`` leaves ``gm`` as it is, which saves
+        a copy for backends that look at no example;
+        ``exact_random: bool`` true when the compiled graph draws eager's random numbers.
     """
 
     @property

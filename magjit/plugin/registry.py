@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 
 from magjit.errors import ArgumentError, BackendError, BackendOptionError, UnknownBackendError
 from magjit.plugin.context import BackendContext
+from magjit.plugin.fx_helpers import runnable
 from magjit.plugin.protocol import Backend, CompiledGraph, ConfigurableBackend, ExampleInputs
 
 __all__ = [
@@ -42,6 +43,8 @@ class EagerBackend:
 
     name = "eager"
     example_inputs = ExampleInputs.NONE
+    changes_graph = False
+    exact_random = True
 
     def supports(self, gm: GraphModule) -> list[str]:
         """Every graph is taken."""
@@ -52,7 +55,7 @@ class EagerBackend:
     ) -> CompiledGraph:
         """Return the graph's own generated function."""
         context.dump("graph.py", lambda: str(gm.code))
-        forward: CompiledGraph = gm.forward
+        forward: CompiledGraph = runnable(gm.forward)
         return forward
 
 
