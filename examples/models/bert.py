@@ -147,7 +147,8 @@ class Bert(nn.Module):
         extended = (1.0 - mask[:, None, None, :].to(hidden.dtype)) * torch.finfo(hidden.dtype).min
         states: tuple[Tensor, ...] = ()
         for layer in self.layers:
-            states += (hidden,)
+            if output_hidden_states:
+                states += (hidden,)
             hidden = layer(hidden, extended)
         pooled = torch.tanh(self.pooler(hidden[:, 0]))
         return BertOutput(hidden, pooled, (*states, hidden) if output_hidden_states else None)

@@ -187,13 +187,12 @@ class Encoder(nn.Module):
     ) -> dict[str, Any]:
         mask = self.attention_mask(mask)
         relative = relative_positions(hidden.size(-2), hidden.size(-2), hidden.device)
-        states, attentions = [hidden], []
+        attentions = []
         for layer in self.layers:
             hidden, probabilities = layer(hidden, mask, relative, self.relative.weight)
-            states.append(hidden)
             if output_attentions:
                 attentions.append(probabilities)
-        return {"last_hidden": hidden, "layers": len(states), "attentions": tuple(attentions)}
+        return {"last_hidden": hidden, "attentions": tuple(attentions)}
 
 
 class Deberta(nn.Module):

@@ -1,0 +1,76 @@
+"""MagJIT and torch.compile alike, and backends that show what a compiler hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import magjit
+from harness import Task
+
+COMPILERS: dict[str, Callable[..., Callable[..., Any]]] = {
+    "magjit": magjit.compile,
+    "torch.compile": torch.compile,
+}
+
+
+class RealGraph:
+    """A backend that runs the graphs as they are; keeps them and the inputs of a first run."""
+
+    def __init__(self) -> None:
+        self.graphs: list[torch.fx.GraphModule] = []
+        self.run: Callable[..., Any] | None = None
+        self.inputs: tuple[Any, ...] = ()
+
+    def __call__(
+        self, module: torch.fx.GraphModule, example_inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
+        self.graphs.append(module)
+        self.run = self.runner(module.forward)
+        return self.run
+
+    def runner(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            if not self.inputs:
+                self.inputs = inputs
+            return forward(*inputs)
+
+        return run
+
+    def direct(self) -> Any:
+        """Calls what the compiler calls, on the inputs that it gave."""
+        assert self.run is not None
+        return self.run(*self.inputs)
+
+
+class Stub(RealGraph):
+    """A backend whose function computes once and then yields the stored outputs."""
+
+    def runner(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        stored: Any = None
+
+        def run(*inputs: Any) -> Any:
+            nonlocal stored
+            if stored is None:
+                self.inputs, stored = inputs, forward(*inputs)
+            return stored
+
+        return run
+
+
+def compiled_pair(
+    compiler: str, model: torch.nn.Module, arguments: tuple[Any, ...], backend: RealGraph
+) -> tuple[Task, Task]:
+    """A compiled call and the direct call of its one graph, both warm.
+
+    Raises:
+        RuntimeError: the compiler made another number of graphs than one.
+    """
+    compiled = COMPILERS[compiler](model, backend=backend)
+    for _ in range(3):
+        compiled(*arguments)
+    if len(backend.graphs) != 1 or not backend.inputs:
+        raise RuntimeError(f"{compiler} made {len(backend.graphs)} graphs, not one that runs")
+    return lambda: compiled(*arguments), backend.direct
