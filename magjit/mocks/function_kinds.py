@@ -105,7 +105,8 @@ def _c_method(obj: Any, parts: Parts) -> Recipe:
     if not isinstance(descriptor, kinds):
         parts.refuse(f"a C method {obj.__name__} that its object's class does not have")
     owner = parts.value(obj.__self__, ".__self__")
-    return Make(whole=Apply(descriptor.__get__, (owner,)))
+    # Without the class, binding a method that takes its class crashes the interpreter.
+    return Make(whole=Apply(descriptor.__get__, (owner, Const(type(obj.__self__)))))
 
 
 def _cell(obj: Any, parts: Parts) -> Recipe:

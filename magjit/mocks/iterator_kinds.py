@@ -8,7 +8,7 @@ import warnings
 from collections import OrderedDict
 from typing import Any
 
-from magjit.mocks.ir import Apply, Do
+from magjit.mocks.ir import Apply, Const, Do
 from magjit.mocks.recipes import Kind, Make, Parts, Recipe, exactly, reduced, values
 
 _VIEWS: dict[type, Any] = {
@@ -64,6 +64,8 @@ def _iterator(obj: Any, parts: Parts) -> Recipe:
     if func is iter and len(args) == 1 and type(iter(args[0])) is not type(obj):
         parts.refuse(f"the place of a {type(obj).__name__} cannot be found again")
     made = Apply(func, values(parts, args))
+    if func is iter and state is None and len(args) == 1 and not args[0]:  # at its end
+        return Make(alloc=made, fills=(Do(Apply(next, (parts.me, Const(None)))),))
     if state is None:
         return Make(whole=made)
     restore = Apply(type(obj).__setstate__, (parts.me, parts.value(state, "")))

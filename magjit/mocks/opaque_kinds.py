@@ -85,6 +85,14 @@ def _reduced(obj: Any, parts: Parts) -> Recipe:
     return simple(made, state(parts, obj))
 
 
+def _random(obj: Any, parts: Parts) -> Recipe:
+    """A generator of Python's random module, in the state that the run left it in."""
+    native: Any = layout_of(type(obj)).native
+    restore = Do(Apply(native.setstate, (parts.me, Const(native.getstate(obj)))))
+    new = Apply(native.__new__, (Const(type(obj)),))
+    return Make(alloc=new, fills=(restore, *state(parts, obj)))
+
+
 OPAQUE_KINDS = (
     _refused(
         "generator",
@@ -114,5 +122,6 @@ OPAQUE_KINDS = (
         "make the generator outside the compiled function",
     ),
     Kind("NumPy array", _is_array, _array),
+    Kind("random.Random", _native_named("_random"), _random),
 )
 REDUCED_KINDS = (Kind("reduced by its C type", lambda obj, cls: True, _reduced),)

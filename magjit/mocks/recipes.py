@@ -197,7 +197,7 @@ def reduced(parts: Parts, obj: Any) -> tuple[Any, ...]:
     if cls in copyreg.dispatch_table or any(is_python(lookup(cls, name)) for name in hooks):
         parts.refuse(f"{cls.__qualname__} is reduced by Python code, which would run at the replay")
     try:
-        found = lookup(cls, "__reduce_ex__").__get__(obj)(4)
+        found = lookup(cls, "__reduce_ex__")(obj, 4)
     except Exception as error:  # whatever a C type raises, it means that it cannot be reduced
         parts.refuse(str(error))
     if not isinstance(found, tuple):

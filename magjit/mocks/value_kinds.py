@@ -119,7 +119,7 @@ def _struct_sequence(obj: Any, parts: Parts) -> Recipe:
     cls = type(obj)
     items: tuple[Expr, ...] = (Seq("tuple", values(parts, tuple.__iter__(obj))),)
     if cls.n_fields > cls.n_sequence_fields:  # the other fields are reached by name only
-        hidden = lookup(cls, "__reduce__").__get__(obj)()[1][1]
+        hidden = lookup(cls, "__reduce__")(obj)[1][1]
         items += (Map(dict_items(parts, hidden.items())),)
     return Make(whole=Apply(cls, items))
 
@@ -298,7 +298,10 @@ def _weak_reference(obj: Any, parts: Parts) -> Recipe:
     return simple(Apply(weakref.ref.__new__, (Const(cls), *args)), state(parts, obj))
 
 
-_IMPLICIT = frozenset({"__dict__", "__traceback__", "__cause__", "__context__", "args"})
+# Set by the steps of their own, by ``__new__`` from the arguments, or dropped.
+_IMPLICIT = frozenset(
+    {"__dict__", "__traceback__", "__cause__", "__context__", "args", "message", "exceptions"}
+)
 
 
 def _is_exception(obj: Any, cls: type) -> bool:
