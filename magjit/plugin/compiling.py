@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.utils import preserve_rng_state
 from torch._guards import CompileContext, DuplicateInputs, StorageOverlap
 from torch.fx import GraphModule
@@ -131,6 +132,8 @@ def _compile_with_examples(
 @contextmanager
 def _undisturbed(grad_enabled: bool) -> Iterator[None]:
     with ExitStack() as stack:
+        # torch.compile in another thread shares fake-tensor caches, configs and counters.
+        stack.enter_context(compile_lock)
         stack.enter_context(_without_function_modes())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(preserve_rng_state())
