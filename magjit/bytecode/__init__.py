@@ -1,4 +1,4 @@
-"""Bytecode: the opcode table, the decoder, static stack depths and the splicer (MagPy, ATC'24, section 5.1).
+"""Bytecode: the opcode table, static stack depths, the decoder and the splicer (MagPy, §5.1).
 
 Layers, in order: optable (facts) -> depths -> decode -> splice.  Nothing here needs torch.
 """

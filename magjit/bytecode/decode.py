@@ -1,16 +1,17 @@
 """Decodes a code object once: its instructions by offset, and the plan that the tracer follows.
 
     info   ::= CodeInfo instrs plan loads stores
-    instrs ::= { offset: Instr }             offset of the instruction itself, not of its EXTENDED_ARG prefix
-    plan   ::= Plan units                    one record for each code unit (UNIT_LAYOUT), read by the tracer in C
+    instrs ::= { offset: Instr }     offset of the instruction, not of its EXTENDED_ARG prefix
+    plan   ::= Plan units            one record for each code unit (UNIT_LAYOUT), read in C
     unit   ::= kind mode depth ninputs nposts operand home next
 
-The offsets, the kinds and the layouts are the same whatever the version: EXTENDED_ARG, PRECALL, KW_NAMES and the
-order of NULL are gone after this module.
+The offsets, the kinds and the layouts are the same whatever the version: EXTENDED_ARG, PRECALL,
+KW_NAMES and the order of NULL are gone after this module.
 """
 
 from __future__ import annotations
 
+import functools
 import struct
 import weakref
 from collections.abc import Iterator
@@ -33,8 +34,8 @@ _EXTENDED_ARG = optable.OPCODE["EXTENDED_ARG"]
 class Instr(NamedTuple):
     """An instruction as a recorder sees it.
 
-    ``argval`` is the name, constant, cell name, operator symbol or jump target (an offset) that the argument stands
-    for, ``kwnames`` the keyword names of a call, which are not on the value stack.
+    ``argval`` is the name, constant, cell name, operator symbol or jump target (an offset) that the
+    argument stands for, ``kwnames`` the keyword names of a call, which are not on the value stack.
     """
 
     offset: int
@@ -119,7 +120,7 @@ def raw_instructions(code: CodeType) -> tuple[RawInstr, ...]:
 
 
 def fast_local_names(code: CodeType) -> tuple[str, ...]:
-    """Names of the fast locals in the interpreter's order: locals, cells that are no locals, free variables."""
+    """Names of the fast locals in the interpreter's order: locals, other cells, free variables."""
     cells = tuple(name for name in code.co_cellvars if name not in code.co_varnames)
     return code.co_varnames + cells + code.co_freevars
 
@@ -235,7 +236,7 @@ class _Decoder:
         )
 
     def next_event(self, index: int) -> int:
-        """Unit of the event after instruction number ``index`` completes; RESUME makes none on any version."""
+        """Unit of the event after instruction number ``index`` completes; RESUME makes none."""
         following = index + 1
         while following < len(self.raw) and self.raw[following].opname == "RESUME":
             following += 1
@@ -255,7 +256,8 @@ def decode(code: CodeType) -> CodeInfo:
     if found is not None and found[0]() is code:
         return found[1]
     info = _Decoder(code).decode()
-    _cache[key] = weakref.ref(code, lambda _: _cache.pop(key, None)), info
+    # the callback has no Python frame: it may run in the midst of an observed program
+    _cache[key] = weakref.ref(code, functools.partial(_cache.pop, key)), info
     return info
 
 

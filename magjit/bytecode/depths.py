@@ -1,7 +1,7 @@
 """Static stack depths: how many values are on the value stack before each instruction.
 
-The interpreter shows a running frame's stack pointer on 3.11 only, so all versions use a table computed once per
-code object from the effects of its instructions and from its exception table.
+The interpreter shows a running frame's stack pointer on 3.11 only, so all versions use a table
+computed once per code object from the effects of its instructions and from its exception table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UNREACHABLE = 0xFFFF
 
 
 class RawInstr(NamedTuple):
-    """One instruction with its EXTENDED_ARG prefixes folded in; places are code units (two bytes)."""
+    """One instruction with its EXTENDED_ARG prefixes folded in; places are units of two bytes."""
 
     first: int  # unit of the first prefix, or of the instruction
     unit: int
@@ -29,7 +29,7 @@ class RawInstr(NamedTuple):
 
 
 class ExceptionRange(NamedTuple):
-    """A row of the exception table: units [start, end) are handled at target with depth values kept."""
+    """A row of the exception table: units [start, end) are handled at target, depth values kept."""
 
     start: int
     end: int
@@ -40,14 +40,14 @@ class ExceptionRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Depths:
-    """Depth before each unit (UNREACHABLE where no execution gets), and the units inside exception handlers."""
+    """Depth before each unit (UNREACHABLE where no execution gets), and units inside handlers."""
 
     before: list[int]
     handling: frozenset[int]
 
 
 class DepthError(ValueError):
-    """Two paths reach an instruction with different depths: the effects in the opcode table are wrong."""
+    """Two paths reach an instruction with different depths: the table's effects are wrong."""
 
 
 def exception_table(code: CodeType) -> list[ExceptionRange]:
@@ -119,4 +119,3 @@ def _handlers_by_unit(code: CodeType, n_units: int) -> list[ExceptionRange | Non
         for unit in range(row.start, min(row.end, n_units)):
             handlers[unit] = row
     return handlers
-

@@ -1,13 +1,14 @@
-"""The opcode table of CPython 3.11, 3.12 and 3.13: the one place that knows what each instruction is to MagJIT.
+"""The opcode table of CPython 3.11, 3.12 and 3.13: what each instruction is to MagJIT.
 
     table  ::= { opname: op }
     op     ::= Op | (arg -> Op)                     what depends on the argument is a function of it
-    Op     ::= kind inputs posts read give reason   kind None: no event, and reason says why none is needed
+    Op     ::= kind inputs posts read give reason   kind None: no event, reason says why none
 
-An instruction with a kind makes an event.  ``inputs`` is the number of values that it takes from the value stack,
-``posts`` the number of its results that the next instruction finds on top of it; ``read`` and ``give`` say where
-the layout differs between versions and how it is normalised.  Every name of ``dis.opmap`` on every supported
-version is in the table (a test checks it); the layouts of two versions differ only inside this module.
+An instruction with a kind makes an event.  ``inputs`` is the number of values that it takes from
+the value stack, ``posts`` the number of its results that the next instruction finds on top of it;
+``read`` and ``give`` say where the layout differs between versions and how it is normalised.  Every
+name of ``dis.opmap`` on every supported version is in the table (a test checks it); only this
+module knows how versions differ.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ VERSION = sys.version_info[:2]
 
 
 class EventKind(IntEnum):
-    """What an instruction does that a recorder may have to know (inputs in brackets, bottom of the stack first)."""
+    """What an instruction does that a recorder may have to know; in brackets its inputs."""
 
     LOAD_GLOBAL = 1  # ()
     LOAD_NAME = 2  # (namespace)
@@ -40,7 +41,7 @@ class EventKind(IntEnum):
     DELETE_SUBSCR = 14  # (container, key)
     CALL = 15  # (callable, self or NULL, *arguments)
     CALL_EX = 16  # (callable, arguments, keyword arguments or NULL)
-    READ = 17  # values that are read: operators, truth, comparison, iteration, unpacking, formatting, matching
+    READ = 17  # values that an operator, test, comparison, iteration, unpacking or match reads
     INPLACE = 18  # (left, right) of an augmented assignment
     FOR_ITER = 19  # (iterator); posts (value), or (NULL) at the end
     MAKE_FUNCTION = 20  # ()
@@ -265,7 +266,7 @@ _INTRINSIC_2 = {
 TABLE["CALL_INTRINSIC_1"] = lambda arg: _INTRINSIC_1.get(arg, Op(K.OTHER, 1, 1))
 TABLE["CALL_INTRINSIC_2"] = lambda arg: _INTRINSIC_2.get(arg, Op(K.OTHER, 2, 1))
 
-_NEVER_SHOWN = Op(None, reason="written over other instructions by the interpreter; co_code hides it")
+_NEVER_SHOWN = Op(None, reason="the interpreter writes it over other instructions, out of sight")
 
 
 def op_for(name: str, arg: int) -> Op:
@@ -287,8 +288,8 @@ OPCODE = dis.opmap
 OPNAME = dis.opname
 HAVE_ARGUMENT = dis.HAVE_ARGUMENT
 
-#: Where an instruction has EXTENDED_ARG prefixes, 3.11 makes one event, at the first prefix; later versions make one
-#: at each prefix and one at the instruction.
+#: Where an instruction has EXTENDED_ARG prefixes, 3.11 makes one event, at the first prefix; later
+#: versions make one at each prefix and one at the instruction.
 PREFIX_HAS_EVENT = VERSION == (3, 11)
 
 #: After these nothing falls through to the next instruction.
@@ -301,12 +302,10 @@ TERMINATORS = frozenset(
 
 JUMPS = frozenset(dis.opname[op] for op in (*dis.hasjrel, *dis.hasjabs))
 
-#: Instructions whose argument is an index into the fast locals (locals, cells and free variables in one numbering).
+#: Instructions whose argument is an index into the fast locals: locals, cells, free variables.
 LOCAL_READS = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR"})
 LOCAL_WRITES = frozenset({"STORE_FAST", "DELETE_FAST"})
-CELL_READS = frozenset(
-    {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "LOAD_CLOSURE"}
-)
+CELL_READS = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "LOAD_CLOSURE"})
 CELL_WRITES = frozenset({"STORE_DEREF", "DELETE_DEREF"})
 
 #: Instructions of two locals in one, an index in each nibble: what the high and the low one do.
@@ -337,8 +336,8 @@ def compare_symbol(arg: int) -> str:
 def stack_effect(opcode: int, name: str, arg: int, jump: bool) -> int:
     """Change of the value stack's depth, with the corrections that ``dis.stack_effect`` needs.
 
-    On 3.11 it counts the arguments of a call at PRECALL, which moves none of them.  On 3.11 and 3.12 it leaves out
-    the generator that RETURN_GENERATOR leaves for POP_TOP.
+    On 3.11 it counts the arguments of a call at PRECALL, which moves none of them.  On 3.11 and
+    3.12 it leaves out the generator that RETURN_GENERATOR leaves for POP_TOP.
     """
     if name == "RETURN_GENERATOR":
         return 1

@@ -71,6 +71,20 @@ frame_localsplus(PyObject *self, PyObject *object)
     return values_as_list(frame->localsplus, mj_frame_code(frame)->co_nlocalsplus);
 }
 
+PyDoc_STRVAR(function_doc,
+"function(frame) -> object\n\n"
+"The function that a frame executes.");
+
+static PyObject *
+frame_function(PyObject *self, PyObject *object)
+{
+    if (!PyFrame_Check(object)) {
+        return PyErr_Format(PyExc_TypeError, "expected a frame, not %.100s", Py_TYPE(object)->tp_name);
+    }
+    PyObject *function = mj_frame_func(((PyFrameObject *)object)->f_frame);
+    return Py_NewRef(function == NULL ? Py_None : function);
+}
+
 PyDoc_STRVAR(replace_stack_doc,
 "replace_stack(frame, index, value, depth=-1)\n\n"
 "Puts value in place of the stack's item number index, counted from the top (0).  The frame must be suspended:\n"
@@ -99,6 +113,7 @@ frame_replace_stack(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"stack", frame_stack, METH_VARARGS, stack_doc},
     {"localsplus", frame_localsplus, METH_O, localsplus_doc},
+    {"function", frame_function, METH_O, function_doc},
     {"replace_stack", frame_replace_stack, METH_VARARGS, replace_stack_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -169,6 +169,7 @@ tracer_resume(Tracer *tracer, PyObject *ignored)
     }
     if (tracer->attached && --tracer->paused == 0) {
         mj_entries_drop_dead(tracer);
+        mj_suspended_drop_dead(tracer);
         mj_events_resume(tracer);
     }
     Py_RETURN_NONE;

@@ -77,7 +77,7 @@ typedef struct {
 /* A generator or coroutine that yielded: its entry waits here until it is resumed. */
 typedef struct {
     mj_frame *frame;
-    PyObject *generator; /* strong: a weak reference, so that a frame at a reused address is not taken for it */
+    PyObject *generator; /* strong, a weak reference: see mj_suspended_find */
     mj_code *code;
     PyObject *state;     /* strong; NULL for an opaque or an ignored frame */
     PyObject *pending;   /* strong or NULL */
@@ -130,8 +130,9 @@ mj_entry *mj_entry_push(Tracer *tracer, mj_frame *frame, mj_code *code, PyObject
 void mj_entry_pop(Tracer *tracer);
 void mj_entries_drop_above(Tracer *tracer, Py_ssize_t depth);
 void mj_entries_drop_dead(Tracer *tracer);
-int mj_suspend(Tracer *tracer, mj_entry *entry, bool ignored, mj_frame *frame);
-mj_suspended *mj_suspended_find(Tracer *tracer, mj_frame *frame);
+int mj_suspend(Tracer *tracer, const mj_entry *entry, bool ignored, mj_frame *frame);
+mj_suspended *mj_suspended_find(Tracer *tracer, const mj_frame *frame, bool first);
+void mj_suspended_drop_dead(Tracer *tracer);
 void mj_suspended_remove(Tracer *tracer, mj_suspended *item);
 int mj_trivial_build(Tracer *tracer, PyObject *types);
 bool mj_trivial_contains(const Tracer *tracer, const PyTypeObject *type);

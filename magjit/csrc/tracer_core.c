@@ -360,7 +360,7 @@ mj_on_entry(Tracer *tracer, mj_frame *frame, bool first)
     }
     bool generator = mj_frame_is_generator(frame);
     if (generator && tracer->n_suspended > 0) {
-        mj_suspended *item = mj_suspended_find(tracer, frame);
+        mj_suspended *item = mj_suspended_find(tracer, frame, first);
         if (item != NULL) {
             return continue_suspended(tracer, frame, item);
         }

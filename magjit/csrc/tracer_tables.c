@@ -177,18 +177,64 @@ mj_entries_drop_dead(Tracer *tracer)
 
 /* ---- suspended generators ---- */
 
-int
-mj_suspend(Tracer *tracer, mj_entry *entry, bool ignored, mj_frame *frame)
+static bool
+is_dead(PyObject *reference)
 {
-    if (tracer->n_suspended == tracer->suspended_capacity) {
-        Py_ssize_t capacity = tracer->suspended_capacity == 0 ? 8 : tracer->suspended_capacity * 2;
-        mj_suspended *items = PyMem_Realloc(tracer->suspended, (size_t)capacity * sizeof(*items));
-        if (items == NULL) {
-            PyErr_NoMemory();
-            return -1;
+#if MJ_PY313
+    PyObject *object;
+    bool dead = PyWeakref_GetRef(reference, &object) != 1;
+    if (!dead) {
+        Py_DECREF(object);
+    }
+    return dead;
+#else
+    return PyWeakref_GET_OBJECT(reference) == Py_None;
+#endif
+}
+
+void
+mj_suspended_remove(Tracer *tracer, mj_suspended *found)
+{
+    mj_suspended item = *found;
+    *found = tracer->suspended[--tracer->n_suspended];
+    Py_XDECREF(item.generator);
+    Py_XDECREF(item.state);
+    Py_XDECREF(item.pending);
+}
+
+void
+mj_suspended_drop_dead(Tracer *tracer)
+{
+    for (Py_ssize_t i = tracer->n_suspended - 1; i >= 0 && i < tracer->n_suspended; i--) {
+        if (is_dead(tracer->suspended[i].generator)) {
+            mj_suspended_remove(tracer, &tracer->suspended[i]); /* the last one, already seen, takes its place */
         }
-        tracer->suspended = items;
-        tracer->suspended_capacity = capacity;
+    }
+}
+
+static int
+suspended_grow(Tracer *tracer)
+{
+    mj_suspended_drop_dead(tracer);
+    if (tracer->n_suspended * 2 < tracer->suspended_capacity) {
+        return 0;
+    }
+    Py_ssize_t capacity = tracer->suspended_capacity == 0 ? 8 : tracer->suspended_capacity * 2;
+    mj_suspended *items = PyMem_Realloc(tracer->suspended, (size_t)capacity * sizeof(*items));
+    if (items == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    tracer->suspended = items;
+    tracer->suspended_capacity = capacity;
+    return 0;
+}
+
+int
+mj_suspend(Tracer *tracer, const mj_entry *entry, bool ignored, mj_frame *frame)
+{
+    if (tracer->n_suspended == tracer->suspended_capacity && suspended_grow(tracer) < 0) {
+        return -1;
     }
     PyObject *generator = PyWeakref_NewRef(mj_frame_generator(frame), NULL);
     if (generator == NULL) {
@@ -205,28 +251,25 @@ mj_suspend(Tracer *tracer, mj_entry *entry, bool ignored, mj_frame *frame)
     return 0;
 }
 
-void
-mj_suspended_remove(Tracer *tracer, mj_suspended *found)
-{
-    mj_suspended item = *found;
-    *found = tracer->suspended[--tracer->n_suspended];
-    Py_XDECREF(item.generator);
-    Py_XDECREF(item.state);
-    Py_XDECREF(item.pending);
-}
-
-/* The waiting entry of this generator's frame.  Entries of generators that died meanwhile are dropped on the way. */
+/* The waiting entry of this generator's frame, or NULL.
+ *
+ * The frame is part of the generator, so its address tells which generator it is as long as that lives.  A dead weak
+ * reference does not mean that the generator is gone: its finalizer runs after that and resumes the frame with
+ * GeneratorExit.  A new generator at the address of one that died is told apart by its first entry, or, if that was
+ * not seen because observation was paused, by the end of the pause, which drops the dead. */
 mj_suspended *
-mj_suspended_find(Tracer *tracer, mj_frame *frame)
+mj_suspended_find(Tracer *tracer, const mj_frame *frame, bool first)
 {
-    for (Py_ssize_t i = tracer->n_suspended - 1; i >= 0 && i < tracer->n_suspended; i--) {
+    for (Py_ssize_t i = tracer->n_suspended - 1; i >= 0; i--) {
         mj_suspended *item = &tracer->suspended[i];
-        if (PyWeakref_GET_OBJECT(item->generator) == Py_None) {
-            mj_suspended_remove(tracer, item); /* puts the last one, which was looked at already, in its place */
+        if (item->frame != frame) {
+            continue;
         }
-        else if (item->frame == frame && PyWeakref_GET_OBJECT(item->generator) == mj_frame_generator(frame)) {
+        if (!first) {
             return item;
         }
+        mj_suspended_remove(tracer, item);
+        return NULL;
     }
     return NULL;
 }

@@ -1,8 +1,9 @@
-"""The tracer's protocol in plain Python: it defines what ``_C.Tracer`` does, event by event (MagPy, section 5.1).
+"""The tracer's protocol in plain Python: it defines what ``_C.Tracer`` does (MagPy, section 5.1).
 
     observation ::= start frame* stop
     frame       ::= on_frame(function, code, globals, builtins, fast locals) -> verdict
-                    (post(values) | handler(state, offset, inputs) -> result | frame)*  on_exit(state, value)
+                    (post(values) | handler(state, offset, inputs) -> result | frame)*
+                    on_exit(state, value)
     verdict     ::= state        observe the frame; any object but the following
                   | False        not this frame, but ask again about the frames that it calls
                   | None         neither this frame nor, until it exits, anything that it calls
@@ -12,9 +13,9 @@
                     post: called at this frame's next instruction with the results of this one,
                     if this one falls through to it
 
-Generators: on_frame at the first entry, on_exit when the generator ends; a resumed generator keeps its state.
-If a handler raises, ``error`` keeps the exception, observation ends and the program goes on; what is no
-``Exception``, such as KeyboardInterrupt, is raised in the program besides.
+Generators: on_frame at the first entry, on_exit when the generator ends; a resumed generator
+keeps its state.  If a handler raises, ``error`` keeps the exception, observation ends and the
+program goes on; what is no ``Exception``, such as KeyboardInterrupt, is raised in the program, too.
 
 This file is slow and only for tests: the tracer in C must give the same events on every version.
 """
@@ -191,9 +192,9 @@ class ReferenceTracer:
                 entries.append(suspended)
                 self._source.observe(suspended)
             return
-        if entries and entries[-1].opaque:
-            return
         code = frame.f_code
+        if (entries and entries[-1].opaque) or code.co_filename == __file__:
+            return
         verdict: Any = _C.SKIP_ALWAYS
         if id(code) not in self._skip_always:
             self.resuming = not first
@@ -332,8 +333,10 @@ class _Settrace:
         elif what == "exception":
             tracer.raised(frame)
         elif what == "return":
-            unwound = value is None and tracer.is_raising(frame)
-            if not unwound and code[frame.f_lasti] == OPCODE["YIELD_VALUE"]:
+            last = code[frame.f_lasti]
+            completes = last in (OPCODE["RETURN_VALUE"], OPCODE["YIELD_VALUE"])
+            unwound = value is None and (tracer.is_raising(frame) or not completes)
+            if not unwound and last == OPCODE["YIELD_VALUE"]:
                 tracer.yielded(frame)
             else:
                 tracer.left(frame, _C.NULL if unwound else value)
@@ -344,61 +347,55 @@ class _Monitoring:
     """Events of CPython 3.12 and later, from sys.monitoring."""
 
     TOOLS = (3, 4, 5, 2, 1, 0)
+    EVERYWHERE = ("PY_START", "PY_RESUME", "PY_THROW", "PY_RETURN", "PY_UNWIND", "PY_YIELD")
 
     def __init__(self, tracer: ReferenceTracer) -> None:
         self.tracer = tracer
+        self.monitoring: Any = sys.__dict__["monitoring"]
         self.thread = 0
         self.tool = -1
-        self.codes: dict[int, tuple[CodeType, int]] = {}
+        self.codes: dict[int, CodeType] = {}
 
     def attach(self) -> None:
-        monitoring = sys.monitoring
-        events = monitoring.events
+        monitoring, tracer = self.monitoring, self.tracer
         self.thread = threading.get_ident()
         self.tool = next(tool for tool in self.TOOLS if monitoring.get_tool(tool) is None)
         monitoring.use_tool_id(self.tool, "magjit reference")
-        callbacks: dict[int, Callable[..., None]] = {
-            events.PY_START: lambda frame, _: self.tracer.entered(frame, True),
-            events.PY_RESUME: lambda frame, _: self.tracer.entered(frame, False),
-            events.PY_THROW: lambda frame, _: self.tracer.entered(frame, False),
-            events.PY_RETURN: lambda frame, value: self.tracer.left(frame, value),
-            events.PY_UNWIND: lambda frame, _: self.tracer.left(frame, _C.NULL),
-            events.PY_YIELD: lambda frame, _: self.tracer.yielded(frame),
-            events.INSTRUCTION: lambda frame, _: self.tracer.instruction(frame, frame.f_lasti // 2),
-        }
-        everywhere = 0
-        for event, callback in callbacks.items():
-            monitoring.register_callback(self.tool, event, self.callback(callback))
-            if event != events.INSTRUCTION:
-                everywhere |= event
-        monitoring.set_events(self.tool, everywhere)
+        self.register("PY_START", lambda frame, _, __: tracer.entered(frame, True))
+        self.register("PY_RESUME", lambda frame, _, __: tracer.entered(frame, False))
+        self.register("PY_THROW", lambda frame, _, __: tracer.entered(frame, False))
+        self.register("PY_RETURN", lambda frame, _, value: tracer.left(frame, value))
+        self.register("PY_UNWIND", lambda frame, _, __: tracer.left(frame, _C.NULL))
+        self.register("PY_YIELD", lambda frame, _, __: tracer.yielded(frame))
+        self.register("INSTRUCTION", lambda frame, at, _: tracer.instruction(frame, at // 2))
+        events = sum(getattr(monitoring.events, name) for name in self.EVERYWHERE)
+        monitoring.set_events(self.tool, events)
 
-    def callback(self, function: Callable[..., None]) -> Callable[..., None]:
+    def register(self, name: str, function: Callable[[FrameType, int, Any], None]) -> None:
         def on_event(code: CodeType, offset: int, value: Any = None) -> None:
             tracer = self.tracer
             if tracer.attached and not tracer.paused and threading.get_ident() == self.thread:
-                function(sys._getframe(1), value)
+                function(sys._getframe(1), offset, value)
 
-        return on_event
+        event = getattr(self.monitoring.events, name)
+        self.monitoring.register_callback(self.tool, event, on_event)
 
     def detach(self) -> None:
-        monitoring = sys.monitoring
-        for code, _ in self.codes.values():
+        monitoring = self.monitoring
+        for code in self.codes.values():
             monitoring.set_local_events(self.tool, code, 0)
         self.codes.clear()
         monitoring.set_events(self.tool, 0)
-        events = monitoring.events
-        for name in ("START", "RESUME", "THROW", "RETURN", "UNWIND", "YIELD"):
-            monitoring.register_callback(self.tool, getattr(events, f"PY_{name}"), None)
-        monitoring.register_callback(self.tool, events.INSTRUCTION, None)
+        for name in (*self.EVERYWHERE, "INSTRUCTION"):
+            monitoring.register_callback(self.tool, getattr(monitoring.events, name), None)
         monitoring.free_tool_id(self.tool)
 
     def observe(self, entry: _Entry) -> None:
         code = entry.frame.f_code
         if entry.observed and id(code) not in self.codes:
-            event = sys.monitoring.events.INSTRUCTION
-            sys.monitoring.set_local_events(self.tool, code, event)
-            self.codes[id(code)] = code, event
+            instruction = self.monitoring.events.INSTRUCTION
+            self.monitoring.set_local_events(self.tool, code, instruction)
+            self.codes[id(code)] = code
 
     def release(self, entry: _Entry) -> None:
         pass
