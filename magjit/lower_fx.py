@@ -114,6 +114,8 @@ class _Lowering:
             return tuple(template)
         if isinstance(template, list):
             return [self.argument(item) for item in template]
+        if isinstance(template, tuple) and hasattr(template, "_fields"):
+            return type(template)(*[self.argument(item) for item in template])
         if isinstance(template, tuple):
             return tuple(self.argument(item) for item in template)
         if isinstance(template, dict):
@@ -150,7 +152,21 @@ def _make_node(
         return fx.call_function(_DUNDERS[name], args)
     if _is_tensor_method(func) and args and isinstance(args[0], Node):
         return fx.call_method(name, args, kwargs)
-    return fx.call_function(func, args, kwargs)
+    return fx.call_function(_named(func), args, kwargs)
+
+
+def _named(func: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that generated code can name; ``apply`` of an autograd function is a method."""
+    if not isinstance(func, types.MethodType):
+        return func
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    owner = func.__self__ if isinstance(func.__self__, type) else type(func.__self__)
+    call.__module__ = owner.__module__
+    call.__name__ = call.__qualname__ = f"{owner.__name__}_{func.__name__}"
+    return call
 
 
 def _is_tensor_method(func: Any) -> bool:

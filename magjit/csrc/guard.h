@@ -48,6 +48,8 @@ typedef enum {
     G_TP_ATTR,
     G_GETATTR_C,
     G_WEAKREF_CALL,
+    G_CONTEXT_VALUE,
+    G_CONTEXT_UNSET,
     /* checks */
     G_IS,
     G_IS_NOT,

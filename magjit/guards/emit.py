@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from magjit import _C
 from magjit.errors import BackendError
 from magjit.guards.plan import GuardPlan
@@ -120,9 +118,6 @@ def _emit_node(
             code.emit("tp_names", node.obj, names)
         refs = [ref for ref in refs if not isinstance(ref[0], r.ClassAttr)]
     if isinstance(node.obj, dict):
-        for _, target in refs:  # load fixed objects before the block: it may be skipped
-            if isinstance(target, Edge) and code.plan.graph.nodes[target.node_id].fixed:
-                continue
         _emit_block(code, node, path, refs)
         return
     for relation, target in refs:
@@ -178,16 +173,9 @@ def _check_leaf(code: GuardCode, slot: int, leaf: Leaf) -> None:
     value = leaf.value
     if leaf.identity:
         code.emit("is", slot, value)
-    elif type(value) in (tuple, torch.Size):
-        code.emit("type_is", slot, type(value))
-        code.emit("len", slot, len(value))
-        for index, item in enumerate(value):
-            inner = code.new_slot()
-            code.emit("index", inner, slot, index)
-            _check_leaf(code, inner, Leaf(item))
     elif type(value) is frozenset:
-        code.emit("type_is", slot, frozenset)
-        code.emit("set_eq", slot, value)
+        code.later("type_is", slot, frozenset)
+        code.later("set_eq", slot, value)
     else:
         assert is_atom(value), value
         code.emit("eq", slot, value)
@@ -256,6 +244,13 @@ def _c_attribute(code: GuardCode, src: int, relation: Any, target: Target) -> No
     _check_target(code, slot, target)
 
 
+def _context_value(code: GuardCode, src: int, relation: Any, target: Target) -> None:
+    if isinstance(target, Leaf) and target.value is ABSENT:
+        code.emit("context_unset", src)
+    else:
+        _simple("context_value")(code, src, relation, target)
+
+
 def _length(code: GuardCode, src: int, relation: Any, target: Leaf) -> None:
     code.emit("len", src, target.value)
 
@@ -314,6 +309,7 @@ _EMITTERS: dict[type[r.Relation], Callable[..., None]] = {
     r.SlotOf: _slot_member,
     r.CAttr: _c_attribute,
     r.Referent: _simple("weakref_call"),
+    r.ContextValue: _context_value,
     r.Length: _length,
     r.Keys: _keys,
     r.Members: _members,

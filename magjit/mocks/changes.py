@@ -60,6 +60,8 @@ def _edge(change: EdgeWrite) -> Write:
             return ItemWrite(target, key.key, value)
         case r.Cell():
             return CellWrite(target, value)
+        case r.ContextValue():
+            return Call(type(target).set, (target, value))
         case r.ClassAttr(name=name):
             return AttrWrite(target, name, value)
         case r.SlotOf(descriptor=descriptor):

@@ -95,15 +95,7 @@ class OperatorRecorder(TorchFunctionMode):
     def _bind(self, tensor: torch.Tensor, value: Value) -> None:
         if value.const:
             value.version = _version(tensor)
-        key = id(tensor)
-        values = self._values
-
-        def forget(ref: Any) -> None:
-            entry = values.get(key)
-            if entry is not None and entry[0] is ref:
-                del values[key]
-
-        values[key] = (weakref.ref(tensor, forget), value)
+        self._values[id(tensor)] = (weakref.ref(tensor), value)
 
     # -- the mode -------------------------------------------------------------------------------
 
@@ -284,6 +276,8 @@ class OperatorRecorder(TorchFunctionMode):
             return value
         if isinstance(value, (tuple, list)):
             items = [self._template(item, inputs) for item in value]
+            if hasattr(value, "_fields"):
+                return type(value)(*items)
             return items if isinstance(value, list) else tuple(items)
         if isinstance(value, dict):
             return {key: self._template(item, inputs) for key, item in value.items()}

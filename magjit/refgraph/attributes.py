@@ -174,11 +174,31 @@ def _read_function(rec: StateRecorder, obj: types.FunctionType, name: str) -> No
         return
     if class_lookup(types.FunctionType, name) is not ABSENT:
         if node.fixed:
-            rec.read_function(node)
-        if name in ("__defaults__", "__kwdefaults__", "__closure__", "__dict__", "__globals__"):
-            rec.split(f"reads the {name} of a function")
+            _read_fixed_function(rec, node, obj, name)
+        elif name in ("__defaults__", "__kwdefaults__", "__closure__", "__dict__", "__globals__"):
+            rec.split(f"reads the {name} of a function that came with the call")
         return
     rec.read(rec.instance_dict_node(node, obj), r.Item.of(name), obj.__dict__.get(name, ABSENT))
+
+
+def _read_fixed_function(
+    rec: StateRecorder, node: ShadowNode, func: types.FunctionType, name: str
+) -> None:
+    rec.read_function(node)
+    if name == "__globals__":
+        rec.root(func.__globals__)
+    elif name == "__dict__":
+        rec.instance_dict_node(node, func)
+    elif name == "__closure__":
+        for cell in func.__closure__ or ():
+            rec.root(cell)
+    elif name in ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__"):
+        rec.read(node, r.CAttr(class_lookup(types.FunctionType, name)), getattr(func, name))
+
+
+def _read_cell(rec: StateRecorder, obj: types.CellType, name: str) -> None:
+    if name == "cell_contents":
+        rec.read(rec.graph.node_of(obj), r.Cell(), _cell_contents(obj))
 
 
 def _read_instance(rec: StateRecorder, obj: Any, name: str) -> None:
@@ -236,6 +256,7 @@ def _member(descriptor: Any, obj: Any) -> Any:
 _READERS: list[tuple[Callable[[Any], bool], Callable[[StateRecorder, Any, str], None]]] = [
     (lambda obj: isinstance(obj, torch.Tensor), _read_tensor),
     (lambda obj: type(obj) is types.FunctionType, _read_function),
+    (lambda obj: type(obj) is types.CellType, _read_cell),
     (lambda obj: isinstance(obj, type), _read_class),
     (lambda obj: type(obj) is super, _read_super),
     (lambda obj: isinstance(obj, types.ModuleType), _read_module),

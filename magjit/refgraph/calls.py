@@ -8,6 +8,7 @@ that is not pure, splits the program.
 from __future__ import annotations
 
 import functools
+import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -150,8 +151,30 @@ def _call_cached(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> A
 
 
 def _call_jit(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    rec.split("calls a TorchScript function", "compile the Python function instead")
-    return None
+    """A scripted function: the run calls the Python function that it was made of instead."""
+    inline = getattr(func, "_torchdynamo_inline", None)
+    frame = _observed_frame(rec)
+    if not isinstance(inline, types.FunctionType) or frame is None:
+        rec.split("calls a TorchScript function", "compile the Python function instead")
+        return None
+    _C.replace_stack(frame, len(args) + len(kwargs) + _CALLABLE_DEPTH, inline)
+    rec.root(inline)
+    return _call_python(rec, inline, args, kwargs)
+
+
+_CALLABLE_DEPTH = 1 if sys.version_info >= (3, 13) else 0
+
+
+def _observed_frame(rec: StateRecorder) -> types.FrameType | None:
+    """The frame whose CALL instruction is being handled."""
+    frame: types.FrameType | None = sys._getframe(1)
+    code = rec.state.code if rec.state is not None else None
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    if frame is None or rec.state is None:
+        return None
+    instr = rec.state.info.instrs[rec.offset]
+    return frame if instr.opname.startswith("CALL") and "EX" not in instr.opname else None
 
 
 def _call_instance(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:

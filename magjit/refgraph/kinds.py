@@ -6,6 +6,7 @@ another one that means the same; everything else gets a node and is compared by 
 
 from __future__ import annotations
 
+import contextvars
 import enum
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -35,8 +36,10 @@ _CONSTANT: tuple[type, ...] = (
     property,
     classmethod,
     staticmethod,
+    contextvars.ContextVar,
     torch._ops.OpOverload,
     torch._ops.OpOverloadPacket,
+    torch.jit.ScriptFunction,
     torch.finfo,
     torch.iinfo,
 )

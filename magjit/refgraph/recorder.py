@@ -35,6 +35,7 @@ from magjit.refgraph.kinds import (
 )
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, RefGraph, ShadowNode, Target
 
+_LIBRARIES = sys.stdlib_module_names | {"torch"}
 _OWN_FOLDERS = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
@@ -279,10 +280,13 @@ class StateRecorder:
         localsplus: list[Any],
     ) -> Any:
         """The tracer met a new frame: follow it, or leave it alone."""
+        module = globals_.get("__name__") or ""
+        if module.partition(".")[0] == "magjit":
+            return _C.SKIP_ALWAYS
         special = self.python_special(func)
         if special is not None and special(self, func, tuple(localsplus), {}) is _C.OPAQUE:
             return None
-        if self.is_opaque(code, globals_.get("__name__") or ""):
+        if self.is_opaque(code, module):
             return _C.SKIP_ALWAYS
         func_node = self.graph.node_of(func)
         if func_node is None and code not in self.made_codes:
@@ -312,7 +316,18 @@ class StateRecorder:
                         value = class_lookup(candidate, name)
                         self.read(self.root(candidate), r.ClassAttr(name), value)
                     return True
-        return False
+        return self._explain_library(func)
+
+    def _explain_library(self, func: Any) -> bool:
+        """C code of the standard library or of torch calls a function of a module by its name."""
+        module_name = getattr(func, "__module__", None) or ""
+        if module_name.partition(".")[0] not in _LIBRARIES:
+            return False
+        module = sys.modules.get(module_name)
+        if module is None or vars(module).get(func.__name__) is not func:
+            return False
+        self.read(self.root(vars(module)), r.Item.of(func.__name__), func)
+        return True
 
     def read_function(self, node: ShadowNode) -> None:
         """A function is called: its code and default values are read."""

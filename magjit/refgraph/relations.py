@@ -181,6 +181,11 @@ class Referent(Relation):
 
 
 @dataclass(frozen=True, slots=True)
+class ContextValue(Relation):
+    """The value of a context variable in the current context."""
+
+
+@dataclass(frozen=True, slots=True)
 class Length(Relation):
     """Fact: the number of elements."""
 

@@ -132,6 +132,18 @@ def _setitem(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwar
         write_item(rec, args[0], args[1], name)
 
 
+def _context_get(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    if rec.node_for(args[0]) is not None:
+        rec.read(rec.root(args[0]), r.ContextValue(), args[0].get(ABSENT))
+
+
+def _context_set(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    """What it held before is read too: a program that puts it back has changed nothing."""
+    _context_get(rec, rule, func, args, kwargs)
+    if rec.node_for(args[0]) is not None:
+        rec.write(rec.root(args[0]), r.ContextValue())
+
+
 def _globals(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
     """The frame's own dict, which is a root already."""
 
@@ -142,9 +154,16 @@ def _vars(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs)
 
 
 def _id(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
-    module = rec.state.globals.get("__name__", "") if rec.state is not None else ""
-    if module != "copy" and not str(module).startswith("torch."):
+    module = str(rec.state.globals.get("__name__", "")) if rec.state is not None else ""
+    node = rec.node_for(args[0]) if args else None
+    if node is not None and node.fixed:
+        return
+    if module not in _IDENTITY_KEYS and not module.startswith("torch."):
         rec.split("reads the address of an object with id()")
+
+
+_IDENTITY_KEYS = frozenset({"copy", "inspect", "reprlib"})
+"""Modules that use addresses as the keys of memos only."""
 
 
 def _hash(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
@@ -239,6 +258,7 @@ SPECIALS: dict[str, Special] = {
     "call": _no_effect,
     "new": _no_effect,
     "descriptor_get": _no_effect,
+    "autograd_function": _no_effect,
     "has_torch_function": _no_effect,
     "set_grad_enabled": _no_effect,
     "tensor_grad": _no_effect,
@@ -248,6 +268,9 @@ SPECIALS: dict[str, Special] = {
     "tensor_deepcopy": _no_effect,
     "exc_info": _no_effect,
     "locals": _no_effect,
+    "contextvar_get": _context_get,
+    "contextvar_set": _context_set,
+    "contextvar_reset": _context_set,
     "globals": _globals,
     "vars": _vars,
     "id": _id,
@@ -342,10 +365,16 @@ def _apply_function(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -
     return (_C.OPAQUE, post)
 
 
+def _not_followed(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Gives its arguments back unless a transform of torch.func is active, which splits."""
+    return _C.OPAQUE
+
+
 _PYTHON_SPECIALS: dict[types.CodeType, Callable[..., Any]] = {
     autocast_mode.autocast.__enter__.__code__: _enter_autocast,
     autocast_mode.autocast.__exit__.__code__: _exit_autocast,
-    torch.autograd.Function.apply.__func__.__code__: _apply_function,
+    torch.autograd.Function.apply.__func__.__code__: _apply_function,  # type: ignore[attr-defined]
+    torch._functorch.utils.unwrap_dead_wrappers.__code__: _not_followed,
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from magjit.refgraph import relations as r
 from magjit.refgraph.kinds import contents_copy
-from magjit.refgraph.nodes import ABSENT, RefGraph, ShadowNode
+from magjit.refgraph.nodes import ABSENT, Leaf, RefGraph, ShadowNode
 from magjit.refgraph.search import changed
 
 
@@ -45,8 +45,18 @@ def collect_changes(graph: RefGraph) -> list[Change]:
             found.append(ContentsChange(node, node.snapshot, final, not node.mutated))
         else:
             for relation in node.written:
-                found.append(EdgeWrite(node, relation, final_value(node, relation)))
+                value = final_value(node, relation)
+                if not _is_restored(node, relation, value):
+                    found.append(EdgeWrite(node, relation, value))
     return found
+
+
+def _is_restored(node: ShadowNode, relation: r.Relation, value: Any) -> bool:
+    """Whether a context variable holds again what the guard says that it held before."""
+    before = node.first.refs.get(relation)
+    if not isinstance(relation, r.ContextValue) or not isinstance(before, Leaf):
+        return False
+    return before.value is value
 
 
 def final_value(node: ShadowNode, relation: r.Relation) -> Any:
@@ -55,6 +65,8 @@ def final_value(node: ShadowNode, relation: r.Relation) -> Any:
     match relation:
         case r.Item(key=key):
             return dict.get(obj, key.key, ABSENT)
+        case r.ContextValue():
+            return obj.get(ABSENT)
         case r.Cell():
             try:
                 return obj.cell_contents
