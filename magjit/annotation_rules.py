@@ -26,10 +26,12 @@ Python state. Grammar of a file::
                    | deep        containers by value, recursively (the default)
     result        := fresh | {same_as: ARG} | {element_of: ARG} | {view_of: ARG}
 
-`in_place`: the call may change the argument. `calls`: the argument is a callable that the call
-runs, or that its lazy result runs. Special methods of arguments run as frames of their own and are
-followed, tensors inside arguments are seen by the mode: neither is annotated. Reading an iterator
-always advances it. `element_of` means the argument itself or one of its elements.
+`in_place`: the call may change the argument; an op may always change its `out`. `calls`: the
+argument is a callable that the call runs, or that its lazy result runs. Special methods of
+arguments run as frames of their own and are followed, tensors inside arguments are seen by the
+mode: neither is annotated. Reading an iterator always advances it; an immutable object is its
+reference. What is read later through a `view_of` counts as read by the call. `element_of` means
+the argument itself or one of its elements.
 
 Further keys: `handler` (special), `reason` (required for random, effect, dynamic and unseen),
 `as_op: call` (unseen: calling it again with the same arguments reproduces it), `global_state`
@@ -122,6 +124,7 @@ class Argument:
 
 ArgKey = int | str
 DEEP = Argument()
+_OUT = Argument(in_place=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,8 @@ class Rule:
     def argument(self, key: ArgKey) -> Argument:
         """What the call does to an argument: `"self"`, a position after self, or a keyword."""
         found = self.arguments.get(key)
+        if found is None and key == "out" and self.kind is Kind.OP:
+            found = _OUT
         if found is None:
             found = DEEP if key == "self" else self.arguments.get("*", DEEP)
         return found

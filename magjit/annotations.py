@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from magjit.annotation_rules import (
     AnnotationFile,
@@ -62,6 +63,8 @@ _C_FUNCTIONS: tuple[type, ...] = (
     types.MethodWrapperType,
     types.WrapperDescriptorType,
 )
+# What a builtin function wraps itself in when it is an attribute of a class.
+_WRAPPERS = ("classmethod", "instancemethod", "staticmethod")
 _DESCRIPTORS = (
     types.ClassMethodDescriptorType,
     types.MethodDescriptorType,
@@ -83,9 +86,12 @@ def _static(cls: type, name: str) -> object:
     return _MISSING
 
 
+def _unwrapped(obj: object) -> object:
+    return obj.__func__ if type(obj).__name__ in _WRAPPERS else obj  # type: ignore[attr-defined]
+
+
 def _is_c_function(obj: object) -> bool:
-    cls = type(obj)
-    return cls in _C_FUNCTIONS or cls.__name__ in _CYTHON or cls.__name__ == "builtin_method"
+    return isinstance(obj, _C_FUNCTIONS) or type(obj).__name__ in _CYTHON
 
 
 def is_c_callable(obj: object) -> bool:
@@ -151,6 +157,8 @@ class Database:
         self._accessors: dict[tuple[int, str], Rule] = {}
         self._inherited: dict[tuple[int, type], Rule] = {}
         self._bound: dict[tuple[type, str], Rule | None] = {}
+        # Classes that rules name; other classes of Python code are not kept alive by `_bound`.
+        self._owners: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._rules)
@@ -196,6 +204,7 @@ class Database:
             self._accessors,
             self._inherited,
             self._bound,
+            self._owners,
         )
         for table in tables:
             table.clear()
@@ -224,8 +233,7 @@ class Database:
         else:
             members = _type_dict(container if isinstance(container, type) else type(container))
         for attribute, found in list(members.items()):
-            inner = found.__func__ if isinstance(found, staticmethod) else found
-            if _is_c_function(inner):
+            if _is_c_function(_unwrapped(found)):
                 self._register(container, attribute, found, rule, explicit=False)
 
     def _register(
@@ -235,19 +243,21 @@ class Database:
             self._accessors[id(found), attribute] = rule
             self._kept.append(found)
             return
-        if isinstance(found, (staticmethod, classmethod)):
-            found = found.__func__
+        found = _unwrapped(found)
         key = id(found)
         inherited = isinstance(owner, type) and attribute not in _type_dict(owner)
-        if inherited and isinstance(owner, type):
-            self._inherited[key, owner] = rule
+        if isinstance(owner, type):
+            self._owners.add(id(owner))
+            self._kept.append(owner)
+            if inherited:
+                self._inherited[key, owner] = rule
         if key in self._explicit and (inherited or not explicit):
             return
         if explicit:
             self._explicit.add(key)
         self._by_id[key] = rule
         self._kept.append(found)
-        if type(found) is types.BuiltinFunctionType:
+        if isinstance(found, types.BuiltinFunctionType):
             self._by_value[found] = rule
 
     # ------------------------------------------------------------------ callables to rules
@@ -268,10 +278,10 @@ class Database:
                 return self._inherited[id(callable_), type(self_obj)]
             return rule
         cls = type(callable_)
-        if cls is types.BuiltinFunctionType or cls is types.MethodWrapperType:
-            return self._of_bound(callable_)
         if cls is types.FunctionType:
             return None
+        if isinstance(callable_, (types.BuiltinFunctionType, types.MethodWrapperType)):
+            return self._of_bound(callable_)
         return self._of_other(callable_)
 
     def is_opaque(self, module: str, qualname: str) -> bool:
@@ -301,9 +311,9 @@ class Database:
         if isinstance(receiver, type):
             return self._by_value.get(bound) or self._of_class_method(receiver, name)
         rule, certain = self._of_method(receiver, bound, name)
-        if rule is None and type(bound) is types.BuiltinFunctionType:
+        if rule is None and isinstance(bound, types.BuiltinFunctionType):
             rule, certain = self._by_value.get(bound), False
-        if certain and not cls.__flags__ & _HEAP_TYPE:
+        if certain and (not cls.__flags__ & _HEAP_TYPE or id(cls) in self._owners):
             self._bound[cls, name] = rule
         return rule
 
@@ -327,7 +337,7 @@ class Database:
     def _of_class_method(self, cls: type, name: str) -> Rule | None:
         for base in (*_mro(cls), *_mro(type(cls))):
             found = _type_dict(base).get(name)
-            rule = self._by_id.get(id(getattr(found, "__func__", found)))
+            rule = self._by_id.get(id(_unwrapped(found)))
             if rule is not None:
                 return rule
         return None
@@ -337,9 +347,9 @@ class Database:
             return self._of_constructor(callable_)
         if isinstance(callable_, types.MethodType):
             return self.lookup(callable_.__func__, callable_.__self__)
-        if isinstance(callable_, (staticmethod, classmethod)):
-            return self.lookup(callable_.__func__)
         cls = type(callable_)
+        if cls.__name__ in _WRAPPERS:
+            return self.lookup(_unwrapped(callable_))
         if any(base.__module__ == "torch._ops" for base in _mro(cls)):
             rule = self._of_operator(callable_)
             if rule is not None:
@@ -447,23 +457,23 @@ def load(path: str | Path, *, strict: bool = False) -> int:
 
 def qualified_name(callable_: object) -> str:
     """The name under which a rule for a callable is written."""
-    func = getattr(callable_, "__func__", callable_)
-    if not isinstance(func, type) and not hasattr(func, "__qualname__"):
+    if isinstance(callable_, type):
+        return f"{callable_.__module__}.{callable_.__qualname__}"
+    func: Any = _unwrapped(getattr(callable_, "__func__", callable_))
+    name = getattr(func, "__name__", None)
+    if not isinstance(name, str) or not callable(func):
         return f"{qualified_name(type(func))}.__call__"
-    name: str = func.__qualname__
     receiver = getattr(func, "__self__", None)
     owner = getattr(func, "__objclass__", None)
-    if type(func) is types.BuiltinFunctionType and isinstance(receiver, types.ModuleType):
+    if isinstance(receiver, types.ModuleType) and not isinstance(func, types.MethodWrapperType):
         return f"{receiver.__name__}.{name}"
-    if owner is None and receiver is not None and not isinstance(receiver, types.ModuleType):
-        owner = receiver if isinstance(receiver, type) else type(receiver)
-        for base in _mro(owner):
-            if func.__name__ in _type_dict(base):
-                owner = base
-                break
+    if owner is None and receiver is not None:
+        start = receiver if isinstance(receiver, type) else type(receiver)
+        owner = next((base for base in _mro(start) if name in _type_dict(base)), None)
     if isinstance(owner, type):
-        return f"{owner.__module__}.{owner.__qualname__}.{func.__name__}"
-    return f"{getattr(func, '__module__', None) or 'builtins'}.{name}"
+        return f"{qualified_name(owner)}.{name}"
+    module = getattr(func, "__module__", None) or "builtins"
+    return f"{module}.{getattr(func, '__qualname__', name).rpartition('.')[2]}"
 
 
 def missing_entry(callable_: object) -> str:
