@@ -6,8 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-from .twin import Scene, differ, outcome
+from .twin import Call, Scene, call, differ, one_tensor, outcome
+
+SHAPES = ((3, 4), (5, 4), (3, 4), (2, 4), (3, 4))
+DTYPES = (torch.float32, torch.float32, torch.float64, torch.float32, torch.float32)
 
 
 def check(
@@ -22,6 +26,17 @@ def check(
     """Return the compiled object, for its statistics; the call number seeds the inputs."""
     eager, jit = make(), make()
     compiled = (compiler or compile_now)(jit.fn, fullgraph=not split)
+    return keep_step(eager, jit, compiled, calls, backward, printed)
+
+
+def keep_step(
+    eager: Scene,
+    jit: Scene,
+    compiled: Any,
+    calls: int,
+    backward: bool = False,
+    printed: pytest.CaptureFixture[str] | None = None,
+) -> Any:
     text = (lambda: printed.readouterr().out) if printed else (lambda: "")
     for number in range(calls):
         expected = outcome(eager, eager.fn, number, backward=backward, printed=text)
@@ -29,6 +44,30 @@ def check(
         found = differ(expected, actual)
         assert found is None, f"call {number}: {found}"
     return compiled
+
+
+def over_shapes(rows: list[Any]) -> list[Any]:
+    """The rows whose programs take one float tensor of any shape."""
+    return [row for row in rows if row.make().args is one_tensor]
+
+
+def check_shapes(make: Callable[[], Scene], compiler: Callable[..., Any] | None = None) -> None:
+    """The same over inputs whose shape and dtype come and go: a stale constant is seen."""
+    eager, jit = make(), make()
+    for scene in (eager, jit):
+        scene.args = other_shapes()
+    compiled = (compiler or compile_now)(jit.fn, fullgraph=False)
+    keep_step(eager, jit, compiled, len(SHAPES))
+
+
+def other_shapes() -> Callable[[], Call]:
+    kinds = iter(zip(SHAPES, DTYPES, strict=True))
+
+    def make() -> Call:
+        shape, dtype = next(kinds)
+        return call(torch.randn(shape, dtype=dtype))
+
+    return make
 
 
 def compile_now(fn: Callable[..., Any], *, fullgraph: bool) -> Any:

@@ -177,8 +177,8 @@ def outcome(
     if backward:
         backpropagate(result)
     return {
-        "result": result,
         "raised": raised,
+        "result": result,
         "args": inputs.args,
         "kwargs": inputs.kwargs,
         "state": scene.state(),
@@ -205,6 +205,7 @@ WALKERS: list[tuple[Callable[[Any], bool], str]] = [
     (lambda v: isinstance(getattr(v, "__self__", None), torch.Tensor), "_bound"),
     (lambda v: isinstance(v, OPAQUE), "_opaque"),
     (lambda v: isinstance(v, types.ModuleType), "_opaque"),
+    (lambda v: is_plain_tuple(v), "_primitive"),
     (lambda v: isinstance(v, np.ndarray), "_array"),
     (lambda v: isinstance(v, np.generic), "_primitive"),
     (lambda v: isinstance(v, types.FunctionType), "_function"),
@@ -224,6 +225,13 @@ WALKERS: list[tuple[Callable[[Any], bool], str]] = [
 ]
 
 
+def is_plain_tuple(value: Any) -> bool:
+    """A tuple of constants is a value: Python itself shares or copies those as it likes."""
+    return type(value) is tuple and all(
+        type(item) in PRIMITIVES or is_plain_tuple(item) for item in value
+    )
+
+
 class Twin:
     def __init__(self) -> None:
         self.pairs: dict[int, int] = {}
@@ -240,9 +248,8 @@ class Twin:
         if id(a) in self.pairs or id(b) in self.back:
             same = self.pairs.get(id(a)) == id(b) and self.back.get(id(b)) == id(a)
             return None if same else f"{path}: identity differs ({type(a).__name__})"
-        if not isinstance(a, tuple) or len(a):
-            self.pairs[id(a)], self.back[id(b)] = id(b), id(a)
-            self.alive += [a, b]
+        self.pairs[id(a)], self.back[id(b)] = id(b), id(a)
+        self.alive += [a, b]
         if walker != "_class":
             if found := self._kind(a, b):
                 return f"{path}: {found}"
@@ -252,7 +259,8 @@ class Twin:
     def _kind(self, a: Any, b: Any) -> str | None:
         if type(a) is type(b) or type(a).__qualname__ == type(b).__qualname__:
             return None
-        return f"type {type(a).__qualname__} against {type(b).__qualname__}: {a!r} and {b!r}"[:300]
+        kinds = f"type {type(a).__qualname__} against {type(b).__qualname__}"
+        return f"{kinds}: {a!s:.150} and {b!s:.400}"
 
     def _first(self, pairs: list[tuple[str, Any, Any]]) -> str | None:
         for path, a, b in pairs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..lockstep import check
+from ..lockstep import check, check_shapes, over_shapes
 from ..twin import differ, outcome
 from .rows import ROWS
 from .table import Row
@@ -42,3 +42,8 @@ def test_a_stale_answer_would_be_noticed(row: Row) -> None:
 
 def test_the_table_is_large_enough() -> None:
     assert len([row for row in ROWS if not row.split]) >= 70
+
+
+@pytest.mark.parametrize("row", over_shapes(ROWS), ids=lambda row: row.name)
+def test_two_eager_twins_agree_over_shapes(row: Row) -> None:
+    check_shapes(row.make, compiler=lambda fn, **_: fn)

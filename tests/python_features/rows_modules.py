@@ -131,7 +131,9 @@ class Attention(nn.Module):
         self.options = options
 
     def forward(self, x: torch.Tensor) -> Any:
-        return self.attention(x, x, x, **self.options)
+        # Contiguous: the fast path for inference leaves its output in another layout.
+        out, weights = self.attention(x, x, x, **self.options)
+        return out.contiguous(), weights
 
 
 class Decoder(nn.Module):
@@ -240,7 +242,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Call], dict[str, 
     "dropout": (lambda: nn.Dropout(0.5), rows_by(4, 3), {}),
     "lazy module": (lambda: nn.LazyLinear(3), rows_by(4, 3), {"split": True}),
     "scripted module": (
-        lambda: torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU())),
+        lambda: nn.Sequential(torch.jit.script(nn.Linear(4, 4)), nn.ReLU()),
         rows_by(4, 3),
         {"split": True},
     ),

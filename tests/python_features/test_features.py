@@ -9,7 +9,7 @@ import pytest
 import magjit
 from magjit.errors import GraphBreakError
 
-from ..lockstep import check
+from ..lockstep import check, check_shapes, over_shapes
 from ..twin import outcome
 from .rows import ROWS
 from .table import Row
@@ -27,6 +27,11 @@ def test_feature(row: Row) -> None:
     stats = magjit.stats(compiled)
     one_graph = (stats.captures, stats.replays, stats.splits) == (1, 2, 0)
     assert one_graph or (row.split and stats.splits >= 1), stats
+
+
+@pytest.mark.parametrize("row", over_shapes(ROWS), ids=lambda row: row.name)
+def test_feature_over_shapes(row: Row) -> None:
+    check_shapes(row.make)
 
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r.split], ids=lambda row: row.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ..lockstep import check
+from ..lockstep import check, check_shapes, over_shapes
 from ..twin import outcome
 from .rows import ROWS
 from .table import Row
@@ -19,3 +19,8 @@ def test_two_eager_twins_agree(row: Row) -> None:
 def test_no_row_raises(row: Row) -> None:
     scene = row.make()
     assert outcome(scene, scene.fn, 0)["raised"] is None
+
+
+@pytest.mark.parametrize("row", over_shapes(ROWS), ids=lambda row: row.name)
+def test_two_eager_twins_agree_over_shapes(row: Row) -> None:
+    check_shapes(row.make, compiler=lambda fn, **_: fn)
