@@ -224,10 +224,6 @@ typedef struct odict_node {
 
 typedef struct {
     PyDictObject dict;
-    odict_node **fast_nodes;
-    Py_ssize_t fast_nodes_size;
-    void *resize_sentinel;
-    size_t state;
     odict_node *first;
     odict_node *last;
 } odict_object;
