@@ -15,17 +15,29 @@ from torch import Tensor, nn
 MODULE_STATE = frozenset(vars(nn.Module()))
 
 
-def differences(expected: Any, actual: Any, path: str = "result") -> Iterator[str]:
-    """Where two results differ in type, structure or value; tensors within their tolerance."""
+def differences(
+    expected: Any,
+    actual: Any,
+    path: str = "result",
+    tolerance: tuple[float, float] | None = None,
+) -> Iterator[str]:
+    """Where two results differ in type, structure or value.
+
+    Tensors may differ within their dtype's usual tolerance, or within a relative and an absolute
+    one that are given.
+    """
+    rtol, atol = tolerance or (None, None)
     if type(expected) is not type(actual):
         yield f"{path}: {type(actual).__name__} in place of {type(expected).__name__}"
     elif isinstance(expected, Tensor):
         try:
-            torch.testing.assert_close(actual, expected, check_stride=True, equal_nan=True)
+            torch.testing.assert_close(
+                actual, expected, rtol=rtol, atol=atol, check_stride=True, equal_nan=True
+            )
         except AssertionError as error:
             yield f"{path}: {str(error).splitlines()[0]}"
     elif dataclasses.is_dataclass(expected):
-        yield from differences(vars(expected), vars(actual), path)
+        yield from differences(vars(expected), vars(actual), path, tolerance)
     elif isinstance(expected, Mapping):
         if expected.keys() != actual.keys():
             missing, extra = expected.keys() - actual.keys(), actual.keys() - expected.keys()
@@ -34,13 +46,13 @@ def differences(expected: Any, actual: Any, path: str = "result") -> Iterator[st
             yield f"{path}: the order of keys is {list(actual)} in place of {list(expected)}"
         else:
             for key, value in expected.items():
-                yield from differences(value, actual[key], f"{path}[{key!r}]")
+                yield from differences(value, actual[key], f"{path}[{key!r}]", tolerance)
     elif isinstance(expected, list | tuple):
         if len(expected) != len(actual):
             yield f"{path}: {len(actual)} items in place of {len(expected)}"
         else:
             for i, pair in enumerate(zip(expected, actual, strict=True)):
-                yield from differences(*pair, f"{path}[{i}]")
+                yield from differences(*pair, f"{path}[{i}]", tolerance)
     elif isinstance(expected, bool | int | float | str | None) and expected != actual:
         yield f"{path}: {actual!r} in place of {expected!r}"
 

@@ -60,6 +60,15 @@ class Stub(RealGraph):
         return run
 
 
+def warm_up(compiler: str, backend: str, device: str = "cpu") -> None:
+    """Compiles an unrelated function: what a first use sets up once is not a model's cost."""
+
+    def unrelated(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1
+
+    COMPILERS[compiler](unrelated, backend=backend)(torch.ones(3, device=device))
+
+
 def compiled_pair(
     compiler: str, model: torch.nn.Module, arguments: tuple[Any, ...], backend: RealGraph
 ) -> tuple[Task, Task]:

@@ -9,12 +9,13 @@ inputs, and the same multiset of ATen operators in a replay. Then Inductor, for 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 import magjit
 from agreement import differences, module_state, opaque_nodes, operator_differences
-from compilers import COMPILERS, RealGraph, Stub, compiled_pair
+from compilers import COMPILERS, RealGraph, Stub, compiled_pair, warm_up
 from harness import Benchmark, Row, Task, argument_parser, median_differences, median_times
 from models import MODELS
 from profiling import aten_operators
@@ -116,6 +117,7 @@ def with_inductor(name: str) -> tuple[dict[str, float], dict[str, float], list[s
     problems: list[str] = []
     torch._dynamo.reset()
     for compiler, compile_with in COMPILERS.items():
+        warm_up(compiler, "inductor")
         call = compile_with(MODELS[name]("small")[0], backend="inductor")
         start = time.perf_counter()
         call(*arguments)
@@ -127,37 +129,44 @@ def with_inductor(name: str) -> tuple[dict[str, float], dict[str, float], list[s
 
 
 def table_of(findings: Sequence[Finding]) -> Table:
-    table = Table(title="MagJIT beside torch.compile, backend eager", header_style="bold")
+    table = Table(
+        title="MagJIT (M) beside torch.compile (t.c.), backend eager, one thread",
+        caption="capture: the user's run + recording + guard, mock and lowering + backend",
+        header_style="bold",
+        box=SIMPLE_HEAD,
+    )
     table.add_column("model", no_wrap=True)
     for column in (
-        "graphs\n(t.c.)",
+        "graphs\nM / t.c.",
         "opera-\ntors",
         "guards",
-        "run\nms",
-        "record\nms",
-        "build\nms",
-        "backend\nms",
-        "overhead\nµs (t.c.)",
-        "eager\nµs",
-        "MagJIT\nµs",
-        "torch.\ncompile",
+        "capture, ms",
+        "overhead, µs\nM / t.c.",
+        "call, µs\neager",
+        "\nM",
+        "\nt.c.",
         "equal",
     ):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for finding in findings:
-        capture, overhead, times = finding.capture, finding.overhead, finding.times
+        parts = ("run_ms", "record_ms", "build_ms", "backend_ms")
         table.add_row(
             finding.name,
-            f"{finding.graphs['magjit']} ({finding.graphs['torch.compile']})",
+            beside(finding.graphs, "d"),
             str(finding.operators),
             str(finding.guards),
-            *(f"{capture[part]:.1f}" for part in ("run_ms", "record_ms", "build_ms", "backend_ms")),
-            f"{overhead.get('magjit', float('nan')):.1f} "
-            f"({overhead.get('torch.compile', float('nan')):.0f})",
-            *(f"{times[name]:.0f}" for name in ("eager", "magjit", "torch.compile")),
+            " + ".join(f"{finding.capture[part]:.1f}" for part in parts),
+            beside(finding.overhead, ".1f"),
+            *(f"{finding.times[name]:.0f}" for name in ("eager", "magjit", "torch.compile")),
             "[red]no[/]" if finding.problems else "[green]yes[/]",
         )
     return table
+
+
+def beside(values: Mapping[str, float], style: str) -> str:
+    """Both compilers' values, a dash where one has none."""
+    texts = (format(values[c], style) if c in values else "–" for c in COMPILERS)
+    return " / ".join(texts)
 
 
 def rows_of(finding: Finding) -> list[Row]:
@@ -170,8 +179,7 @@ def rows_of(finding: Finding) -> list[Row]:
         "call_us": finding.times,
     }
     for metric, values in compared.items():
-        peers = {name: value for name, value in values.items() if name != "magjit"}
-        rows.append(Row(finding.name, metric, unit_of(metric), values.get("magjit"), peers))
+        rows.append(Row.of(finding.name, metric, unit_of(metric), values))
     return rows
 
 
@@ -193,8 +201,7 @@ def inductor_table(console: Console, benchmark: Benchmark, progress: Progress) -
         table.add_row(name, "first call, s", "", *(f"{first[c]:.1f}" for c in COMPILERS))
         table.add_row("", "call, µs", *(f"{times[c]:.0f}" for c in ("eager", *COMPILERS)))
         for metric, unit, values in (("first_call_s", "s", first), ("call_us", "µs", times)):
-            peers = {peer: value for peer, value in values.items() if peer != "magjit"}
-            benchmark.add(Row(f"{name}, inductor", metric, unit, values["magjit"], peers))
+            benchmark.add(Row.of(f"{name}, inductor", metric, unit, values))
         progress.advance(task)
     console.print(table)
     return problems
@@ -207,6 +214,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-inductor", action="store_true", help="leave Inductor out")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    # Neither compiler is to find what the other one compiled.
+    torch._inductor.config.force_disable_caches = True
     options.force = True  # a demonstration runs on a busy machine, too
     benchmark = Benchmark.start(options)
     console = benchmark.console

@@ -22,7 +22,7 @@ from functools import partial
 
 import torch
 
-from compilers import COMPILERS, RealGraph, Stub, compiled_pair
+from compilers import COMPILERS, RealGraph, Stub, compiled_pair, warm_up
 from harness import (
     Benchmark,
     Row,
@@ -50,21 +50,11 @@ def measure_calls(benchmark: Benchmark, name: str, mode: str) -> None:
                 for compiler in COMPILERS
             }
             cost = median_differences(pairs)
-            benchmark.add(row(case, metric, "µs", cost))
+            benchmark.add(Row.of(case, metric, "µs", cost))
         model, arguments = front_end_model(name)
         tasks: dict[str, Task] = {compiler: whole for compiler, (whole, _) in pairs.items()}
         tasks["eager"] = lambda: model(*arguments)
-        benchmark.add(row(case, "call_us", "µs", median_times(tasks)))
-
-
-def row(case: str, metric: str, unit: str, values: dict[str, float], note: str = "") -> Row:
-    peers = {name: value for name, value in values.items() if name != "magjit"}
-    return Row(case, metric, unit, values.get("magjit"), peers, note)
-
-
-def unrelated(x: torch.Tensor) -> torch.Tensor:
-    """Compiled first: what a first use sets up once is not the model's."""
-    return x.sin() + 1
+        benchmark.add(Row.of(case, "call_us", "µs", median_times(tasks)))
 
 
 def first_call(compiler: str, name: str, mode: str) -> float:
@@ -72,7 +62,7 @@ def first_call(compiler: str, name: str, mode: str) -> float:
     model, arguments = front_end_model(name)
     compile_with = COMPILERS[compiler]
     with torch.set_grad_enabled(GRAD_MODES[mode]):
-        compile_with(unrelated, backend="eager")(torch.ones(3))
+        warm_up(compiler, "eager")
         start = time.perf_counter()
         compile_with(model, backend="eager")(*arguments)
         return time.perf_counter() - start
@@ -84,7 +74,7 @@ def measure_first_calls(benchmark: Benchmark, name: str, mode: str) -> None:
         for compiler, seconds in taken.items():
             seconds.append(in_fresh_process(__file__, "--first-call", compiler, name, mode))
     medians = {compiler: statistics.median(seconds) for compiler, seconds in taken.items()}
-    benchmark.add(row(f"{name}, {mode}", "first_call_s", "s", medians))
+    benchmark.add(Row.of(f"{name}, {mode}", "first_call_s", "s", medians))
 
 
 def measure_capture_peak(benchmark: Benchmark, name: str) -> None:
@@ -95,11 +85,12 @@ def measure_capture_peak(benchmark: Benchmark, name: str) -> None:
         model(*arguments)
         eager = peak_bytes(lambda: model(*arguments))
         for compiler, compile_with in COMPILERS.items():
-            compile_with(unrelated, backend="eager")(torch.ones(3))
+            warm_up(compiler, "eager")
             compiled = compile_with(front_end_model(name)[0], backend="eager")
             peaks[compiler] = peak_bytes(partial(compiled, *arguments)) / eager
     note = f"eager's peak is {eager / 1024:.0f} KiB"
-    benchmark.add(row(f"{name}, no grad", "capture_peak", "× eager", peaks | {"eager": 1.0}, note))
+    peaks["eager"] = 1.0
+    benchmark.add(Row.of(f"{name}, no grad", "capture_peak", "× eager", peaks, note))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -48,6 +48,14 @@ class Row:
     peers: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
 
+    @classmethod
+    def of(
+        cls, case: str, metric: str, unit: str, values: Mapping[str, float], note: str = ""
+    ) -> Row:
+        """A row of values by name, of which "magjit" is ours."""
+        peers = {name: value for name, value in values.items() if name != "magjit"}
+        return cls(case, metric, unit, values.get("magjit"), peers, note)
+
     def as_json(self) -> dict[str, Any]:
         row: dict[str, Any] = {
             "case": self.case,
