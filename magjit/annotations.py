@@ -73,8 +73,11 @@ _DESCRIPTORS = (
 # Compiled by Cython: callables without Python code, of types that every module has its own of.
 _CYTHON = ("cython_function_or_method", "fused_cython_function")
 
+# Asking a class of the user for these, or `isinstance` of its instance, could run its code.
 _mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 _type_dict: Callable[[type], dict[str, object]] = type.__dict__["__dict__"].__get__
+_type_name: Callable[[type], str] = type.__dict__["__name__"].__get__
+_type_flags: Callable[[type], int] = type.__dict__["__flags__"].__get__
 
 
 def _static(cls: type, name: str) -> object:
@@ -87,26 +90,28 @@ def _static(cls: type, name: str) -> object:
 
 
 def _unwrapped(obj: object) -> object:
-    return obj.__func__ if type(obj).__name__ in _WRAPPERS else obj  # type: ignore[attr-defined]
+    wrapped = _type_name(type(obj)) in _WRAPPERS
+    return obj.__func__ if wrapped else obj  # type: ignore[attr-defined]
 
 
 def _is_c_function(obj: object) -> bool:
-    return isinstance(obj, _C_FUNCTIONS) or type(obj).__name__ in _CYTHON
+    cls = type(obj)
+    return issubclass(cls, _C_FUNCTIONS) or _type_name(cls) in _CYTHON
 
 
 def is_c_callable(obj: object) -> bool:
     """Whether calling `obj` runs C code before any Python frame of its own."""
-    if isinstance(obj, (types.FunctionType, types.MethodType, staticmethod, classmethod)):
-        inner = getattr(obj, "__func__", None)
-        return inner is not None and is_c_callable(inner)
+    cls = type(obj)
+    if cls is types.FunctionType:
+        return False
+    if cls is types.MethodType or _type_name(cls) in _WRAPPERS:
+        return is_c_callable(obj.__func__)  # type: ignore[attr-defined]
     if _is_c_function(obj):
         return True
-    cls = type(obj)
-    if isinstance(obj, type):
-        call = _static(cls, "__call__")
-        parts = [call, _static(obj, "__new__"), _static(obj, "__init__")]
-        return not any(isinstance(p, (types.FunctionType, staticmethod)) for p in parts)
     call = _static(cls, "__call__")
+    if issubclass(cls, type):
+        parts = [call, _static(obj, "__new__"), _static(obj, "__init__")]  # type: ignore[arg-type]
+        return all(_is_c_function(part) for part in parts)
     return call is not _MISSING and is_c_callable(call)
 
 
@@ -155,9 +160,10 @@ class Database:
         # Builtin functions made anew at each access compare equal.
         self._by_value: dict[object, Rule] = {}
         self._accessors: dict[tuple[int, str], Rule] = {}
-        self._inherited: dict[tuple[int, type], Rule] = {}
-        self._bound: dict[tuple[type, str], Rule | None] = {}
-        # Classes that rules name; other classes of Python code are not kept alive by `_bound`.
+        # By the class of the receiver, too.
+        self._inherited: dict[tuple[int, int], Rule] = {}
+        self._bound: dict[tuple[int, str], Rule | None] = {}
+        # Classes that rules name: besides static types, the only ones in `_bound`.
         self._owners: set[int] = set()
 
     def __len__(self) -> int:
@@ -250,7 +256,7 @@ class Database:
             self._owners.add(id(owner))
             self._kept.append(owner)
             if inherited:
-                self._inherited[key, owner] = rule
+                self._inherited[key, id(owner)] = rule
         if key in self._explicit and (inherited or not explicit):
             return
         if explicit:
@@ -274,13 +280,13 @@ class Database:
             self._resolve()
         rule = self._by_id.get(id(callable_))
         if rule is not None:
-            if self_obj is not None and (id(callable_), type(self_obj)) in self._inherited:
-                return self._inherited[id(callable_), type(self_obj)]
+            if self_obj is not None:
+                return self._inherited.get((id(callable_), id(type(self_obj))), rule)
             return rule
         cls = type(callable_)
         if cls is types.FunctionType:
             return None
-        if isinstance(callable_, (types.BuiltinFunctionType, types.MethodWrapperType)):
+        if issubclass(cls, (types.BuiltinFunctionType, types.MethodWrapperType)):
             return self._of_bound(callable_)
         return self._of_other(callable_)
 
@@ -296,33 +302,33 @@ class Database:
                 return False
         return qualname not in found.follow and qualname.split(".")[0] not in found.follow
 
-    def _of_bound(self, bound: object) -> Rule | None:
-        receiver: object = bound.__self__  # type: ignore[attr-defined]
-        name: str = bound.__name__  # type: ignore[attr-defined]
+    def _of_bound(self, bound: Any) -> Rule | None:
+        receiver = bound.__self__
+        name: str = bound.__name__
         cls = type(receiver)
         try:
-            return self._bound[cls, name]
+            return self._bound[id(cls), name]
         except KeyError:
             pass
         if name in _ACCESSORS and (id(receiver), name) in self._accessors:
             return self._accessors[id(receiver), name]
         if cls is types.ModuleType:
             return self._by_value.get(bound)
-        if isinstance(receiver, type):
+        if issubclass(cls, type):
             return self._by_value.get(bound) or self._of_class_method(receiver, name)
         rule, certain = self._of_method(receiver, bound, name)
-        if rule is None and isinstance(bound, types.BuiltinFunctionType):
+        if rule is None and issubclass(type(bound), types.BuiltinFunctionType):
             rule, certain = self._by_value.get(bound), False
-        if certain and (not cls.__flags__ & _HEAP_TYPE or id(cls) in self._owners):
-            self._bound[cls, name] = rule
+        if certain and (not _type_flags(cls) & _HEAP_TYPE or id(cls) in self._owners):
+            self._bound[id(cls), name] = rule
         return rule
 
     def _of_method(self, receiver: object, bound: object, name: str) -> tuple[Rule | None, bool]:
         """The rule of a bound method, and whether it is so for the type whoever the receiver."""
-        candidates = []
+        candidates: list[Any] = []
         for base in _mro(type(receiver)):
             found = _type_dict(base).get(name)
-            if isinstance(found, _DESCRIPTORS):
+            if issubclass(type(found), _DESCRIPTORS):
                 candidates.append(found)
         if len(candidates) > 1:
             # `super().pop(...)` binds a base's method: equal means the same C function.
@@ -331,7 +337,7 @@ class Database:
         if not candidates:
             return None, False
         key = id(candidates[0])
-        rule = self._inherited.get((key, type(receiver))) or self._by_id.get(key)
+        rule = self._inherited.get((key, id(type(receiver)))) or self._by_id.get(key)
         return rule, len(candidates) == 1
 
     def _of_class_method(self, cls: type, name: str) -> Rule | None:
@@ -342,24 +348,22 @@ class Database:
                 return rule
         return None
 
-    def _of_other(self, callable_: object) -> Rule | None:
-        if isinstance(callable_, type):
-            return self._of_constructor(callable_)
-        if isinstance(callable_, types.MethodType):
-            return self.lookup(callable_.__func__, callable_.__self__)
+    def _of_other(self, callable_: Any) -> Rule | None:
         cls = type(callable_)
-        if cls.__name__ in _WRAPPERS:
+        if issubclass(cls, type):
+            return self._of_constructor(callable_)
+        if cls is types.MethodType:
+            return self.lookup(callable_.__func__, callable_.__self__)
+        if _type_name(cls) in _WRAPPERS:
             return self.lookup(_unwrapped(callable_))
-        if any(base.__module__ == "torch._ops" for base in _mro(cls)):
+        if any(_type_dict(base).get("__module__") == "torch._ops" for base in _mro(cls)):
             rule = self._of_operator(callable_)
             if rule is not None:
                 self._by_id[id(callable_)] = rule
                 self._kept.append(callable_)
             return rule
         call = _static(cls, "__call__")
-        if call is _MISSING or isinstance(call, types.FunctionType):
-            return None
-        return self._by_id.get(id(call))
+        return self._by_id.get(id(call)) if _is_c_function(call) else None
 
     def _of_constructor(self, cls: type) -> Rule | None:
         """A class without Python code of its own constructs as the C class it inherits from."""
@@ -483,6 +487,5 @@ def missing_entry(callable_: object) -> str:
     says = f"  # {text[0][:80]}\n" if text else ""
     return (
         f"rules:\n{says}  {name}:\n    kind: dynamic\n"
-        "    reason: not annotated yet; write `kind: pure` if it depends on nothing but its"
-        " arguments\n"
+        "    reason: not annotated yet (if nothing but its arguments matters, its kind is pure)\n"
     )
