@@ -16,28 +16,23 @@ static enum { UNBOUND, BOUND, FAILED } state;
 enum { IMPL_BYTES = 26 * 8 };
 
 typedef struct {
-    const char *library;
     const char *name;
     void *target;
     bool required;
 } symbol;
 
 static const symbol symbols[] = {
-    {"libtorch_cpu.so", "aoti_torch_get_dim", &lib.dim, true},
-    {"libtorch_cpu.so", "aoti_torch_get_sizes", &lib.sizes, true},
-    {"libtorch_cpu.so", "aoti_torch_get_strides", &lib.strides, true},
-    {"libtorch_cpu.so", "aoti_torch_get_data_ptr", &lib.data_ptr, true},
-    {"libtorch_cpu.so", "aoti_torch_get_storage_offset", &lib.storage_offset, true},
-    {"libtorch_cpu.so", "aoti_torch_get_dtype", &lib.dtype, true},
-    {"libtorch_cpu.so", "aoti_torch_get_device_type", &lib.device_type, true},
-    {"libtorch_cpu.so", "aoti_torch_get_device_index", &lib.device_index, true},
-    {"libtorch_cpu.so", "aoti_torch_get_layout", &lib.layout, true},
-    {"libtorch_cpu.so", "aoti_torch_dtype_element_size", &lib.element_size, true},
-    {"libtorch_cpu.so", "aoti_torch_grad_mode_is_enabled", &lib.grad_mode, true},
-    {"libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv", &lib.requires_grad, false},
-    {"libc10.so", "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE", &lib.tls_key_included, false},
-    {"libtorch_cpu.so", "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE", &lib.autocast_enabled, false},
-    {"libtorch_cpu.so", "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", &lib.autocast_dtype, false},
+    {"aoti_torch_get_dim", &lib.dim, true},
+    {"aoti_torch_get_sizes", &lib.sizes, true},
+    {"aoti_torch_get_strides", &lib.strides, true},
+    {"aoti_torch_get_data_ptr", &lib.data_ptr, true},
+    {"aoti_torch_get_storage_offset", &lib.storage_offset, true},
+    {"aoti_torch_get_dtype", &lib.dtype, true},
+    {"aoti_torch_get_device_type", &lib.device_type, true},
+    {"aoti_torch_get_device_index", &lib.device_index, true},
+    {"aoti_torch_get_layout", &lib.layout, true},
+    {"aoti_torch_dtype_element_size", &lib.element_size, true},
+    {"_ZNK3c1010TensorImpl13requires_gradEv", &lib.requires_grad, false},
 };
 
 /* ---- slow public ways ---- */
@@ -95,13 +90,26 @@ open_library(PyObject *torch, const char *name)
     return handle;
 }
 
+static void *handles[2];
+
+void *
+mj_torch_symbol(const char *name)
+{
+    void *address = NULL;
+    for (int i = 0; address == NULL && i < 2; i++) {
+        address = handles[i] != NULL ? dlsym(handles[i], name) : NULL;
+    }
+    return address != NULL ? address : dlsym(RTLD_DEFAULT, name);
+}
+
 static int
 find_symbols(PyObject *torch)
 {
+    handles[0] = open_library(torch, "libtorch_cpu.so");
+    handles[1] = open_library(torch, "libc10.so");
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
         const symbol *s = &symbols[i];
-        void *handle = open_library(torch, s->library);
-        void *address = dlsym(handle != NULL ? handle : RTLD_DEFAULT, s->name);
+        void *address = mj_torch_symbol(s->name);
         if (address == NULL && s->required) {
             PyErr_Format(PyExc_RuntimeError, "this torch does not export %s", s->name);
             return -1;
@@ -140,7 +148,6 @@ static const char sample_source[] =
     "    key = getattr(torch._C.DispatchKey, key, None)\n"
     "    if key is not None:\n"
     "        refused |= torch._C.DispatchKeySet(key).raw_repr()\n"
-    "functorch = int(torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode)\n"
     "tensor, parameter, base = torch.Tensor, torch.nn.Parameter, torch._C.TensorBase\n"
     "dispatch_keys = torch._C._dispatch_keys\n"
     "device, size = torch.device, torch.Size\n";
@@ -227,8 +234,6 @@ take_names(PyObject *names)
     lib.plain_types[1] = Py_XNewRef(PyDict_GetItemString(names, "parameter"));
     lib.dispatch_keys = Py_XNewRef(PyDict_GetItemString(names, "dispatch_keys"));
     lib.refused_keys = PyLong_AsUnsignedLongLongMask(PyDict_GetItemString(names, "refused"));
-    lib.functorch_key = (uint16_t)PyLong_AsLong(PyDict_GetItemString(names, "functorch"));
-    lib.has_functorch_key = lib.tls_key_included != NULL;
     PyObject *descr = _PyType_Lookup(lib.tensor_type, PyUnicode_InternFromString("requires_grad"));
     if (descr != NULL && Py_IS_TYPE(descr, &PyGetSetDescr_Type)) {
         lib.requires_grad_getset = ((PyGetSetDescrObject *)descr)->d_getset;

@@ -15,18 +15,12 @@ typedef struct {
     shim_pointer sizes, strides, data_ptr;
     shim_int32 dtype, device_type, device_index, layout;
     size_t (*element_size)(int32_t dtype);
-    bool (*grad_mode)(void);
     /* c10::TensorImpl::requires_grad() const; NULL: not exported */
     bool (*requires_grad)(const void *impl);
-    bool (*autocast_enabled)(int8_t device_type);
-    int8_t (*autocast_dtype)(int8_t device_type);
-    bool (*tls_key_included)(uint16_t key);
 
     Py_ssize_t tensor_offset; /* of at::Tensor in its Python object */
     Py_ssize_t keys_offset;   /* of the dispatch key set in TensorImpl, -1: unknown */
     uint64_t refused_keys;    /* keys with which reading sizes would run user code or is not defined */
-    uint16_t functorch_key;
-    bool has_functorch_key;
     PyTypeObject *tensor_type;     /* torch._C.TensorBase */
     PyGetSetDef *requires_grad_getset;
     PyObject *plain_types[2];      /* torch.Tensor, torch.nn.Parameter */
@@ -37,6 +31,9 @@ typedef struct {
 const torch_lib *mj_torch(void);
 /* The same, after one more attempt if torch was imported since; NULL with an exception set if it cannot be bound. */
 const torch_lib *mj_torch_bind(void);
+
+/* An exported function of torch's libraries, or NULL; only after binding. */
+void *mj_torch_symbol(const char *name);
 
 /* Key set of a tensor's impl by the slow public way; -1 with no exception if impossible. */
 int mj_torch_slow_keys(const torch_lib *lib, PyObject *tensor, uint64_t *keys);
