@@ -27,6 +27,7 @@ from magjit.plugin.fx_helpers import (
 )
 from magjit.plugin.inputs import GraphInput, TensorInput, materialize
 from magjit.plugin.protocol import Backend, CompiledGraph, ExampleInputs
+from magjit.plugin.symbols import bind_symbols, is_symbolic, passing_symbols
 
 __all__ = ["run_backend"]
 
@@ -76,6 +77,7 @@ def run_backend(
         )
         compiled = _compile_with_examples(backend, owned, context)
         context.guards[:] = convention.guards(context.guards)
+        context.symbolic_inputs = tuple(convention.kept[i] for i in context.symbolic_inputs)
         return convention.wrap(compiled)
 
 
@@ -114,19 +116,24 @@ def _compile_with_examples(
 ) -> CompiledGraph:
     with _undisturbed(context.grad_enabled):
         fakes = fakeify(gm, context.inputs, context.dynamic)
+        bindings, symbols = bind_symbols(gm, fakes.values, fakes.sources)
         context.fake_mode = fakes.fake_mode
         context.shape_env = fakes.shape_env
         context.tracing_context = fakes.tracing_context
-        examples: Sequence[Any] = fakes.values
+        context.symbolic_inputs = tuple(
+            i for i, value in enumerate(fakes.values) if is_symbolic(value)
+        )
+        examples: Sequence[Any] = (*fakes.values, *symbols)
         if _wants(backend) is ExampleInputs.COPIES:
-            examples = materialize(context.inputs, context.live_inputs)
+            copies = materialize(context.inputs, context.live_inputs)
+            examples = (*copies, *(binding.reader()(copies) for binding in bindings))
         with (
             torch._guards.tracing(fakes.tracing_context),
             torch._guards.compile_context(CompileContext(gm.meta["dynamo_compile_id"])),
         ):
             compiled = _called(backend, gm, list(examples), context)
         _collect_guards(context, fakes)
-    return compiled
+    return passing_symbols(compiled, bindings)
 
 
 @contextmanager
@@ -182,20 +189,15 @@ _INPUT_NAME = re.compile(r"L\['input_(\d+)'\]")
 
 
 def _collect_shape_guards(context: BackendContext, fakes: FakeInputs) -> None:
-    symbolic = [i for i, value in enumerate(fakes.values) if _is_symbolic(value)]
-    if not symbolic:
+    if not context.symbolic_inputs:
         return
+    symbolic = context.symbolic_inputs
     expressions = fakes.shape_env.produce_guards(
         [fakes.values[i] for i in symbolic],
         [fakes.sources[i] for i in symbolic],
         input_contexts=[fakes.symbolic_contexts[i] for i in symbolic],
+        ignore_static=False,
     )
     for expression in expressions:
         read = tuple(sorted({int(i) for i in _INPUT_NAME.findall(expression)}))
         context.add_guard(ShapeGuard(_INPUT_NAME.sub(r"inputs[\1]", expression), read))
-
-
-def _is_symbolic(value: Any) -> bool:
-    if isinstance(value, torch.SymInt):
-        return True
-    return isinstance(value, torch.Tensor) and value._has_symbolic_sizes_strides

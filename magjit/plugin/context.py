@@ -11,6 +11,7 @@ guards of the record::
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, ShapeEnv
 
 from magjit.plugin.inputs import GraphInput
 
@@ -49,6 +50,12 @@ class ShapeGuard:
 
     def __str__(self) -> str:
         return self.expression
+
+    def predicate(self) -> Callable[[Sequence[Any]], bool]:
+        """The condition as a function of all graph inputs."""
+        names = {**SYMPY_INTERP, "math": math, "torch": torch}
+        made: Callable[[Sequence[Any]], bool] = eval(f"lambda inputs: {self.expression}", names)
+        return made
 
     def at(self, positions: Sequence[int]) -> ShapeGuard:
         """The same condition where input ``i`` has become input ``positions[i]``."""
@@ -137,6 +144,8 @@ class BackendContext:
             execute their example inputs.
         inputs: the graph inputs as data, in order.
         static_inputs: positions whose tensors keep their address from call to call.
+        symbolic_inputs: positions whose sizes, strides and offset hold symbols: ``ShapeGuard``
+            s say all that must hold of these numbers, the metadata in ``inputs`` does not.
         fake_mode: the mode of the example inputs.
         shape_env: its shape environment.
         tracing_context: torch's tracing context, set while the backend compiles.
@@ -154,6 +163,7 @@ class BackendContext:
     live_inputs: Sequence[Any] | None = None
     inputs: tuple[GraphInput, ...] = ()
     static_inputs: tuple[int, ...] = ()
+    symbolic_inputs: tuple[int, ...] = ()
     fake_mode: FakeTensorMode | None = None
     shape_env: ShapeEnv | None = None
     tracing_context: TracingContext | None = None

@@ -11,13 +11,6 @@ from magjit.plugin import BackendContext, CompiledGraph, InputDescriber, resolve
 from magjit.plugin.protocol import Backend
 
 
-class TraceEverything(torch.fx.Tracer):
-    """Inlines every module: parameters and buffers become get_attr nodes first."""
-
-    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        return False
-
-
 def functional_graph(program: Callable[..., Any]) -> torch.fx.GraphModule:
     """A graph of a function whose inputs are tensors; the output is made a tuple."""
     gm = torch.fx.symbolic_trace(program)

@@ -1,0 +1,214 @@
+"""Inductor: settings as torch.compile takes them, the graphs it was given, random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from magjit.plugin import BackendContext, BackendOptionError, resolve
+from magjit_inductor import InductorBackend, backend, compile_for_torch
+
+from .graphs import compile_for
+
+
+def linear(x, w):
+    return F.gelu(F.linear(x, w))
+
+
+@pytest.fixture
+def inputs() -> list[torch.Tensor]:
+    return [torch.randn(4, 8), torch.nn.Parameter(torch.randn(3, 8))]
+
+
+@pytest.mark.parametrize(
+    "mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+)
+def test_modes_are_torch_compiles(mode: str, inputs: list[torch.Tensor]) -> None:
+    configured = resolve(backend, mode=mode)
+    assert isinstance(configured, InductorBackend)
+    assert configured.config == (
+        {} if mode == "default" else torch._inductor.list_mode_options(mode)
+    )
+    if "autotune" not in mode:  # that takes a minute of g++ on a CPU
+        compiled = compile_for(configured, linear, inputs, static=[1])
+        torch.testing.assert_close(compiled(*inputs)[0], linear(*inputs))
+
+
+def test_options_are_torch_compiles(inputs: list[torch.Tensor]) -> None:
+    options = {"max-fusion-size": 7, "epilogue_fusion": False, "trace.enabled": False}
+    configured = resolve(backend, options=options)
+    assert configured.config == {
+        "max_fusion_size": 7,
+        "epilogue_fusion": False,
+        "trace.enabled": False,
+    }
+    compiled = compile_for(configured, linear, inputs, static=[1])
+    torch.testing.assert_close(compiled(*inputs)[0], linear(*inputs))
+    assert backend.config == {}, "the shared instance has no settings"
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"mode": "reduce_overhead"}, "reduce_overhead.*\n.*'reduce-overhead'"),
+        ({"options": {"max_autotun": True}}, "max_autotun"),
+        ({"options": {"max_autotune": "yes"}}, "max_autotune"),
+        ({"mode": "default", "options": {"max_autotune": True}}, "not both"),
+        ({"mode": 7}, "string"),
+    ],
+)
+def test_bad_settings_are_typed_errors(settings: dict, message: str) -> None:
+    with pytest.raises(BackendOptionError, match=message):
+        resolve(backend, **settings)
+
+
+def test_dumps_have_graphs_and_code(inputs: list[torch.Tensor]) -> None:
+    context = BackendContext(want_dumps=True)
+    compile_for(backend, linear, inputs, static=[1], context=context)
+    assert {"aten_forward.py", "inductor_forward.py"} <= set(context.dumps)
+    assert "torch.ops.aten" in context.dumps["aten_forward.py"]
+    assert "def call" in context.dumps["inductor_forward.py"]
+    context = BackendContext(want_dumps=True, grad_enabled=False)
+    compile_for(backend, linear, inputs, static=[1], context=context)
+    assert set(context.dumps) == {"aten_inference.py", "inductor_inference.py"}
+
+
+def test_nothing_is_dumped_unasked(inputs: list[torch.Tensor]) -> None:
+    context = BackendContext(grad_enabled=False)
+    compile_for(backend, linear, inputs, context=context)
+    assert context.dumps == {}
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_fallback_random_draws_eagers_numbers(training: bool) -> None:
+    def program(x):
+        return F.dropout(x, 0.5, True) + torch.rand_like(x)
+
+    x = torch.randn(32, 32, requires_grad=training)
+    configured = resolve(backend, options={"fallback_random": True})
+    compiled = compile_for(configured, program, [x])
+    for seed in range(2):
+        torch.manual_seed(seed)
+        (ours,) = compiled(x)
+        torch.manual_seed(seed)
+        theirs = program(x)
+        torch.testing.assert_close(ours, theirs)
+        if training:
+            torch.testing.assert_close(
+                torch.autograd.grad(ours.sum(), x)[0], torch.autograd.grad(theirs.sum(), x)[0]
+            )
+
+
+def test_two_optimizer_steps_equal_eager() -> None:
+    def program(x, w1, b1, w2):
+        return F.linear(torch.tanh(F.linear(x, w1, b1)), w2).square().mean()
+
+    def parameters() -> list[torch.nn.Parameter]:
+        torch.manual_seed(0)
+        return [torch.nn.Parameter(torch.randn(s) / 4) for s in ((16, 8), (16,), (4, 16))]
+
+    x = torch.randn(5, 8)
+    ours, theirs = parameters(), parameters()
+    compiled = compile_for(backend, program, [x, *ours], static=[1, 2, 3])
+    optimizers = [torch.optim.AdamW(p, lr=0.1) for p in (ours, theirs)]
+    for _ in range(2):
+        losses = [compiled(x, *ours)[0], program(x, *theirs)]
+        torch.testing.assert_close(losses[0], losses[1])
+        for loss, optimizer in zip(losses, optimizers):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    for mine, other in zip(ours, theirs):
+        torch.testing.assert_close(mine, other)
+
+
+def test_ambient_autocast_and_inference_mode(inputs: list[torch.Tensor]) -> None:
+    def program(x, w):
+        return x @ w.t()
+
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        compiled = compile_for(backend, program, inputs, static=[1])
+        (out,) = compiled(*inputs)
+        assert out.dtype is torch.bfloat16
+        torch.testing.assert_close(out, program(*inputs))
+    with torch.inference_mode():
+        x = torch.randn(4, 8)
+        compiled = compile_for(backend, program, [x, inputs[1]], static=[1])
+        torch.testing.assert_close(compiled(x, inputs[1])[0], program(x, inputs[1]))
+
+
+def test_torch_compile_takes_it(inputs: list[torch.Tensor]) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(linear, backend=compile_for_torch, fullgraph=True)
+    torch.testing.assert_close(compiled(*inputs), linear(*inputs))
+    assert resolve(compile_for_torch) is not None
+    assert isinstance(resolve(compile_for_torch), InductorBackend)
+    torch._dynamo.reset()
+
+
+# --- CUDA graphs --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def generations() -> Iterator[list[int]]:
+    from torch._dynamo.mutation_guard import GenerationTracker
+
+    yield [GenerationTracker.generation]
+
+
+def test_each_call_is_a_step_for_cuda_graphs(
+    inputs: list[torch.Tensor], generations: list[int]
+) -> None:
+    from torch._dynamo.mutation_guard import GenerationTracker
+
+    with torch.no_grad():
+        plain = compile_for(backend, linear, inputs, static=[1])
+        before = GenerationTracker.generation
+        plain(*inputs)
+        assert GenerationTracker.generation == before
+        stepping = compile_for(resolve(backend, mode="reduce-overhead"), linear, inputs, static=[1])
+        before = GenerationTracker.generation
+        stepping(*inputs)
+        stepping(*inputs)
+        assert GenerationTracker.generation == before + 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("training", [False, True])
+def test_cuda_graphs_do_not_copy_parameters(training: bool) -> None:
+    def program(x, w1, w2):
+        return torch.relu(x @ w1) @ w2
+
+    x = torch.randn(64, 256, device="cuda")
+    weights = [torch.nn.Parameter(torch.randn(256, 256, device="cuda") / 16) for _ in range(2)]
+    with torch.set_grad_enabled(training):
+        compiled = compile_for(
+            resolve(backend, mode="reduce-overhead"), program, [x, *weights], static=[1, 2]
+        )
+        for _ in range(4):
+            x = torch.randn(64, 256, device="cuda")
+            (out,) = compiled(x, *weights)
+            expected = program(x, *weights)
+            torch.testing.assert_close(out, expected, atol=1e-3, rtol=1e-3)
+            if training:
+                ours = torch.autograd.grad(out.sum(), weights)
+                theirs = torch.autograd.grad(expected.sum(), weights)
+                torch.testing.assert_close(ours, theirs, atol=1e-2, rtol=1e-3)
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+            compiled(x, *weights)
+            torch.cuda.synchronize()
+    copies = [event for event in trace.events() if "Memcpy" in event.name or "copy" in event.name]
+    assert len(copies) <= 1, [event.name for event in copies]  # x alone
+
+
+@pytest.mark.gpu
+def test_conformance_on_cuda() -> None:
+    from magjit.plugin import conformance
+
+    report = conformance.run(backend, device="cuda")
+    print(report)
+    report.raise_for_failures()
