@@ -19,6 +19,7 @@ from magjit.mocks.writes import (
     ItemWrite,
     ListState,
     SetState,
+    SlotWrite,
     TensorAttrWrite,
     Write,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "MockPlan",
     "Resolver",
     "SetState",
+    "SlotWrite",
     "TensorAttrWrite",
     "Write",
     "build_plan",

@@ -7,14 +7,14 @@ that methods of a user's subclass, which the run has followed, do not run again.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterator
-from typing import Any, Protocol
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, Protocol
 
-from magjit.mocks.ir import Apply, Const, Do, Expr, Seq, SetAttr, SetItem, Step
+from magjit.mocks.ir import Apply, Const, Do, Expr, Ref, Seq, SetAttr, SetItem, Step
 from magjit.mocks.layouts import instance_dict, is_name, layout_of
-from magjit.mocks.recipes import get_dict
-from magjit.mocks.value_kinds import is_atom
+from magjit.mocks.recipes import get_dict, is_atom
 from magjit.mocks.writes import (
     DELETED,
     AttrWrite,
@@ -23,6 +23,7 @@ from magjit.mocks.writes import (
     ContainerState,
     GlobalWrite,
     ItemWrite,
+    SlotWrite,
     TensorAttrWrite,
     Write,
     changed_region,
@@ -39,17 +40,14 @@ class Context(Protocol):
     def value(self, obj: Any, label: str) -> Expr:
         """A value that is written; ``label`` is its readable path."""
 
+    def refuse_change(self, obj: Any, reason: str) -> NoReturn:
+        """Raise `Unrebuildable` for an object whose change cannot be made again."""
+
 
 def effect_steps(write: Write, context: Context) -> list[Step]:
     """The steps of one write; none if its target was made in the run."""
     if isinstance(write, Call):
-        args = tuple(
-            [context.value(a, f"{_name(write.func)}({i})") for i, a in enumerate(write.args)]
-        )
-        named = tuple(
-            [(k, context.value(v, f"{_name(write.func)}({k})")) for k, v in write.kwargs.items()]
-        )
-        return [Do(Apply(write.func, args, named))]
+        return [_call(write, context)]
     target = context.target(write.target)
     if target is None and isinstance(write, GlobalWrite):
         target = Const(write.target)
@@ -58,12 +56,13 @@ def effect_steps(write: Write, context: Context) -> list[Step]:
     match write:
         case AttrWrite():
             return _attr(write, target, context)
-        case ItemWrite(target=obj, key=key, value=value):
-            where = f"{type(obj).__name__}[{key!r}]" if is_atom(key) else type(obj).__name__
-            return [_item(obj, target, key, value, where, context)]
+        case SlotWrite():
+            return _slot(write, target, context)
+        case ItemWrite(target=obj, key=key, value=value, may_lack=may_lack):
+            return [_item(obj, target, key, value, context, may_lack=may_lack)]
         case GlobalWrite(target=obj, name=name, value=value):
-            return [_item(obj, target, name, value, f"global {name}", context)]
-        case CellWrite(value=value):
+            return [_item(obj, target, name, value, context)]
+        case CellWrite():
             return _cell(write, target, context)
         case TensorAttrWrite(name=name, value=value):
             return [SetAttr(target, name, context.value(value, f"Tensor.{name}"))]
@@ -71,61 +70,88 @@ def effect_steps(write: Write, context: Context) -> list[Step]:
             return _container(write, target, context)
 
 
-def _name(func: Any) -> str:
-    return getattr(func, "__name__", type(func).__name__)
+def _call(write: Call, context: Context) -> Step:
+    name = getattr(write.func, "__name__", type(write.func).__name__)
+    args = [context.value(arg, f"{name}({i})") for i, arg in enumerate(write.args)]
+    kwargs = [(key, context.value(arg, f"{name}({key})")) for key, arg in write.kwargs.items()]
+    return Do(Apply(write.func, tuple(args), tuple(kwargs)))
 
 
-def _quiet_delattr(obj: Any, name: str) -> None:
-    """Delete an attribute that only the run may have set."""
+def _quietly(func: Callable[..., Any], *args: Any) -> None:
+    """Delete something that only the run may have set."""
     try:
-        delattr(obj, name)
-    except AttributeError:
+        func(*args)
+    except (AttributeError, KeyError):
         pass
 
 
+def _delete(func: Callable[..., Any], args: tuple[Expr, ...], may_lack: bool) -> Step:
+    hashed = args[1:]
+    if may_lack:
+        return Do(Apply(_quietly, (Const(func), *args), hashed=hashed))
+    return Do(Apply(func, args, hashed=hashed))
+
+
 def _attr(write: AttrWrite, target: Expr, context: Context) -> list[Step]:
-    name, value = write.name, write.value
-    layout = layout_of(type(write.target))
+    name, value, obj = write.name, write.value, write.target
+    layout = layout_of(type(obj))
     in_dict = write.via == "instance_dict"
+    direct: Any = type if isinstance(obj, type) else object  # past a class's own __setattr__
     if value is DELETED:
         if in_dict:
             return [Do(Apply(dict.pop, (get_dict(target, layout), Const(name), Const(None))))]
-        func = _quiet_delattr if write.may_lack else delattr
-        if write.via == "object.__setattr__":
-            func = object.__delattr__
-        return [Do(Apply(func, (target, Const(name))))]
-    part = context.value(value, f"{type(write.target).__name__}.{name}")
+        func = direct.__delattr__ if write.via == "object.__setattr__" else delattr
+        return [_delete(func, (target, Const(name)), write.may_lack)]
+    part = context.value(value, f"{type(obj).__name__}.{name}")
     if in_dict and not layout.stores(name):
-        if type(instance_dict(write.target)) is dict:
+        if type(instance_dict(obj)) is dict:
             return [SetItem(get_dict(target, layout), Const(name), part)]
         return [Do(Apply(dict.__setitem__, (get_dict(target, layout), Const(name), part)))]
     if write.via == "object.__setattr__" and not layout.plain_setattr:
-        return [Do(Apply(object.__setattr__, (target, Const(name), part)))]
+        return [Do(Apply(direct.__setattr__, (target, Const(name), part)))]
     if not is_name(name):
         return [Do(Apply(setattr, (target, Const(name), part)))]
     return [SetAttr(target, name, part)]
 
 
+def _slot(write: SlotWrite, target: Expr, context: Context) -> list[Step]:
+    slot = write.descriptor
+    if write.value is DELETED:
+        return [_delete(slot.__delete__, (target,), write.may_lack)]
+    part = context.value(write.value, f"{type(write.target).__name__}.{slot.__name__}")
+    if layout_of(type(write.target)).stores_slot(slot):
+        return [SetAttr(target, slot.__name__, part)]
+    return [Do(Apply(slot.__set__, (target, part)))]
+
+
 def _cell(write: CellWrite, target: Expr, context: Context) -> list[Step]:
     if write.value is DELETED:
-        return [Do(Apply(_quiet_delattr, (target, Const("cell_contents"))))]
+        return [_delete(delattr, (target, Const("cell_contents")), True)]
     return [SetAttr(target, "cell_contents", context.value(write.value, "variable"))]
 
 
-def _item(obj: Any, target: Expr, key: Any, value: Any, where: str, context: Context) -> Step:
+def _item(
+    obj: Any, target: Expr, key: Any, value: Any, context: Context, *, may_lack: bool = False
+) -> Step:
     """One item of a dict or list, set or deleted."""
+    where = _item_label(obj, key)
     place = context.value(key, f"key of {where}")
     native: Any = layout_of(type(obj)).native
     if value is DELETED:
-        if type(obj) in (dict, OrderedDict):
-            return Do(Apply(native.pop, (target, place, Const(None)), hashed=(place,)))
-        if issubclass(native, dict):
-            return Do(Apply(native.__delitem__, (target, place), hashed=(place,)))
-        return Do(Apply(native.__delitem__, (target, place)))
+        if type(obj) is dict:
+            return Do(Apply(dict.pop, (target, place, Const(None)), hashed=(place,)))
+        return _delete(native.__delitem__, (target, place), may_lack)
     part = context.value(value, where)
     if type(obj) is dict or type(obj) is list:
         return SetItem(target, place, part)
     return Do(Apply(native.__setitem__, (target, place, part), hashed=(place,)))
+
+
+def _item_label(obj: Any, key: Any) -> str:
+    shown = repr(key) if is_atom(key) else f"<{type(key).__name__}>"
+    if type(obj) is dict and type(obj.get("__name__")) is str and type(key) is str:
+        return f"global {key}"
+    return f"{type(obj).__name__}[{shown}]"
 
 
 def contents_of(write: ContainerState, target: Expr) -> Iterator[tuple[Any, Expr]]:
@@ -141,7 +167,7 @@ def contents_of(write: ContainerState, target: Expr) -> Iterator[tuple[Any, Expr
 
 
 def _container(write: ContainerState, target: Expr, context: Context) -> list[Step]:
-    native = layout_of(type(write.target)).native
+    native: Any = layout_of(type(write.target)).native
     if native is list:
         return _list(write, target, context)
     if native is deque:
@@ -150,14 +176,18 @@ def _container(write: ContainerState, target: Expr, context: Context) -> list[St
         return _set(write, target, context)
     if issubclass(native, dict):
         return _dict(write, target, native, context)
-    content = context.value(write.final, type(write.target).__name__)
-    if native is bytearray:
-        return [Do(Apply(bytearray.__setitem__, (target, Const(slice(None)), content)))]
-    return [Do(Apply(_refuse, (target,)))]
+    content = _copied(write.final)
+    if native is bytearray or f"{native.__module__}.{native.__qualname__}" == "array.array":
+        return [Do(Apply(native.__setitem__, (target, Const(slice(None)), content)))]
+    is_array = f"{native.__module__}.{native.__qualname__}" == "numpy.ndarray"
+    if is_array and write.initial.shape == write.final.shape:
+        return [Do(Apply(native.__setitem__, (target, Const(...), content)))]
+    return context.refuse_change(write.target, "its class is not known to the mock")
 
 
-def _refuse(obj: Any) -> None:
-    raise AssertionError
+def _copied(data: Any) -> Const:
+    """A copy of plain data that nothing changes."""
+    return Const(copy.copy(data))
 
 
 def _items(write: ContainerState, items: Any, context: Context) -> tuple[Expr, ...]:
@@ -176,9 +206,7 @@ def _list(write: ContainerState, target: Expr, context: Context) -> list[Step]:
     if start == len(initial):
         return [_extend(list, target, new)]
     if len(new) == 1 and len(initial) == len(final):
-        return [
-            _item(write.target, target, start, final[start], type(write.target).__name__, context)
-        ]
+        return [_item(write.target, target, start, final[start], context)]
     stop = len(initial) - end if end else None
     region = slice(start or None, stop)
     return [Do(Apply(list.__setitem__, (target, Const(region), Seq("list", new))))]
@@ -210,8 +238,12 @@ def _deque(write: ContainerState, target: Expr, context: Context) -> list[Step]:
 
 
 def _set(write: ContainerState, target: Expr, context: Context) -> list[Step]:
-    removed = _items(write, [x for x in write.initial if x not in write.final], context)
+    """Remove and add; what to remove has to be a constant or an object with a node."""
+    lost = [x for x in write.initial if x not in write.final]
+    removed = _items(write, lost, context)
     added = _items(write, [x for x in write.final if x not in write.initial], context)
+    if any(isinstance(part, Ref) and not is_atom(x) for part, x in zip(removed, lost, strict=True)):
+        context.refuse_change(write.target, "it lost an object that the run did not look at")
     steps: list[Step] = []
     if removed:
         gone = Apply(set.difference_update, (target, Seq("tuple", removed)), hashed=removed)
@@ -234,12 +266,10 @@ def _dict(write: ContainerState, target: Expr, native: Any, context: Context) ->
             break
         last = positions[key]
         stays.add(key)
-    where = type(obj).__name__
-    steps = [
-        _item(obj, target, key, DELETED, where, context) for key in initial if key not in stays
+    steps = [_item(obj, target, key, DELETED, context) for key in initial if key not in stays]
+    steps += [
+        _item(obj, target, key, value, context)
+        for key, value in final.items()
+        if key not in stays or not is_same(value, initial[key])
     ]
-    for key, value in final.items():
-        if key not in stays or not is_same(value, initial[key]):
-            shown = f"{where}[{key!r}]" if is_atom(key) else where
-            steps.append(_item(obj, target, key, value, shown, context))
     return steps

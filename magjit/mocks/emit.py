@@ -11,6 +11,7 @@ import keyword
 import linecache
 import math
 import re
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -165,8 +166,7 @@ class _Writer:
         """The global name of a constant, after its own name where it has one."""
         found = self._named.get(id(value))
         if found is None:
-            own = getattr(value, "__qualname__", None) if callable(value) else None
-            text = own if isinstance(own, str) else type(value).__name__
+            text = _own_name(value)
             stem = re.sub(r"\W+", "_", text.replace("<locals>.", ""), flags=re.ASCII).strip("_")
             if not stem.isidentifier() or keyword.iskeyword(stem) or _RESERVED.fullmatch(stem):
                 stem = f"c_{stem}"
@@ -180,10 +180,22 @@ class _Writer:
         return found
 
 
+def _own_name(value: Any) -> str:
+    """What a reader would call a constant."""
+    if type(value) is dict and type(value.get("__name__")) is str:
+        return f"globals_of_{value['__name__']}"
+    own = getattr(value, "__qualname__", None) if isinstance(value, _NAMED) else None
+    return own if isinstance(own, str) else type(value).__name__
+
+
+_NAMED: tuple[type, ...] = (
+    *(type, types.FunctionType, types.BuiltinFunctionType, types.WrapperDescriptorType),
+    *(types.MethodDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType),
+)
 _RESERVED = re.compile(r"outs|finish|set|[svo]\d+|__\w+__")
 
 
-def literal(value: Any) -> str | None:
+def literal(value: Any, depth: int = 0) -> str | None:
     """Source code for a constant, if there is some that gives the same value and is short."""
     kind = type(value)
     if value is None or kind is bool or value is ...:
@@ -194,8 +206,8 @@ def literal(value: Any) -> str | None:
         return repr(value) if math.isfinite(value) else None
     if kind is str or kind is bytes:
         return repr(value) if len(value) <= _LONGEST_LITERAL else None
-    if kind is tuple and len(value) <= 16:
-        parts = [literal(item) for item in value]
+    if kind is tuple and len(value) <= 16 and depth < 4:
+        parts = [literal(item, depth + 1) for item in value]
         if None not in parts:
             return f"({', '.join(map(str, parts))}{',' if len(parts) == 1 else ''})"
     return None

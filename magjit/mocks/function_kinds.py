@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import sys
 import types
 from typing import Any
 
 from magjit.mocks.ir import Apply, Const, Do, Expr, Map, Seq, SetAttr
-from magjit.mocks.layouts import instance_dict, lookup
+from magjit.mocks.layouts import instance_dict, is_name, lookup
 from magjit.mocks.recipes import (
     Fill,
     Kind,
@@ -43,19 +42,12 @@ def _is_c_function(obj: Any, cls: type) -> bool:
     )
 
 
-def _importable(obj: types.FunctionType) -> bool:
-    found: Any = sys.modules.get(obj.__module__)
-    for name in obj.__qualname__.split("."):
-        found = getattr(found, "__dict__", {}).get(name)
-    return found is obj
-
-
 def _function(obj: Any, parts: Parts) -> Recipe:
-    """By reference if it existed before the run; where nobody knows, if it can be imported."""
-    created = parts.created(obj)
-    if created is False or (created is None and _importable(obj)):
-        return Shared(Const(obj))
+    """By reference if it existed before the run; where nobody knows, if no function made it."""
     code: types.CodeType = obj.__code__
+    created = parts.created(obj)
+    if created is False or (created is None and "<locals>" not in code.co_qualname):
+        return Shared(Const(obj))
     if parts.created(obj.__globals__):
         parts.refuse("a function made in the run has globals made in the run")
     cells = obj.__closure__ or ()
@@ -131,7 +123,7 @@ def _partial(obj: Any, parts: Parts) -> Recipe:
     callee = parts.value(func, ".func")
     given = values(parts, args)
     plain = cls is functools.partial and not isinstance(func, functools.partial)
-    if plain and not instance_dict(obj) and all(_is_keyword(name) for name in keywords):
+    if plain and not instance_dict(obj) and all(map(is_name, keywords)):
         named = tuple([(k, parts.value(v, f".keywords[{k!r}]")) for k, v in keywords.items()])
         return Make(whole=Apply(functools.partial, (callee, *given), named))
     new = Apply(functools.partial.__new__, (Const(cls), Const(functools.partial)))
@@ -139,12 +131,6 @@ def _partial(obj: Any, parts: Parts) -> Recipe:
     content = Seq("tuple", (callee, Seq("tuple", given), items, Const(None)))
     restore = Do(Apply(lookup(functools.partial, "__setstate__"), (parts.me, content)))
     return Make(alloc=new, fills=(restore, *state(parts, obj)))
-
-
-def _is_keyword(name: Any) -> bool:
-    from magjit.mocks.layouts import is_name
-
-    return is_name(name)
 
 
 def _wrapper(obj: Any, parts: Parts) -> Recipe:

@@ -224,10 +224,9 @@ def show_leaf(expr: Expr) -> str:
 
 def show_value(value: Any) -> str:
     """A constant, in few characters and without running a user's code."""
-    name = getattr(value, "__qualname__", None) if callable(value) else None
-    if isinstance(name, str):
-        return name
     kind = type(value)
+    if isinstance(value, type) or (kind.__module__ == "builtins" and callable(value)):
+        return str(value.__qualname__)
     if kind.__module__ in ("builtins", "torch") and kind is not dict:
         text = repr(value)
         return text if len(text) <= 60 else text[:57] + "..."

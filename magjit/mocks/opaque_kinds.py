@@ -15,6 +15,7 @@ from magjit.mocks.recipes import (
     Predicate,
     Recipe,
     exactly,
+    is_atom,
     is_python,
     reduced,
     simple,
@@ -40,20 +41,22 @@ def _refused(name: str, matches: Predicate, reason: str, remedy: str | None = No
     return Kind(name, matches, describe)
 
 
-def _is_array(obj: Any, cls: type) -> bool:
-    return cls.__module__ == "numpy" and cls.__qualname__ == "ndarray"
+_is_array = _native_named("numpy.ndarray")
 
 
 def _array(obj: Any, parts: Parts) -> Recipe:
     """A copy of the data at every replay; a view is made again from its base."""
     if obj.dtype.hasobject:
         parts.refuse("a NumPy array of Python objects")
+    cls = type(obj)
+    if cls is not layout_of(cls).native:
+        parts.refuse("a NumPy array of a subclass")
     if obj.base is None:
         copy = obj.copy(order="K")
         copy.setflags(write=False)
         if obj.strides != copy.strides:
             parts.refuse("a NumPy array with unusual strides")
-        return Make(whole=Apply(type(obj).copy, (Const(copy), Const("K"))))
+        return Make(whole=Apply(cls.copy, (Const(copy), Const("K"))))
     if not _is_array(obj.base, type(obj.base)):
         parts.refuse(f"a NumPy array that shares memory with a {type(obj.base).__name__}")
     base = obj.base
@@ -62,7 +65,7 @@ def _array(obj: Any, parts: Parts) -> Recipe:
         parts.refuse("a NumPy view of an array with unusual strides")
     layout = (obj.shape, obj.dtype, parts.value(base, ".base"), start, obj.strides)
     args = tuple([part if isinstance(part, Expr) else Const(part) for part in layout])
-    return Make(whole=Apply(type(obj), args))
+    return Make(whole=Apply(cls, args))
 
 
 def _reduced(obj: Any, parts: Parts) -> Recipe:
@@ -77,6 +80,8 @@ def _reduced(obj: Any, parts: Parts) -> Recipe:
         parts.refuse(f"making a {cls.__qualname__} again would run its constructor")
     if any(part is not None for part in rest[1:]):
         parts.refuse(f"a {cls.__qualname__} is reduced to items")
+    if is_atom(args) and type(func(*args)) is not cls:
+        parts.refuse(f"a {cls.__qualname__} is not made by {func!r}")
     made = Apply(func, values(parts, args))
     restore = lookup(cls, "__setstate__")
     if rest and rest[0] is not None and isinstance(restore, types.MethodDescriptorType):

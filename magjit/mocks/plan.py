@@ -7,6 +7,7 @@ it reads the objects themselves: the plan is built when the run has ended.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, NoReturn, Protocol
@@ -28,9 +29,9 @@ from magjit.mocks.ir import (
     walk,
 )
 from magjit.mocks.layouts import instance_dict
-from magjit.mocks.recipes import Kind, Make, Shared, state
+from magjit.mocks.recipes import ATOMS, Kind, Make, Shared, state
 from magjit.mocks.schedule import Cycle, schedule
-from magjit.mocks.value_kinds import ATOMS, kind_of
+from magjit.mocks.value_kinds import kind_of
 from magjit.mocks.writes import ContainerState, Write, final_writes
 
 
@@ -40,8 +41,8 @@ class Resolver(Protocol):
     Values of the shared kinds (numbers, strings, classes, modules, C functions ...) are never asked
     for: the plan holds them, so the guard has to pin those that came from outside.
     A resolver may also have ``created(obj) -> bool | None``, whether a class, a function, a module
-    or a globals dict was made in the run; without it, functions that can be imported existed
-    before.
+    or a globals dict was made in the run; without it, those functions existed before that no
+    function defines.
     """
 
     def external(self, obj: Any) -> int | None:
@@ -68,6 +69,8 @@ def build_plan(result: Any, writes: Iterable[Write], resolver: Resolver) -> Mock
     builder = PlanBuilder(resolver)
     try:
         return builder.plan(result, final_writes(writes))
+    except RecursionError:
+        raise Unrebuildable("the keys of a dict or set are nested too deeply") from None
     except Cycle as error:
         raise builder.refusal(error.index, "a cycle of objects that cannot be made empty") from None
 
@@ -187,6 +190,11 @@ class PlanBuilder:
             return Const(obj)
         return None
 
+    def refuse_change(self, obj: Any, reason: str) -> NoReturn:
+        """Raise `Unrebuildable` for an object whose change cannot be made again."""
+        name = type(obj).__qualname__
+        raise Unrebuildable(f"the change of a {name} cannot be made again: {reason}", path=name)
+
     def created(self, obj: Any) -> bool | None:
         """Whether the run made a class, function, module or globals dict; None: not known."""
         return None if self._created is None else self._created(obj)
@@ -198,9 +206,13 @@ class PlanBuilder:
         while at is not None:
             at, label = self._origins[at]
             labels.append(label)
-        path = "".join(reversed(labels))
+        path = _ATTRIBUTE.sub(r".\1", "".join(reversed(labels)))
         message = f"{path} cannot be made again at a replay: {reason}"
         return Unrebuildable(message, path=path, remedy=remedy)
+
+
+# What a namespace holds, as a reader writes it.
+_ATTRIBUTE = re.compile(r"\.__dict__\['(\w+)'\]")
 
 
 class _ObjectParts:

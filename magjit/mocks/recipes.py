@@ -32,6 +32,26 @@ from magjit.mocks.layouts import Layout, instance_dict, layout_of, lookup, slot_
 object_setattr: Callable[..., None] = object.__setattr__
 
 
+ATOMS: frozenset[type] = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range}
+)
+
+
+def is_atom(obj: Any) -> bool:
+    """Whether an object is immutable all the way down, so that all replays can share it."""
+    pending = [obj]
+    while pending:
+        part = pending.pop()
+        cls = type(part)
+        if cls is tuple or cls is frozenset:
+            pending.extend(part)
+        elif cls is slice:
+            pending += (part.start, part.stop, part.step)
+        elif cls not in ATOMS:
+            return False
+    return True
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SetState:
     """Give ``target`` the namespace (an instance's ``__dict__``) that ``names`` refers to.
@@ -147,7 +167,7 @@ def state(parts: Parts, obj: Any) -> tuple[Fill, ...]:
     steps: list[Fill] = []
     names = instance_dict(obj)
     if names is not None:
-        ref = parts.value(names, "")
+        ref = parts.value(names, ".__dict__")
         if isinstance(ref, Ref):
             steps.append(SetState(parts.me, ref, layout))
         elif layout.dict_settable:
@@ -199,7 +219,7 @@ def reduced(parts: Parts, obj: Any) -> tuple[Any, ...]:
     try:
         found = lookup(cls, "__reduce_ex__")(obj, 4)
     except Exception as error:  # whatever a C type raises, it means that it cannot be reduced
-        parts.refuse(str(error))
+        parts.refuse(f"a {cls.__qualname__} has state that only C code sees ({error})")
     if not isinstance(found, tuple):
         parts.refuse(f"{cls.__qualname__} is reduced to a name")
     return found

@@ -20,6 +20,7 @@ from magjit.mocks.iterator_kinds import ITERATOR_KINDS
 from magjit.mocks.layouts import layout_of, lookup, mro, namespace
 from magjit.mocks.opaque_kinds import OPAQUE_KINDS, REDUCED_KINDS
 from magjit.mocks.recipes import (
+    ATOMS,
     Fill,
     Kind,
     Make,
@@ -28,6 +29,7 @@ from magjit.mocks.recipes import (
     Shared,
     dict_items,
     exactly,
+    is_atom,
     named,
     native_is,
     shared,
@@ -36,9 +38,6 @@ from magjit.mocks.recipes import (
     values,
 )
 
-ATOMS: frozenset[type] = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range}
-)
 _BY_NAME = (
     *(f"torch.{name}" for name in ("dtype", "device", "layout", "memory_format", "qscheme")),
     *(f"torch.{name}" for name in ("finfo", "iinfo", "Size")),
@@ -52,16 +51,6 @@ _BY_NAME = (
     "typing._UnionGenericAlias",
     "numpy.ufunc",
 )
-
-
-def is_atom(obj: Any) -> bool:
-    """Whether an object is immutable all the way down, so that all replays can share it."""
-    cls = type(obj)
-    if cls in ATOMS:
-        return True
-    if cls is tuple or cls is frozenset:
-        return all(is_atom(item) for item in obj)
-    return cls is slice and is_atom(obj.start) and is_atom(obj.stop) and is_atom(obj.step)
 
 
 def _is_atom(obj: Any, cls: type) -> bool:
@@ -117,9 +106,11 @@ def _is_struct_sequence(obj: Any, cls: type) -> bool:
 
 def _struct_sequence(obj: Any, parts: Parts) -> Recipe:
     cls = type(obj)
-    items: tuple[Expr, ...] = (Seq("tuple", values(parts, tuple.__iter__(obj))),)
-    if cls.n_fields > cls.n_sequence_fields:  # the other fields are reached by name only
-        hidden = lookup(cls, "__reduce__")(obj)[1][1]
+    _, (sequence, hidden) = lookup(cls, "__reduce__")(obj)
+    if is_atom(sequence) and is_atom(tuple(hidden.values())):
+        return Shared(Const(obj))
+    items: tuple[Expr, ...] = (Seq("tuple", values(parts, sequence)),)
+    if hidden:  # fields that are reached by name only
         items += (Map(dict_items(parts, hidden.items())),)
     return Make(whole=Apply(cls, items))
 

@@ -1,9 +1,9 @@
 """Changes that a run made to outside objects, and the steps that make them again.
 
-    Write ::= AttrWrite | ItemWrite | GlobalWrite | CellWrite     to one place, a value or DELETED
-            | ContainerState                                      in place, by C code
+    Write ::= AttrWrite | SlotWrite | ItemWrite | GlobalWrite | CellWrite     a value or DELETED
+            | ContainerState                                                  by C code, in place
             | TensorAttrWrite
-            | Call                                                an effect of another sort
+            | Call                                                            of another sort
 
 Only the final state counts, so of several writes to one place the last value is written, at the
 position of the first: that gives a dict the order of keys that it has in eager.
@@ -33,12 +33,26 @@ Via = Literal["setattr", "instance_dict", "object.__setattr__"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttrWrite:
-    """``target.name = value``; ``via`` says what did it in the end."""
+    """``target.name = value``; ``via`` says what did it in the end.
+
+    ``setattr`` runs a ``__setattr__`` or descriptor of the class; what Python code of these did
+    is better given as the writes that it made.
+    """
 
     target: Any
     name: str
     value: Any
     via: Via = "setattr"
+    may_lack: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotWrite:
+    """A place that a descriptor written in C stands for, such as a member of ``__slots__``."""
+
+    target: Any
+    descriptor: Any
+    value: Any
     may_lack: bool = False
 
 
@@ -128,7 +142,16 @@ class Call:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-Write = AttrWrite | ItemWrite | GlobalWrite | CellWrite | ContainerState | TensorAttrWrite | Call
+Write = (
+    AttrWrite
+    | SlotWrite
+    | ItemWrite
+    | GlobalWrite
+    | CellWrite
+    | ContainerState
+    | TensorAttrWrite
+    | Call
+)
 
 
 def final_writes(writes: Iterable[Write]) -> list[Write]:
@@ -174,6 +197,10 @@ def _place(write: Write) -> tuple[Any, ...] | None:
             ):
                 return ("item", id(names), name)
             return ("attribute", id(target), name)
+        case SlotWrite(target=target, descriptor=descriptor):
+            if lookup(type(target), descriptor.__name__) is descriptor:
+                return ("attribute", id(target), descriptor.__name__)
+            return ("slot", id(target), id(descriptor))
         case ItemWrite(target=target, key=key):
             return ("item", id(target), key if _has_plain_hash(key) else _Same(key))
         case GlobalWrite(target=target, name=name):

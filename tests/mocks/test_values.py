@@ -82,7 +82,7 @@ rows(
     named_tuple_with_dict=lambda t, e: things.PointWithDict(t[0]),
     torch_size=lambda t, e: [t[0].shape, torch.Size([3, 4])],
     return_type=lambda t, e: torch.return_types.max((t[0], t[1])),
-    struct_time=lambda t, e: __import__("time").gmtime(0),
+    struct_sequences=lambda t, e: [__import__("time").gmtime(0), sys.flags, sys.version_info],
     constant_slice=lambda t, e: [slice(None), slice(1, 5, 2)],
     slice_of_tensors=lambda t, e: slice(t[0], t[1], [1]),
     plain_object=lambda t, e: things.Plain(t[0], [1], None),

@@ -13,6 +13,7 @@ import enum
 import functools
 import gc
 import re
+import sys
 import types
 import typing
 import weakref
@@ -80,7 +81,7 @@ SHARED = (
         types.UnionType,
     ),
     *(int, float, complex, str, bytes, bool, type(None), type(...), type(NotImplemented), range),
-    *(type, types.ModuleType, types.CodeType, enum.Enum),
+    *(type, types.CodeType, enum.Enum),
     *(types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType),
     *(types.MemberDescriptorType, types.ClassMethodDescriptorType, types.GenericAlias),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, np.generic),
@@ -133,15 +134,17 @@ class Alike:
 def _belongs_to_python(obj: Any) -> bool:
     """Whether Python itself has only one of these."""
     if isinstance(obj, types.FunctionType):
-        return "<locals>" not in obj.__qualname__
+        return "<locals>" not in obj.__code__.co_qualname
     if isinstance(obj, types.BuiltinFunctionType):
         return obj.__self__ is None or isinstance(obj.__self__, (type, types.ModuleType))
+    if isinstance(obj, types.ModuleType):
+        return sys.modules.get(obj.__name__) is obj
     return type(obj) is weakref.ref and obj.__callback__ is None
 
 
 def _shareable(obj: Any) -> bool:
     """Immutable all the way down: Python itself may have one where we have two."""
-    if type(obj) in (tuple, frozenset):
+    if type(obj) in (tuple, frozenset) or hasattr(type(obj), "n_sequence_fields"):
         return all(map(_shareable, obj))
     if type(obj) is slice:
         return all(map(_shareable, (obj.start, obj.stop, obj.step)))
