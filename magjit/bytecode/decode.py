@@ -20,12 +20,13 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from magjit.bytecode import optable
-from magjit.bytecode.depths import UNREACHABLE, Depths, RawInstr, depths
+from magjit.bytecode.depths import UNREACHABLE, Depths, RawInstr, depths, exception_table
 from magjit.bytecode.optable import FILTERED, Give, Op, Read, count, op_for
 
 #: ``mj_unit`` of tracer.h: kind, mode, depth, ninputs, nposts, operand, home, next.
 UNIT_LAYOUT = struct.Struct("=BBHHHIII")
 FILTER_BIT = 0x80
+QUIET = 1  # mode of a unit without event that need not be seen at all
 
 _CACHE = optable.OPCODE["CACHE"]
 _EXTENDED_ARG = optable.OPCODE["EXTENDED_ARG"]
@@ -206,11 +207,13 @@ class _Decoder:
         before = self.depths.before
         size = UNIT_LAYOUT.size
         records = bytearray(len(before) * size)
+        awake = self.awake()
         for index, raw in enumerate(self.raw):
             op = op_for(raw.opname, raw.arg)
             for unit in range(raw.first, raw.unit + 1):
+                quiet = 0 if unit in awake else QUIET
                 UNIT_LAYOUT.pack_into(
-                    records, unit * size, *Unit(0, 0, before[unit], 0, 0, 0, raw.unit, 0)
+                    records, unit * size, *Unit(0, quiet, before[unit], 0, 0, 0, raw.unit, 0)
                 )
             if op.kind is not None:
                 at = raw.first if optable.PREFIX_HAS_EVENT else raw.unit
@@ -223,7 +226,7 @@ class _Decoder:
         if op.read is Read.CELL:
             operand = raw.arg
         elif op.give is Give.ITERATION:
-            operand = raw.target
+            operand = optable.landing(raw.opname, raw.target)
         return Unit(
             kind=kind | (FILTER_BIT if kind in FILTERED else 0),
             mode=op.read | op.give,
@@ -234,6 +237,16 @@ class _Decoder:
             home=raw.unit,
             next=following,
         )
+
+    def awake(self) -> set[int]:
+        """Units that may follow an event, on the way or by an exception: there the tracer looks."""
+        units = {row.target for row in exception_table(self.code)}
+        for index, raw in enumerate(self.raw):
+            if op_for(raw.opname, raw.arg).kind is not None:
+                units.add(self.next_event(index))
+                if raw.target >= 0:
+                    units.add(optable.landing(raw.opname, raw.target))
+        return units
 
     def next_event(self, index: int) -> int:
         """Unit of the event after instruction number ``index`` completes; RESUME makes none."""

@@ -302,6 +302,15 @@ TERMINATORS = frozenset(
 
 JUMPS = frozenset(dis.opname[op] for op in (*dis.hasjrel, *dis.hasjabs))
 
+#: Units that the end of an iteration skips at the target of its jump: END_FOR and POP_TOP.
+_SKIPPED_AT_END = {11: 0, 12: 1, 13: 2}[VERSION[1]]
+
+
+def landing(opname: str, target: int) -> int:
+    """Unit of the next event after the instruction has jumped."""
+    return target + _SKIPPED_AT_END if opname == "FOR_ITER" else target
+
+
 #: Instructions whose argument is an index into the fast locals: locals, cells, free variables.
 LOCAL_READS = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR"})
 LOCAL_WRITES = frozenset({"STORE_FAST", "DELETE_FAST"})

@@ -19,6 +19,7 @@ static const char *const event_names[N_EVENTS] = {
 static const int tool_ids[] = {4, 3, 5, 2, 1, 0};
 
 static PyObject *callbacks[N_EVENTS];
+static PyObject *disable; /* sys.monitoring.DISABLE: no more events from this instruction */
 static long event_bits[N_EVENTS];
 
 /* ---- callbacks ---- */
@@ -69,7 +70,7 @@ dispatch(int event, PyObject *value)
     if (result < 0) {
         return NULL;
     }
-    Py_RETURN_NONE;
+    return Py_NewRef(result > 0 ? disable : Py_None);
 }
 
 #define CALLBACK(event)                                                              \
@@ -102,7 +103,8 @@ prepare(PyObject *monitoring)
     if (callbacks[N_EVENTS - 1] != NULL) {
         return 0;
     }
-    PyObject *events = PyObject_GetAttrString(monitoring, "events");
+    disable = PyObject_GetAttrString(monitoring, "DISABLE");
+    PyObject *events = disable == NULL ? NULL : PyObject_GetAttrString(monitoring, "events");
     for (int i = 0; events != NULL && i < N_EVENTS; i++) {
         PyObject *bit = PyObject_GetAttrString(events, event_names[i]);
         event_bits[i] = bit == NULL ? -1 : PyLong_AsLong(bit);

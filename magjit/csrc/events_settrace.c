@@ -36,7 +36,7 @@ trace_event(PyObject *self, PyFrameObject *object, int what, PyObject *value)
     Py_INCREF(tracer);
     switch (what) {
     case PyTrace_OPCODE:
-        result = mj_on_instruction(tracer, frame, mj_frame_unit(frame));
+        result = mj_on_instruction(tracer, frame, mj_frame_unit(frame)) < 0 ? -1 : 0;
         break;
     case PyTrace_CALL:
         result = mj_on_entry(tracer, frame, starts(frame));

@@ -22,13 +22,14 @@ typedef struct {
     uint16_t depth;   /* static depth of the value stack before the instruction; MJ_UNREACHABLE: never executed */
     uint16_t ninputs; /* stack values that are inputs */
     uint16_t nposts;  /* stack values given to the post handler at the next instruction */
-    uint32_t operand; /* index into localsplus for INPUT_CELL */
+    uint32_t operand; /* INPUT_CELL: index into localsplus; POST_ITERATION: unit of the event after the end */
     uint32_t home;    /* unit of the instruction itself, where this one is its EXTENDED_ARG prefix */
     uint32_t next;    /* unit at which the next instruction's event comes when this one falls through */
 } mj_unit;
 
 #define MJ_FILTER 0x80
 #define MJ_UNREACHABLE 0xFFFF
+#define MJ_QUIET 1 /* mode of a unit of kind 0 that need not be seen: no event comes right before it */
 #define MJ_KINDS 128
 
 enum mj_input_mode {
@@ -141,7 +142,7 @@ int mj_tables_traverse(Tracer *tracer, visitproc visit, void *arg);
 
 /* ---- tracer_core.c: 0, or -1 with an exception that must reach the program ---- */
 int mj_on_entry(Tracer *tracer, mj_frame *frame, bool first);
-int mj_on_instruction(Tracer *tracer, mj_frame *frame, int unit);
+int mj_on_instruction(Tracer *tracer, mj_frame *frame, int unit); /* 1: this unit need not be seen again */
 int mj_on_exit(Tracer *tracer, mj_frame *frame, PyObject *value); /* value NULL: unwound by an exception */
 int mj_on_yield(Tracer *tracer, mj_frame *frame);
 

@@ -190,11 +190,8 @@ deliver_pending(Tracer *tracer, mj_entry *entry, int here, PyObject *const *top)
     const mj_unit *unit = entry->pending_unit;
     PyObject *post = entry->pending;
     entry->pending = NULL;
-    bool completed = (uint32_t)here == unit->next;
-    if ((unit->mode & 0xF0) == POST_ITERATION) {
-        /* the end of an iteration may skip END_FOR and POP_TOP at the jump's target */
-        completed = completed || ((uint32_t)here >= unit->operand && (uint32_t)here <= unit->operand + 2);
-    }
+    bool completed = (uint32_t)here == unit->next ||
+                     ((unit->mode & 0xF0) == POST_ITERATION && (uint32_t)here == unit->operand);
     if (!completed) {
         Py_DECREF(post);
         return 0;
@@ -281,7 +278,7 @@ mj_on_instruction(Tracer *tracer, mj_frame *frame, int here)
     tracer->n_instructions++;
     entry->opaque = false;
     if (unit->kind == 0 && entry->pending == NULL) {
-        return 0;
+        return unit->mode == MJ_QUIET;
     }
     if (unit->depth == MJ_UNREACHABLE) {
         PyErr_Format(PyExc_SystemError, "%U, unit %d: executed, but no stack depth is known for it",

@@ -250,7 +250,7 @@ class ReferenceTracer:
         entry.pending = None
         completed = here == unit.next
         if unit.mode & 0xF0 == Give.ITERATION:
-            completed = completed or unit.operand <= here <= unit.operand + 2
+            completed = completed or here == unit.operand
         if completed:
             self._guarded(post, _posts(unit, here, stack))
 
