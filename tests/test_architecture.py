@@ -30,26 +30,35 @@ LAYERS: dict[str, set[str]] = {
     "bytecode": {"errors"},
     "monitor": {"bytecode", "annotations", "config"},
     "refgraph": {"monitor"},
-    "guards": {"refgraph"},
+    "guards": {"refgraph", "plugin"},
     "mocks": {"refgraph"},
     "lower_fx": {"refgraph", "plugin"},
     "records": {"guards", "mocks", "lower_fx"},
-    "pipeline": {"records"},
+    "observe": {"records"},
+    "pipeline": {"observe"},
     "dispatch": {"pipeline"},
     "api": {"dispatch"},
-    "explain": {"api"},
+    "reporting": {"api"},
+    "explain": {"reporting"},
     "cli": {"explain"},
     "__main__": {"cli"},
     "__init__": {"api", "explain"},
 }
-# Of these layers, others below see only the named modules.
-NARROW: dict[tuple[str, str], set[str]] = {
-    ("refgraph", "monitor"): {"magjit.monitor.events"},
-}
 C_EXTENSION = "magjit._C"
-USES_C_EXTENSION = {"bytecode", "monitor", "guards", "mocks", "records", "dispatch"}
+USES_C_EXTENSION = {
+    "bytecode",
+    "monitor",
+    "refgraph",
+    "guards",
+    "mocks",
+    "records",
+    "observe",
+    "pipeline",
+    "dispatch",
+}
 
-LONGEST_FILE = 500
+# C says the same in more lines.
+LONGEST_FILE = {".py": 500, ".c": 650, ".h": 650}
 LONG_FILES: dict[str, str] = {}  # path: why it is one room all the same
 
 
@@ -152,10 +161,7 @@ def allowed_in_magjit(importer: str, imported: str) -> bool:
         return layer in USES_C_EXTENSION
     if imported.split(".")[0] != "magjit":
         return imported.startswith("magjit_annotations")
-    below = layer_of(imported)
-    if (layer, below) in NARROW:
-        return imported in NARROW[layer, below]
-    return below in may_import(layer)
+    return layer_of(imported) in may_import(layer)
 
 
 def test_every_module_of_magjit_has_a_layer() -> None:
@@ -253,8 +259,11 @@ def test_cycles_are_found() -> None:
 
 def test_files_are_small_rooms() -> None:
     sources = [*modules().values(), *sorted((ROOT / "magjit" / "csrc").glob("*.[ch]"))]
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources}
-    long = {path: lines for path, lines in lengths.items() if lines > LONGEST_FILE}
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in sources
+        if (lines := len(path.read_text().splitlines())) > LONGEST_FILE[path.suffix]
+    }
     unexplained = {path: lines for path, lines in long.items() if path not in LONG_FILES}
     assert not unexplained, f"over {LONGEST_FILE} lines: split, or say why in LONG_FILES"
     assert not LONG_FILES.keys() - long.keys(), "no longer long: take them out of LONG_FILES"
