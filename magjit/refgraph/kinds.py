@@ -7,11 +7,15 @@ another one that means the same; everything else gets a node and is compared by 
 from __future__ import annotations
 
 import contextvars
+import datetime
+import decimal
 import enum
+import re
 import types
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
+import numpy as np
 import torch
 
 from magjit.refgraph.nodes import ABSENT
@@ -44,6 +48,22 @@ _CONSTANT: tuple[type, ...] = (
     torch.iinfo,
 )
 
+_VALUE_CLASSES: tuple[type, ...] = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    np.generic,
+    decimal.Decimal,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.tzinfo,
+    re.Pattern,
+)
+"""Immutable values whose class is not an atom's: compared by identity."""
+
 SEQUENCES = (list, tuple, deque)
 MAPPINGS = (dict,)
 SETS = (set, frozenset)
@@ -63,8 +83,11 @@ def is_atom(value: Any) -> bool:
 
 
 def is_constant_object(value: Any) -> bool:
-    """Whether a value is compared by identity: a class, a module, a C function, an enum member."""
-    return isinstance(value, _CONSTANT)
+    """Whether a value is compared by identity: a class, a module, an enum member, a date ...
+
+    Atoms have been told apart before.
+    """
+    return isinstance(value, _CONSTANT) or isinstance(value, _VALUE_CLASSES)
 
 
 def instance_dict(obj: Any) -> dict[str, Any] | None:
@@ -94,7 +117,8 @@ def is_data_descriptor(value: Any) -> bool:
 def contents_copy(obj: Any) -> Any:
     """A shallow copy of a container's contents that no later change can reach."""
     if isinstance(obj, dict):
-        return dict(dict.items(obj))
+        # The order of an OrderedDict is not that of the dict under it.
+        return dict((OrderedDict if isinstance(obj, OrderedDict) else dict).items(obj))
     if isinstance(obj, list):
         return list.__getitem__(obj, slice(None))
     if isinstance(obj, (set, frozenset)):

@@ -12,6 +12,7 @@ Objects made in the run have none: whatever of them escapes is rebuilt from its 
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,14 @@ class _Absent:
 
 ABSENT: Any = _Absent()
 """Target value of an edge that led nowhere: the key, attribute or cell was not there."""
+# What has a name of its own in a readable path.
+NAMED = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,8 +179,8 @@ class RefGraph:
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, type) or callable(value):
-        return getattr(value, "__qualname__", type(value).__name__)
+    if isinstance(value, NAMED):
+        return value.__qualname__
     text = repr(value) if type(value).__module__ == "builtins" else type(value).__name__
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -185,7 +194,8 @@ def _step(node: ShadowNode) -> str:
             obj = node.obj
             if isinstance(obj, dict):
                 return f"<globals of {obj.get('__name__', '?')}>"
-            return getattr(obj, "__qualname__", None) or f"<{type(obj).__qualname__}>"
+            # Only of what is no user's object: its attribute hooks would run.
+            return obj.__qualname__ if isinstance(obj, NAMED) else f"<{type(obj).__qualname__}>"
         case r.Arg(index=i):
             return f"args[{i}]"
         case r.Kwarg(name=name):
