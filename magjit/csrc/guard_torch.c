@@ -138,7 +138,8 @@ static const char sample_source[] =
     "            e = b.transpose(0, 2) * 2\n"
     "        return [a, b, c, c.conj(), c.conj().imag, d, e, b.detach(), torch.zeros((), dtype=torch.int64),\n"
     "                torch.zeros(1, 2, 1, 2, 1, 2, 1, dtype=torch.bool), torch.zeros(2, 3, device='meta'),\n"
-    "                torch.nn.Parameter(torch.zeros(9)), torch.eye(3).to_sparse(), torch.zeros(2, 0)]\n"
+    "                torch.nn.Parameter(torch.zeros(9)), torch.eye(3).to_sparse(), torch.zeros(2, 0),\n"
+    "                torch.zeros(6, 5, 4, 3, 2).permute(4, 0, 2, 1, 3)]\n"
     "samples = make()\n"
     "described = [(t._cdata, torch._C._dispatch_keys(t).raw_repr(), t.requires_grad, tuple(t.shape),\n"
     "              tuple(t.stride()) if t.layout is torch.strided else None, t.element_size()) for t in samples]\n"
@@ -170,23 +171,6 @@ find_tensor_offset(PyObject *samples, PyObject *described)
     return false;
 }
 
-static void
-find_keys_offset(PyObject *samples, PyObject *described)
-{
-    lib.keys_offset = -1;
-    for (Py_ssize_t offset = 0; offset + 8 <= IMPL_BYTES; offset += 8) {
-        bool ok = true;
-        for (Py_ssize_t i = 0; ok && i < PyList_GET_SIZE(samples); i++) {
-            uint64_t keys = PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(PyList_GET_ITEM(described, i), 1));
-            ok = *(uint64_t *)(mj_torch_impl(&lib, PyList_GET_ITEM(samples, i)) + offset) == keys;
-        }
-        if (ok) {
-            lib.keys_offset = offset;
-            return;
-        }
-    }
-}
-
 static bool
 same_ints(PyObject *tuple, const int64_t *values, int64_t n)
 {
@@ -199,6 +183,78 @@ same_ints(PyObject *tuple, const int64_t *values, int64_t n)
         }
     }
     return true;
+}
+
+/* The only offset in TensorImpl at which every sample has what is expected of it; -1 if there is none or several. */
+static Py_ssize_t
+find_offset(PyObject *samples, PyObject *described, Py_ssize_t step,
+            bool (*expected)(const char *address, void *handle, PyObject *described))
+{
+    Py_ssize_t found = -1;
+    for (Py_ssize_t offset = 0; offset + 8 <= IMPL_BYTES; offset += step) {
+        bool ok = true;
+        for (Py_ssize_t i = 0; ok && i < PyList_GET_SIZE(samples); i++) {
+            PyObject *tensor = PyList_GET_ITEM(samples, i);
+            ok = expected(mj_torch_impl(&lib, tensor) + offset, mj_torch_handle(&lib, tensor),
+                          PyList_GET_ITEM(described, i));
+        }
+        if (ok && found >= 0) {
+            return -1;
+        }
+        if (ok) {
+            found = offset;
+        }
+    }
+    return found;
+}
+
+static bool
+is_keys(const char *address, void *handle, PyObject *described)
+{
+    return *(const uint64_t *)address == PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(described, 1));
+}
+
+static bool
+is_dtype(const char *address, void *handle, PyObject *described)
+{
+    int32_t dtype;
+    return lib.dtype(handle, &dtype) == 0 && mj_torch_raw16(address) == dtype;
+}
+
+static bool
+is_device(const char *address, void *handle, PyObject *described)
+{
+    int32_t type, index;
+    return lib.device_type(handle, &type) == 0 && lib.device_index(handle, &index) == 0 &&
+           (int8_t)address[0] == type && (int8_t)address[1] == index;
+}
+
+static bool
+is_dims(const char *address, void *handle, PyObject *described)
+{
+    PyObject *sizes = PyTuple_GET_ITEM(described, 3), *strides = PyTuple_GET_ITEM(described, 4);
+    const int64_t *raw_sizes, *raw_strides;
+    int64_t n;
+    memcpy(&n, address, sizeof(n));
+    if (n != PyTuple_GET_SIZE(sizes)) {
+        return false; /* only with the right number is the address of a block of dimensions one */
+    }
+    int64_t *shim;
+    mj_torch_raw_dims(address, &n, &raw_sizes, &raw_strides);
+    if (n > INLINE_DIMS && (lib.sizes(handle, &shim) || raw_sizes != shim)) {
+        return false;
+    }
+    return same_ints(sizes, raw_sizes, n) && (strides == Py_None || same_ints(strides, raw_strides, n));
+}
+
+static void
+find_impl_offsets(PyObject *samples, PyObject *described)
+{
+    lib.keys_offset = find_offset(samples, described, 8, is_keys);
+    lib.dims_offset = find_offset(samples, described, 8, is_dims);
+    lib.dtype_offset = find_offset(samples, described, 2, is_dtype);
+    lib.device_offset = find_offset(samples, described, 1, is_device);
+    lib.raw = lib.keys_offset >= 0 && lib.dims_offset >= 0 && lib.dtype_offset >= 0 && lib.device_offset >= 0;
 }
 
 /* The shim must agree with Python about every sample. */
@@ -255,13 +311,13 @@ measure(PyObject *names)
         PyErr_SetString(PyExc_RuntimeError, "the layout of this torch's tensors is not known");
         return -1;
     }
-    find_keys_offset(samples, described);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(samples); i++) {
         if (!verify_sample(PyList_GET_ITEM(samples, i), PyList_GET_ITEM(described, i))) {
             PyErr_Format(PyExc_RuntimeError, "torch's C shim disagrees with Python about sample tensor %zd", i);
             return -1;
         }
     }
+    find_impl_offsets(samples, described);
     return 0;
 }
 

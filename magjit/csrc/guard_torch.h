@@ -20,6 +20,9 @@ typedef struct {
 
     Py_ssize_t tensor_offset; /* of at::Tensor in its Python object */
     Py_ssize_t keys_offset;   /* of the dispatch key set in TensorImpl, -1: unknown */
+    /* Of number of dimensions, dtype (16 bits) and device (type, index: 8 bits each) in TensorImpl; all or none. */
+    bool raw;
+    Py_ssize_t dims_offset, dtype_offset, device_offset;
     uint64_t refused_keys;    /* keys with which reading sizes would run user code or is not defined */
     PyTypeObject *tensor_type;     /* torch._C.TensorBase */
     PyGetSetDef *requires_grad_getset;
@@ -50,6 +53,29 @@ static inline const char *
 mj_torch_impl(const torch_lib *lib, PyObject *tensor)
 {
     return *(const char **)mj_torch_handle(lib, tensor);
+}
+
+/* Up to 5 sizes and 5 strides are in the TensorImpl itself, more are in a block of their own. */
+enum { INLINE_DIMS = 5 };
+
+static inline void
+mj_torch_raw_dims(const char *dims, int64_t *n, const int64_t **sizes, const int64_t **strides)
+{
+    memcpy(n, dims, sizeof(*n));
+    const int64_t *first = (const int64_t *)(dims + sizeof(*n));
+    if (*n > INLINE_DIMS) {
+        memcpy(&first, dims + sizeof(*n), sizeof(first));
+    }
+    *sizes = first;
+    *strides = first + (*n > INLINE_DIMS ? *n : INLINE_DIMS);
+}
+
+static inline uint16_t
+mj_torch_raw16(const char *address)
+{
+    uint16_t value;
+    memcpy(&value, address, sizeof(value));
+    return value;
 }
 
 #endif /* MAGJIT_GUARD_TORCH_H */

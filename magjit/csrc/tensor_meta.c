@@ -15,6 +15,7 @@ struct tensor_meta {
     PyObject *type;
     uint64_t keys;
     int32_t dtype, device_type, device_index;
+    uint16_t device; /* type and index as TensorImpl has them */
     int8_t requires_grad; /* -1: any */
     bool has_strides;
     int64_t ndim;
@@ -50,6 +51,33 @@ requires_grad_of(const torch_lib *lib, PyObject *tensor, const char *impl)
     return lib->requires_grad != NULL ? lib->requires_grad(impl) : mj_torch_slow_requires_grad(lib, tensor);
 }
 
+static bool
+shim_matches(const torch_lib *lib, const tensor_meta *meta, void *handle)
+{
+    int32_t dtype, device_type, device_index;
+    int64_t n, *dims;
+    if (lib->dtype(handle, &dtype) || dtype != meta->dtype || lib->device_type(handle, &device_type) ||
+        device_type != meta->device_type || lib->device_index(handle, &device_index) ||
+        device_index != meta->device_index || lib->dim(handle, &n) || n != meta->ndim || lib->sizes(handle, &dims) ||
+        !dims_match(meta->dims, dims, n)) {
+        return false;
+    }
+    return !meta->has_strides || (!lib->strides(handle, &dims) && dims_match(meta->dims + n, dims, n));
+}
+
+static inline bool
+raw_matches(const torch_lib *lib, const tensor_meta *meta, const char *impl)
+{
+    const int64_t *sizes, *strides;
+    int64_t n;
+    if (mj_torch_raw16(impl + lib->dtype_offset) != (uint16_t)meta->dtype ||
+        mj_torch_raw16(impl + lib->device_offset) != meta->device) {
+        return false;
+    }
+    mj_torch_raw_dims(impl + lib->dims_offset, &n, &sizes, &strides);
+    return n == meta->ndim && dims_match(meta->dims, sizes, n) && dims_match(meta->dims + n, strides, n);
+}
+
 bool
 mj_meta_check(const tensor_meta *meta, PyObject *tensor)
 {
@@ -58,29 +86,15 @@ mj_meta_check(const tensor_meta *meta, PyObject *tensor)
     }
     const torch_lib *lib = mj_torch();
     const char *impl = mj_torch_impl(lib, tensor);
-    void *handle = mj_torch_handle(lib, tensor);
     uint64_t keys;
-    /* Keys first: with these keys the calls below are known to be plain reads. */
+    /* Keys first: with these keys what follows is known to be plain reads. */
     if (impl == NULL || !keys_of(lib, tensor, impl, &keys) || keys != meta->keys) {
         return false;
     }
-    if (meta->requires_grad >= 0 && requires_grad_of(lib, tensor, impl) != meta->requires_grad) {
-        return false;
-    }
-    int32_t dtype, device_type, device_index;
-    int64_t n, *dims;
-    if (lib->dtype(handle, &dtype) || dtype != meta->dtype || lib->device_type(handle, &device_type) ||
-        device_type != meta->device_type || lib->device_index(handle, &device_index) ||
-        device_index != meta->device_index || lib->dim(handle, &n) || n != meta->ndim) {
-        return false;
-    }
-    if (n == 0) {
-        return true;
-    }
-    if (lib->sizes(handle, &dims) || !dims_match(meta->dims, dims, n)) {
-        return false;
-    }
-    return !meta->has_strides || (!lib->strides(handle, &dims) && dims_match(meta->dims + n, dims, n));
+    /* Strided tensors keep their sizes and strides in the TensorImpl. */
+    bool same = lib->raw && meta->has_strides ? raw_matches(lib, meta, impl)
+                                              : shim_matches(lib, meta, mj_torch_handle(lib, tensor));
+    return same && (meta->requires_grad < 0 || requires_grad_of(lib, tensor, impl) == meta->requires_grad);
 }
 
 /* ---- from and to tuples ---- */
@@ -121,12 +135,15 @@ fill_meta(tensor_meta *meta, PyObject *tuple, const torch_lib *lib)
     meta->keys = PyLong_AsUnsignedLongLongMask(keys);
     meta->has_strides = strides != Py_None;
     meta->requires_grad = requires_grad == Py_None ? -1 : requires_grad == Py_True;
-    return (requires_grad == Py_None || PyBool_Check(requires_grad)) && !(meta->keys & lib->refused_keys) &&
-           parse_int32(PyTuple_GET_ITEM(tuple, 1), &meta->dtype) &&
-           parse_int32(PyTuple_GET_ITEM(tuple, 2), &meta->device_type) &&
-           parse_int32(PyTuple_GET_ITEM(tuple, 3), &meta->device_index) &&
-           parse_dims(PyTuple_GET_ITEM(tuple, 4), meta->ndim, meta->dims) &&
-           (!meta->has_strides || parse_dims(strides, meta->ndim, meta->dims + meta->ndim));
+    bool ok = (requires_grad == Py_None || PyBool_Check(requires_grad)) && !(meta->keys & lib->refused_keys) &&
+              parse_int32(PyTuple_GET_ITEM(tuple, 1), &meta->dtype) &&
+              parse_int32(PyTuple_GET_ITEM(tuple, 2), &meta->device_type) &&
+              parse_int32(PyTuple_GET_ITEM(tuple, 3), &meta->device_index) &&
+              parse_dims(PyTuple_GET_ITEM(tuple, 4), meta->ndim, meta->dims) &&
+              (!meta->has_strides || parse_dims(strides, meta->ndim, meta->dims + meta->ndim));
+    uint8_t device[2] = {(uint8_t)meta->device_type, (uint8_t)meta->device_index};
+    memcpy(&meta->device, device, sizeof(device));
+    return ok;
 }
 
 tensor_meta *
