@@ -1,19 +1,20 @@
 """All that a backend may use: the protocol, the registry, helpers, the conformance suite."""
 
 from magjit.errors import BackendError, BackendOptionError, UnknownBackendError
-from magjit.plugin.compiling import run_backend
-from magjit.plugin.context import (
-    BackendContext,
+from magjit.plugin.backend_guards import (
     BackendGuard,
     CustomGuard,
     SameInput,
     ShapeGuard,
     StorageRelation,
 )
+from magjit.plugin.compiling import run_backend
+from magjit.plugin.context import BackendContext
 from magjit.plugin.fx_helpers import fakeify, partition, placeholders, propagate
 from magjit.plugin.inputs import GraphInput, InputDescriber, TensorInput, ValueInput
 from magjit.plugin.protocol import Backend, CompiledGraph, ConfigurableBackend, ExampleInputs
-from magjit.plugin.registry import for_torch_compile, list_backends, resolve
+from magjit.plugin.registry import list_backends, resolve
+from magjit.plugin.torch_compile import for_torch_compile
 
 __all__ = [
     "Backend",

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from magjit.plugin.context import BackendGuard, SameInput
+from magjit.plugin.backend_guards import BackendGuard, SameInput
 from magjit.plugin.fx_helpers import placeholders
 from magjit.plugin.inputs import GraphInput, TensorInput
 from magjit.plugin.protocol import CompiledGraph

@@ -15,8 +15,9 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from magjit.errors import BackendError, MagJITError
+from magjit.plugin.backend_guards import SameInput, ShapeGuard, StorageRelation
 from magjit.plugin.calling_convention import simplify
-from magjit.plugin.context import BackendContext, SameInput, ShapeGuard, StorageRelation
+from magjit.plugin.context import BackendContext
 from magjit.plugin.fx_helpers import (
     FakeInputs,
     copy_graph_module,

@@ -1,18 +1,7 @@
-"""What a backend is told about a compilation, and what it tells the front end back.
-
-The guards that a backend adds are plain data here; the front end turns them into
-guards of the record::
-
-    BackendGuard := ShapeGuard(expression, inputs)      specialised symbols
-                  | SameInput(kept, dropped)            two inputs are one tensor
-                  | StorageRelation(overlapping, disjoint)
-                  | CustomGuard(inputs, check, reason)  what a backend adds by hand
-"""
+"""What a backend is told about a compilation, and what it tells the front end back."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,110 +9,12 @@ from typing import Any
 import torch
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from magjit.plugin.backend_guards import BackendGuard
 from magjit.plugin.inputs import GraphInput
 
-__all__ = [
-    "BackendContext",
-    "BackendGuard",
-    "CustomGuard",
-    "SameInput",
-    "ShapeGuard",
-    "StorageRelation",
-]
-
-_INPUT = re.compile(r"inputs\[(\d+)\]")
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeGuard:
-    """A condition on sizes, strides and lifted ints.
-
-    Attributes:
-        expression: Python over ``inputs``, such as ``inputs[0].size()[1] == inputs[2].size()[0]``.
-        inputs: positions of the graph inputs it reads.
-    """
-
-    expression: str
-    inputs: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return self.expression
-
-    def predicate(self) -> Callable[[Sequence[Any]], bool]:
-        """The condition as a function of all graph inputs."""
-        names = {**SYMPY_INTERP, "math": math, "torch": torch}
-        made: Callable[[Sequence[Any]], bool] = eval(f"lambda inputs: {self.expression}", names)
-        return made
-
-    def at(self, positions: Sequence[int]) -> ShapeGuard:
-        """The same condition where input ``i`` has become input ``positions[i]``."""
-        expression = _INPUT.sub(lambda m: f"inputs[{positions[int(m[1])]}]", self.expression)
-        return ShapeGuard(expression, tuple(positions[i] for i in self.inputs))
-
-
-@dataclass(frozen=True, slots=True)
-class SameInput:
-    """The graph was specialised on two inputs being the same tensor."""
-
-    kept: int
-    dropped: int
-
-    def __str__(self) -> str:
-        return f"inputs[{self.kept}] is inputs[{self.dropped}]"
-
-    def at(self, positions: Sequence[int]) -> SameInput:
-        """The same condition where input ``i`` has become input ``positions[i]``."""
-        return SameInput(positions[self.kept], positions[self.dropped])
-
-
-@dataclass(frozen=True, slots=True)
-class StorageRelation:
-    """Which inputs share memory.
-
-    Attributes:
-        overlapping: positions whose memory overlaps pairwise or in a chain.
-        disjoint: positions that share the storage of those but none of their memory.
-    """
-
-    overlapping: tuple[int, ...]
-    disjoint: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"overlap{list(self.overlapping)} disjoint{list(self.disjoint)}"
-
-    def at(self, positions: Sequence[int]) -> StorageRelation:
-        """The same condition where input ``i`` has become input ``positions[i]``."""
-        return StorageRelation(
-            tuple(positions[i] for i in self.overlapping),
-            tuple(positions[i] for i in self.disjoint),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class CustomGuard:
-    """A condition that a backend states by hand.
-
-    Attributes:
-        inputs: positions of the graph inputs that ``check`` takes, in that order.
-        check: must not run user code, and must be cheap: it runs at every call.
-        reason: shown when the guard fails.
-    """
-
-    inputs: tuple[int, ...]
-    check: Callable[..., bool]
-    reason: str
-
-    def __str__(self) -> str:
-        return self.reason
-
-    def at(self, positions: Sequence[int]) -> CustomGuard:
-        """The same condition where input ``i`` has become input ``positions[i]``."""
-        return CustomGuard(tuple(positions[i] for i in self.inputs), self.check, self.reason)
-
-
-BackendGuard = ShapeGuard | SameInput | StorageRelation | CustomGuard
+__all__ = ["BackendContext"]
 
 
 @dataclass(slots=True)

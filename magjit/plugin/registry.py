@@ -14,7 +14,6 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-import torch
 from torch.fx import GraphModule
 
 from magjit.errors import ArgumentError, BackendError, BackendOptionError, UnknownBackendError
@@ -26,7 +25,6 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "EagerBackend",
     "TorchBackend",
-    "for_torch_compile",
     "list_backends",
     "refresh",
     "resolve",
@@ -233,42 +231,3 @@ def _takes_keyword(function: Callable[..., Any], keyword: str) -> bool:
         or (p.name == keyword and p.kind is not inspect.Parameter.POSITIONAL_ONLY)
         for p in parameters
     )
-
-
-def for_torch_compile(backend: Backend) -> TorchCompilerFn:
-    """Offer a MagJIT backend to ``torch.compile``.
-
-    The result is what an entry point of group ``torch_dynamo_backends`` names.  Tracing
-    context and guards are then Dynamo's own.
-    """
-
-    def compile_for_torch(
-        gm: GraphModule,
-        example_inputs: Sequence[Any],
-        *,
-        mode: str | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> CompiledGraph:
-        from torch._guards import TracingContext, detect_fake_mode
-
-        configured = resolve(backend, mode=mode, options=options)
-        reasons = configured.supports(gm)
-        if reasons:
-            raise BackendError(
-                f"Backend {configured.name!r} does not take this graph: {'; '.join(reasons)}"
-            )
-        tracing_context = TracingContext.try_get()
-        fake_mode = detect_fake_mode(list(example_inputs))
-        context = BackendContext(
-            mode=mode,
-            options=options,
-            grad_enabled=torch.is_grad_enabled(),
-            fake_mode=fake_mode,
-            shape_env=None if fake_mode is None else fake_mode.shape_env,
-            tracing_context=tracing_context,
-        )
-        return configured.compile(gm, example_inputs, context)
-
-    compile_for_torch.__name__ = f"magjit_{backend.name}"
-    compile_for_torch.magjit_backend = backend  # type: ignore[attr-defined]
-    return compile_for_torch

@@ -15,6 +15,7 @@ from magjit.plugin import (
     InputDescriber,
     SameInput,
     ShapeGuard,
+    StorageRelation,
     ValueInput,
     fakeify,
     propagate,
@@ -228,6 +229,17 @@ def test_backend_guards_move_with_the_inputs() -> None:
     assert same == SameInput(0, 1)
 
 
+def test_guards_mean_what_they_say() -> None:
+    x = torch.randn(8)
+    assert SameInput(0, 1).predicate()([x, x])
+    assert not SameInput(0, 1).predicate()([x, x[:]])
+    relation = StorageRelation((0, 1), (2,))
+    assert relation.predicate()([x[:4], x[2:6], x[6:]])
+    assert not relation.predicate()([x[:4], x[2:6], x[5:]])
+    assert not relation.predicate()([x[:4], x[4:6], x[6:]])
+    assert relation.at([4, 5, 7]) == StorageRelation((4, 5), (7,))
+
+
 def test_overlapping_and_written_inputs_with_symbols() -> None:
     x = torch.randn(8, 4)
     given = [x, x[4:]]
@@ -237,3 +249,4 @@ def test_overlapping_and_written_inputs_with_symbols() -> None:
     _, out = compiled(*given)
     torch.testing.assert_close(x, reference)
     torch.testing.assert_close(out, reference[4:] * 2)
+    assert StorageRelation((0, 1), ()) in context.guards

@@ -1,0 +1,96 @@
+"""MagJIT backends for ``torch.compile``: what an entry point of its group names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._guards import TracingContext, detect_fake_mode
+from torch.fx import GraphModule
+
+from magjit.errors import BackendError
+from magjit.plugin.context import BackendContext
+from magjit.plugin.fx_helpers import copy_graph_module, placeholders, runnable
+from magjit.plugin.inputs import InputDescriber, materialize
+from magjit.plugin.protocol import Backend, CompiledGraph, ExampleInputs
+from magjit.plugin.registry import resolve
+
+__all__ = ["for_torch_compile"]
+
+
+def for_torch_compile(backend: Backend) -> Callable[..., CompiledGraph]:
+    """Offer a MagJIT backend to ``torch.compile``.
+
+    Tracing context and shape guards are then Dynamo's own, and example inputs are what
+    Dynamo passes: real tensors that must not be executed.  Guards that the backend adds are
+    checked at each call; where one fails, the graph runs operator by operator.
+    """
+
+    def compile_for_torch(
+        gm: GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> CompiledGraph:
+        configured = resolve(backend, mode=mode, options=options)
+        reasons = configured.supports(gm)
+        if reasons:
+            raise BackendError(
+                f"Backend {configured.name!r} does not take this graph: {'; '.join(reasons)}"
+            )
+        context = _context(gm, example_inputs, mode, options)
+        examples = example_inputs
+        match getattr(configured, "example_inputs", ExampleInputs.FAKE):
+            case ExampleInputs.NONE:
+                examples = ()
+            case ExampleInputs.COPIES:
+                examples = materialize(context.inputs, example_inputs)
+        original = copy_graph_module(gm)
+        compiled: CompiledGraph = runnable(configured.compile(gm, examples, context))
+        return _guarded(compiled, original, context) if context.guards else compiled
+
+    compile_for_torch.__name__ = f"magjit_{backend.name}"
+    compile_for_torch.magjit_backend = backend  # type: ignore[attr-defined]
+    return compile_for_torch
+
+
+def _context(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+) -> BackendContext:
+    describer = InputDescriber()
+    static = [
+        "_dynamo_static_input_type" in node.meta.get("tensor_dict", {}) for node in placeholders(gm)
+    ]
+    fake_mode = detect_fake_mode(list(example_inputs))
+    return BackendContext(
+        mode=mode,
+        options=options,
+        grad_enabled=torch.is_grad_enabled(),
+        inputs=tuple(
+            describer.describe(value, static=is_static)
+            for value, is_static in zip(example_inputs, static, strict=True)
+        ),
+        static_inputs=tuple(i for i, is_static in enumerate(static) if is_static),
+        fake_mode=fake_mode,
+        shape_env=None if fake_mode is None else fake_mode.shape_env,
+        tracing_context=TracingContext.try_get(),
+    )
+
+
+def _guarded(
+    compiled: CompiledGraph, original: GraphModule, context: BackendContext
+) -> CompiledGraph:
+    predicates = [guard.predicate() for guard in context.guards]
+    otherwise: CompiledGraph = runnable(original.forward)
+
+    def call(*inputs: Any) -> Sequence[Any]:
+        if all(holds(inputs) for holds in predicates):
+            return compiled(*inputs)
+        return otherwise(*inputs)
+
+    return call
