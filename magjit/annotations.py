@@ -177,6 +177,11 @@ class Database:
         """All rules by name, in the order of loading (a copy)."""
         return dict(self._rules)
 
+    @property
+    def opaque_modules(self) -> dict[str, OpaqueModule]:
+        """All opaque modules by name (a copy)."""
+        return dict(self._opaque)
+
     def load(self, path: str | Path, *, strict: bool = False) -> int:
         """Add a YAML file, or all of a folder; an entry replaces one loaded earlier.
 

@@ -157,7 +157,7 @@ FOUND = [
     (operator.itemgetter(1), "operator.itemgetter.__call__"),
     (weakref.ref(Dict), "_weakref.ref.__call__"),
     (np.add, "numpy.ufunc.__call__"),
-    (np.sum, "numpy._core._multiarray_umath._ArrayFunctionDispatcher.__call__"),
+    (np.unique, "numpy._core._multiarray_umath._ArrayFunctionDispatcher.__call__"),
     (json.scanner.c_make_scanner(json.JSONDecoder()), "_json.make_scanner.__call__"),
     # bound methods of Python whose function is C, wrappers
     (types.MethodType(len, ()), "builtins.len"),
