@@ -7,7 +7,6 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 _HEAP_TYPE = 1 << 9
 _MISSING = object()
@@ -52,11 +51,16 @@ class Layout:
         return self.plain_setattr and is_name(name) and lookup(self.cls, name) is slot
 
 
-_layouts: WeakKeyDictionary[type, Layout] = WeakKeyDictionary()
+_layouts: dict[type, Layout] = {}
+
+
+def forget_layouts() -> None:
+    """Let go of the classes whose layouts were asked for."""
+    _layouts.clear()
 
 
 def layout_of(cls: type) -> Layout:
-    """The layout of a class; kept as long as the class lives."""
+    """The layout of a class; kept until the plan that is being built is ready."""
     found = _layouts.get(cls)
     if found is None:
         found = _layouts[cls] = _layout(cls)

@@ -24,11 +24,11 @@ from magjit.mocks.ir import (
     Ref,
     Slot,
     Step,
+    children,
     refs,
     verify,
-    walk,
 )
-from magjit.mocks.layouts import instance_dict
+from magjit.mocks.layouts import forget_layouts, instance_dict
 from magjit.mocks.recipes import ATOMS, Kind, Make, Shared, state
 from magjit.mocks.schedule import Cycle, schedule
 from magjit.mocks.value_kinds import kind_of
@@ -73,6 +73,8 @@ def build_plan(result: Any, writes: Iterable[Write], resolver: Resolver) -> Mock
         raise Unrebuildable("the keys of a dict or set are nested too deeply") from None
     except Cycle as error:
         raise builder.refusal(error.index, "a cycle of objects that cannot be made empty") from None
+    finally:
+        forget_layouts()
 
 
 class PlanBuilder:
@@ -107,15 +109,7 @@ class PlanBuilder:
         return self._finished(returned, lines, effects)
 
     def _finished(self, returned: Expr, lines: list[Line], effects: list[Step]) -> MockPlan:
-        outputs: dict[int, None] = {}
-        slots: dict[int, None] = {}
-        lets = [line.expr if isinstance(line, Let) else line for line in lines]
-        for top in (returned, *lets, *effects):
-            for part in walk(top):
-                if isinstance(part, Out):
-                    outputs[part.value_id] = None
-                elif isinstance(part, Slot):
-                    slots[part.node_id] = None
+        outputs, slots = leaves_in_order((returned, *effects), lines)
         made = {line.index: self._types[line.index] for line in lines if isinstance(line, Let)}
         plan = MockPlan(tuple(lines), tuple(effects), returned, tuple(outputs), tuple(slots), made)
         verify(plan)
@@ -209,6 +203,34 @@ class PlanBuilder:
         path = _ATTRIBUTE.sub(r".\1", "".join(reversed(labels)))
         message = f"{path} cannot be made again at a replay: {reason}"
         return Unrebuildable(message, path=path, remedy=remedy)
+
+
+def leaves_in_order(
+    roots: Iterable[Expr | Step], lines: Iterable[Line]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The graph values and nodes that are used, in the order in which a reader of the result,
+    and then of the effects, meets them.
+    """
+    bodies: dict[int, list[Expr | Step]] = {}
+    for line in lines:
+        if isinstance(line, Let):
+            bodies.setdefault(line.index, []).append(line.expr)
+        elif targets := refs(line):
+            bodies.setdefault(targets[0], []).append(line)
+    outputs: dict[int, None] = {}
+    slots: dict[int, None] = {}
+    pending: list[Expr | Step] = list(roots)[::-1]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Out):
+            outputs[part.value_id] = None
+        elif isinstance(part, Slot):
+            slots[part.node_id] = None
+        elif isinstance(part, Ref):
+            pending.extend(reversed(bodies.pop(part.index, ())))
+        else:
+            pending.extend(reversed(tuple(children(part))))
+    return tuple(outputs), tuple(slots)
 
 
 # What a namespace holds, as a reader writes it.
