@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from magjit.dispatch import MagJITWarning
     from magjit.plugin import list_backends
     from magjit.records import Stats
+    from magjit.reporting import explain
 
 _HOMES = {
     "compile": "magjit.api",
+    "explain": "magjit.reporting",
     "reset": "magjit.api",
     "stats": "magjit.api",
     "list_backends": "magjit.plugin",
@@ -31,6 +33,7 @@ __all__ = [
     "compile",
     "config",
     "errors",
+    "explain",
     "list_backends",
     "reset",
     "stats",

@@ -18,7 +18,7 @@ import torch
 from magjit import _C
 from magjit import config as settings
 from magjit.errors import BackendError, GraphBreakError
-from magjit.observe import Observation, capture_lock, observe
+from magjit.observe import capture_lock, observe
 from magjit.pipeline import build_record
 from magjit.plugin import Backend, BackendContext
 from magjit.records import Captured, Record, SplitPoint, Stats
@@ -119,6 +119,9 @@ class Controller:
                 raise
             self._fall_back(f"{error.reason}", str(error))
             return result
+        finally:
+            if not self.keep_last:
+                observation.release()
         if self.keep_last:
             self.last = captured
         if captured.record is not None:
@@ -129,10 +132,10 @@ class Controller:
             log.debug("captured %s: %d operators", self.name, captured.record.operator_count)
             return result
         assert captured.split is not None
-        self._split(captured.split, observation)
+        self._split(captured.split)
         return result
 
-    def _split(self, split: SplitPoint, observation: Observation) -> None:
+    def _split(self, split: SplitPoint) -> None:
         self.splits += 1
         if self.options.fullgraph:
             raise GraphBreakError(

@@ -173,7 +173,7 @@ def _is_tensor_method(func: Any) -> bool:
     if isinstance(func, (types.MethodDescriptorType, types.WrapperDescriptorType)):
         return issubclass(torch.Tensor, func.__objclass__)
     if isinstance(func, types.FunctionType):
-        return getattr(torch.Tensor, func.__name__, None) is func
+        return func.__module__ == "torch._tensor" and hasattr(torch.Tensor, func.__name__)
     return False
 
 

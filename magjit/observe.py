@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import threading
 import time
 import types
@@ -23,8 +25,8 @@ from magjit.refgraph import attributes, calls, containers
 from magjit.refgraph import relations as r
 from magjit.refgraph.kinds import class_lookup
 from magjit.refgraph.nodes import ShadowNode
+from magjit.refgraph.python_specials import python_special
 from magjit.refgraph.recorder import StateRecorder, bind_handlers
-from magjit.refgraph.specials import python_special
 
 capture_lock = threading.Lock()
 """Observation is process-wide: one capture at a time."""
@@ -44,14 +46,17 @@ class _GraphResolver:
         self._recorder = recorder
 
     def external(self, obj: Any) -> int | None:
+        """See `Resolver`."""
         node = self._recorder.graph.node_of(obj)
         return node.node_id if node is not None else None
 
     def tensor(self, obj: Any) -> int | None:
+        """See `Resolver`."""
         value = self._recorder.operators.value_of(obj)
         return value.value_id if value is not None else None
 
     def is_tensor(self, obj: Any) -> bool:
+        """See `Resolver`."""
         return isinstance(obj, torch.Tensor)
 
 
@@ -67,6 +72,15 @@ class Observation:
     location: Location | None
     timings: Timings
     descriptions: dict[int, GraphInput] = field(default_factory=dict)
+    sees_keyword_order: bool = True
+
+    def release(self) -> None:
+        """Let go of everything that the run used."""
+        self.recorder.release()
+        self.result = None
+        self.args = ()
+        self.kwargs = {}
+        self.descriptions = {}
 
     @property
     def resolver(self) -> Resolver:
@@ -134,20 +148,40 @@ def observe(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Obser
     recorder.tracer = tracer
     timings = Timings()
     global_state = _C.global_state()
+    collecting = gc.isenabled()
+    gc.disable()  # finalizers of unrelated garbage must not run under observation
     started = time.perf_counter()
-    with recorder.operators:
-        tracer.start()
-        try:
-            result = target(*args, **kwargs)
-        finally:
-            tracer.stop()
+    try:
+        with recorder.operators:
+            tracer.start()
+            try:
+                result = target(*args, **kwargs)
+            finally:
+                tracer.stop()
+    finally:
+        if collecting:
+            gc.enable()
     timings.run_ms = (time.perf_counter() - started) * 1e3
     recorder.operators.active = False
     if tracer.error is not None:
         recorder.split(f"MagJIT's own recorder failed: {tracer.error!r}")
     return Observation(
-        recorder, args, kwargs, result, global_state, _definition(target), timings, descriptions
+        recorder,
+        args,
+        kwargs,
+        result,
+        global_state,
+        _definition(target),
+        timings,
+        descriptions,
+        _sees_keyword_order(target),
     )
+
+
+def _sees_keyword_order(target: Any) -> bool:
+    """Whether the program's first function collects keywords in a dict."""
+    function = _entry_function(target)[0]
+    return function is None or bool(function.__code__.co_flags & inspect.CO_VARKEYWORDS)
 
 
 def _leave_frame(state: Any, result: Any) -> None:
@@ -165,7 +199,7 @@ def _register_roots(
         recorder.root(target.__func__)
         recorder.root(target.__self__)
     elif not isinstance(target, types.FunctionType):
-        attributes.read_class_attr(recorder, type(target), "__call__")
+        calls.call_value(recorder, target, args, kwargs)
     unused = _unused_arguments(target, len(args), tuple(kwargs))
     outside = recorder.graph.outside
     for index, value in enumerate(args):

@@ -77,7 +77,9 @@ def _mock(build: Build) -> None:
     observation = build.observation
     try:
         plan = build_mock(
-            observation.result, writes_of(observation.recorder.graph), observation.resolver
+            observation.result,
+            writes_of(observation.recorder.graph, observation.recorder.effects),
+            observation.resolver,
         )
     except Unrebuildable as problem:
         build.captured.split = SplitPoint(
@@ -100,6 +102,8 @@ def _guard_plan(build: Build) -> None:
         mutates=build.observation.mutated_inputs(),
         argument_count=len(build.observation.args),
         keywords=tuple(build.observation.kwargs),
+        keyword_order=build.observation.sees_keyword_order,
+        metas=recorder.metas,
     )
     if settings.current().verify:
         plan.verify()

@@ -317,6 +317,8 @@ LOCAL_WRITES = frozenset({"STORE_FAST", "DELETE_FAST"})
 CELL_READS = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "LOAD_CLOSURE"})
 CELL_WRITES = frozenset({"STORE_DEREF", "DELETE_DEREF"})
 
+FAST_LOCALS = LOCAL_READS | LOCAL_WRITES | CELL_READS | CELL_WRITES | {"MAKE_CELL"}
+
 #: Instructions of two locals in one, an index in each nibble: what the high and the low one do.
 PAIRS = {
     "LOAD_FAST_LOAD_FAST": ("load", "load"),

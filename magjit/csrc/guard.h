@@ -24,6 +24,7 @@ typedef enum {
     G_ARG,
     G_KWARG,
     G_ARGC,
+    G_KWARG_ORDER,
     G_CONST,
     G_GLOBALS,
     G_WEAK,

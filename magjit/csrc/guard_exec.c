@@ -66,6 +66,20 @@ op_argc(guard_run *run, guard_instr *in)
 }
 
 static bool
+op_kwarg_order(guard_run *run, guard_instr *in)
+{
+    const guard_call *call = run->call;
+    Py_ssize_t n = PyTuple_GET_SIZE(in->obj);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *name = PyTuple_GET_ITEM(in->obj, i);
+        if (find_keyword(call, name) != find_keyword(call, PyTuple_GET_ITEM(in->obj, 0)) + i) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
 op_const(guard_run *run, guard_instr *in)
 {
     return put(run, in, in->obj);
@@ -483,6 +497,7 @@ static const op_function functions[G_COUNT] = {
     [G_ARG] = op_arg,
     [G_KWARG] = op_kwarg,
     [G_ARGC] = op_argc,
+    [G_KWARG_ORDER] = op_kwarg_order,
     [G_CONST] = op_const,
     [G_GLOBALS] = op_const,
     [G_WEAK] = op_weak,

@@ -16,6 +16,7 @@ static const op_spec specs[G_COUNT] = {
     [G_ARG] = {"arg", "di"},
     [G_KWARG] = {"kwarg", "dn"},
     [G_ARGC] = {"argc", "iK"},
+    [G_KWARG_ORDER] = {"kwarg_order", "K"},
     [G_CONST] = {"const", "do"},
     [G_GLOBALS] = {"globals", "dD"},
     [G_WEAK] = {"weak", "dw"},

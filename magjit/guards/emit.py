@@ -68,6 +68,9 @@ def emit(plan: GuardPlan) -> GuardCode:
     code = GuardCode(plan)
     code.at("the number and names of the arguments")
     code.emit("argc", plan.argument_count, plan.keywords)
+    if plan.keyword_order and len(plan.keywords) > 1:
+        code.at("the order of the keyword arguments")
+        code.emit("kwarg_order", plan.keywords)
     by_node: dict[int, list[tuple[r.Relation, Target]]] = {}
     for check in plan.checks:
         by_node.setdefault(check.node_id, []).append((check.relation, check.target))
@@ -83,7 +86,7 @@ def emit(plan: GuardPlan) -> GuardCode:
         path = plan.graph.path(node)
         if node.node_id in tensors:
             code.at(f"{path}: tensor metadata")
-            code.emit("tensor", code.slot(node.node_id), _C.tensor_meta(node.obj))
+            code.emit("tensor", code.slot(node.node_id), plan.metas[node.node_id])
         elif node.node_id in typed:
             code.at(f"{path}: type")
             code.emit("type_is", code.slot(node.node_id), type(node.obj))
@@ -259,6 +262,14 @@ def _keys(code: GuardCode, src: int, relation: Any, target: Leaf) -> None:
     code.emit("keys", src, target.value)
 
 
+def _c_result(code: GuardCode, src: int, relation: Any, target: Leaf) -> None:
+    code.emit("pyeq", src, target.value, relation.descriptor)
+
+
+def _non_empty(code: GuardCode, src: int, relation: Any, target: Leaf) -> None:
+    code.emit("index", code.new_slot(), src, 0)
+
+
 def _members(code: GuardCode, src: int, relation: Any, target: Leaf) -> None:
     code.emit("set_eq", src, target.value)
 
@@ -279,7 +290,12 @@ def _emit_relations(code: GuardCode) -> None:
             code.later("distinct", code.slot(first), [code.slot(i) for i in rest])
     if plan.mutates and len(plan.tensors) > 1:
         code.at("which inputs share memory")
-        code.later("no_overlap", [code.slot(i) for i in plan.tensors])
+        shared = {second for _, second, _ in plan.overlaps}
+        for first, second, distance in plan.overlaps:
+            code.later("overlap", code.slot(first), code.slot(second), distance)
+        apart = [code.slot(i) for i in plan.tensors if i not in shared]
+        if len(apart) > 1:
+            code.later("no_overlap", apart)
 
 
 def _distinct_tensors(code: GuardCode) -> None:
@@ -310,6 +326,8 @@ _EMITTERS: dict[type[r.Relation], Callable[..., None]] = {
     r.CAttr: _c_attribute,
     r.Referent: _simple("weakref_call"),
     r.ContextValue: _context_value,
+    r.CResult: _c_result,
+    r.NonEmpty: _non_empty,
     r.Length: _length,
     r.Keys: _keys,
     r.Members: _members,
@@ -339,7 +357,7 @@ def add_backend_guards(code: GuardCode, guards: list[Any]) -> None:
 def _storage_relation(code: GuardCode, overlapping: list[int], disjoint: list[int]) -> None:
     for position, first in enumerate(overlapping):
         for second in overlapping[position + 1 :]:
-            code.emit("overlap", first, second, True)
+            code.emit("overlap", first, second, 0)
     for first in disjoint:
         for second in overlapping:
-            code.emit("overlap", first, second, False)
+            code.emit("overlap", first, second, None)

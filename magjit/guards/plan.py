@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import types
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -39,6 +41,9 @@ class GuardPlan:
         mutates: whether the graph changes an input in place, so storage overlap matters.
         tensors: nodes of the graph's inputs, in order.
         argument_count, keywords: the call's shape.
+        keyword_order: the program sees in which order the keywords came.
+        metas: tensor metadata by node, from before the run.
+        overlaps: pairs of inputs that shared memory, with their distance in bytes.
     """
 
     graph: RefGraph
@@ -49,6 +54,9 @@ class GuardPlan:
     tensors: tuple[int, ...]
     argument_count: int
     keywords: tuple[str, ...]
+    keyword_order: bool
+    metas: Mapping[int, Any]
+    overlaps: tuple[tuple[int, int, int | None], ...]
 
     def kinds(self) -> Counter[str]:
         """How many checks there are of each kind."""
@@ -105,6 +113,8 @@ def build_plan(
     mutates: bool,
     argument_count: int,
     keywords: tuple[str, ...],
+    keyword_order: bool,
+    metas: Mapping[int, Any],
 ) -> GuardPlan:
     """Collect the checks of all nodes that the outside reached before the run (Algorithm 1)."""
     nodes = reachable(graph)
@@ -123,7 +133,36 @@ def build_plan(
         tensors,
         argument_count,
         keywords,
+        keyword_order,
+        metas,
+        _overlaps(graph, tensors) if mutates else (),
     )
+
+
+def _overlaps(graph: RefGraph, tensors: tuple[int, ...]) -> tuple[tuple[int, int, int | None], ...]:
+    """Pairs of strided inputs whose memory overlaps, and how far apart they start."""
+    ranges = sorted(
+        (start, end, node_id)
+        for node_id in tensors
+        for start, end in [_memory(graph.nodes[node_id].obj)]
+        if end > start
+    )
+    found: list[tuple[int, int, int | None]] = []
+    for position, (start, end, node_id) in enumerate(ranges):
+        for other_start, _, other in ranges[position + 1 :]:
+            if other_start >= end:
+                break
+            found.append((node_id, other, other_start - start))
+    return tuple(found)
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int]:
+    """First address of a tensor's data, and the one behind its last."""
+    if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.numel() == 0:
+        return (0, 0)
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (reach + 1) * tensor.element_size()
 
 
 def _needs_type(node: ShadowNode) -> bool:
@@ -142,7 +181,9 @@ def _distinct_groups(
     groups: list[tuple[int, ...]] = []
     if any(graph.nodes[node_id].structural for node_id in tensors) and len(tensors) > 1:
         groups.append(tensors)
-    watched = [node for node in nodes if (node.changed or node.identity_used) and not node.fixed]
+    compared = [node.node_id for node in nodes if node.identity_used and not node.fixed]
+    groups += [tuple(compared[i:]) for i in range(len(compared) - 1)]
+    watched = [node for node in nodes if node.changed and not node.fixed]
     for node in watched:
         same = [
             other.node_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from magjit.mocks.writes import (
@@ -21,6 +22,7 @@ from magjit.mocks.writes import (
 )
 from magjit.refgraph import relations as r
 from magjit.refgraph.nodes import ABSENT, RefGraph
+from magjit.refgraph.recorder import Effect
 from magjit.refgraph.writes import Change, ContentsChange, EdgeWrite, collect_changes
 
 _STATES: tuple[tuple[type, type[ContainerState]], ...] = (
@@ -31,9 +33,10 @@ _STATES: tuple[tuple[type, type[ContainerState]], ...] = (
 )
 
 
-def writes_of(graph: RefGraph) -> list[Write]:
-    """The writes of a run, in the order of the objects' discovery."""
-    return [_write(change) for change in collect_changes(graph)]
+def writes_of(graph: RefGraph, effects: Iterable[Effect]) -> list[Write]:
+    """The writes of a run in the order of the objects' discovery, then the calls to repeat."""
+    writes = [_write(change) for change in collect_changes(graph)]
+    return writes + [Call(effect.func, effect.args, effect.kwargs) for effect in effects]
 
 
 def _write(change: Change) -> Write:
@@ -44,8 +47,6 @@ def _write(change: Change) -> Write:
 
 def _contents(change: ContentsChange) -> Write:
     target = change.node.obj
-    if change.appended:
-        return Call(list.extend, (target, change.final[len(change.initial) :]))
     for base, state in _STATES:
         if isinstance(target, base):
             return state(target, change.initial, change.final)

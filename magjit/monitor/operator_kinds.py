@@ -207,6 +207,10 @@ STATE_ATTRIBUTES = frozenset({"grad", "_grad", "grad_fn", "_version", "_base", "
 VIEW_GETTERS = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 
 
+UNGUARDED_METADATA = frozenset({"storage_offset", "is_leaf", "output_nr", "_is_view"})
+"""Metadata that the guard on a tensor does not compare of itself."""
+
+
 def classify(func: Callable[..., Any]) -> tuple[OpKind, str]:
     """The kind of a torch function and its name (an attribute's name for getters and setters)."""
     name = getattr(func, "__name__", "")

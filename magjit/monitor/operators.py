@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from magjit.monitor.operator_graph import InputValue, Operator, OperatorGraph, Value, ValueRef
 from magjit.monitor.operator_kinds import (
     SPLIT_REASONS,
+    UNGUARDED_METADATA,
     OpKind,
     classify,
     shape_depends_on_data,
@@ -53,6 +54,8 @@ class Observer(Protocol):
     def tensor_attribute(self, tensor: torch.Tensor, name: str, value: Any) -> None: ...
 
     def set_tensor_attribute(self, tensor: torch.Tensor, name: str) -> None: ...
+
+    def tensor_fact(self, tensor: torch.Tensor, func: Any, value: Any) -> None: ...
 
 
 class _NotRecordable(Exception):
@@ -96,6 +99,12 @@ class OperatorRecorder(TorchFunctionMode):
         if value.const:
             value.version = _version(tensor)
         self._values[id(tensor)] = (weakref.ref(tensor), value)
+
+    def release(self) -> None:
+        """Let go of the run's tensors."""
+        self.graph = OperatorGraph()
+        self._values = {}
+        self.on_input = lambda value_id, tensor: None
 
     # -- the mode -------------------------------------------------------------------------------
 
@@ -180,6 +189,8 @@ class OperatorRecorder(TorchFunctionMode):
         inputs: list[Value] = []
         self._template((args, kwargs), inputs)
         out = func(*args, **kwargs)
+        if name in UNGUARDED_METADATA and args and isinstance(args[0], torch.Tensor):
+            self._observer.tensor_fact(args[0], func, out)
         if name in ("shape", "size", "numel", "nelement", "__len__", "stride", "nbytes") and any(
             value.dynamic and not value.const for value in inputs
         ):

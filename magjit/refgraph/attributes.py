@@ -6,6 +6,7 @@ look-up consults is a read, also where it finds nothing.
 
 from __future__ import annotations
 
+import collections
 import types
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from magjit.refgraph.kinds import class_lookup, instance_dict, is_data_descripto
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, ShadowNode
 from magjit.refgraph.recorder import FrameState, Handler, StateRecorder
 
+_TUPLE_GETTER = type(collections.namedtuple("_Probe", "field").field)  # type: ignore[attr-defined]
 _PLAIN_GETATTR = frozenset({object.__getattribute__, types.ModuleType.__getattribute__})
 
 
@@ -125,8 +127,15 @@ def _read_module(rec: StateRecorder, obj: types.ModuleType, name: str) -> None:
 
 
 def _read_class(rec: StateRecorder, cls: type, name: str) -> None:
-    if name in ("__dict__", "__mro__", "__bases__"):
-        rec.split(f"reads the {name} of a class")
+    if name == "__dict__":
+        rec.split("reads the __dict__ of a class")
+        return
+    if name in ("__mro__", "__bases__") and cls not in rec.made_classes:
+        node = rec.root(cls)
+        relation = r.CAttr(vars(type)[name])
+        node.first.refs.setdefault(relation, Leaf(getattr(cls, name), identity=True))
+        for base in cls.__mro__:
+            rec.root(base)
         return
     value = read_class_attr(rec, type(cls), name)
     if (
@@ -240,6 +249,10 @@ def _read_descriptor(
             rec.instance_dict_node(node, obj)
         elif name not in ("__class__", "__weakref__", "__doc__") and node is not None:
             rec.read(node, r.CAttr(descriptor), descriptor.__get__(obj))
+    elif type(descriptor) is _TUPLE_GETTER:
+        if node is not None:
+            index = descriptor.__reduce__()[1][0]
+            rec.read(node, r.Index(index), tuple.__getitem__(obj, index))
     elif not isinstance(descriptor, property):
         get = class_lookup(type(descriptor), "__get__")
         if get is not ABSENT:

@@ -21,10 +21,12 @@ from magjit.annotations import Kind, Read, Rule, is_c_callable, missing_entry
 from magjit.bytecode import EventKind
 from magjit.refgraph import relations as r
 from magjit.refgraph.attributes import read_class_attr
+from magjit.refgraph.blind import is_blind_change
 from magjit.refgraph.containers import is_plain, is_running_iterator, read_inside_fresh, read_value
-from magjit.refgraph.kinds import CONTAINERS, is_atom, is_constant_object
-from magjit.refgraph.recorder import FrameState, Handler, StateRecorder
-from magjit.refgraph.specials import AS_PURE, SPECIALS, python_special
+from magjit.refgraph.kinds import CONTAINERS, is_atom
+from magjit.refgraph.python_specials import opaque_call, python_special
+from magjit.refgraph.recorder import LIBRARIES, FrameState, Handler, StateRecorder
+from magjit.refgraph.specials import AS_PURE, SPECIALS
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -137,17 +139,22 @@ def _call_weakref(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> 
 
 
 def _call_cached(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A function with ``lru_cache``: what it remembers, it would return again."""
+    """A function with ``lru_cache``: what it remembers, it would return again.
+
+    So the function below is not followed, even when this call is the one that fills the cache.
+    The replay calls it for the cache's statistics, unless it is a library's own.
+    """
     for value in (*args, *kwargs.values()):
         _open_argument(rec, value, Read.DEEP)
-    rec.root(func.__wrapped__)
+    module = (getattr(func, "__module__", None) or "").partition(".")[0]
+    if module not in LIBRARIES:
+        rec.replay_call(func, args, kwargs)
 
-    def check(top: tuple[Any, ...]) -> None:
-        if not (is_atom(top[-1]) or is_constant_object(top[-1])):
-            if rec.graph.node_of(top[-1]) is None:
-                rec.split("a cached function returns an object that other calls share")
+    def keep(top: tuple[Any, ...]) -> None:
+        if not is_atom(top[-1]):
+            rec.root(top[-1])
 
-    return check
+    return opaque_call(rec, keep)
 
 
 def _call_jit(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -198,30 +205,9 @@ _CALLABLES: list[tuple[Callable[[Any], bool], Callable[..., Any]]] = [
 # -- C functions --------------------------------------------------------------------------------
 
 
-_LIST_APPEND = list.append
-
-
-def append_to_list(rec: StateRecorder, target: Any) -> None:
-    """Appending to an outside list needs to know nothing of what is in it."""
-    node = rec.graph.node_of(target)
-    if node is None:
-        return
-    if node.whole or node.mutated or type(target) is not list or r.Length() in node.first.refs:
-        rec.mutate(node)
-        return
-    if node.snapshot is None:
-        node.snapshot = list(target)
-    node.appended = True
-
-
 def call_c(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A callable without Python code."""
-    if func is _LIST_APPEND or (
-        getattr(func, "__name__", "") == "append"
-        and (isinstance(getattr(func, "__self__", None), list))
-    ):
-        receiver, _ = _receiver(func, args)
-        append_to_list(rec, receiver)
+    if is_blind_change(rec, func, args, kwargs):
         return None
     rule = rec.database.lookup(func, args[0] if args else None)
     if rule is None:
@@ -249,12 +235,11 @@ def _metadata(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwa
 
 def _pure(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
     receiver, rest = _receiver(func, args)
-    if receiver is not None:
-        _argument(rec, rule, "self", receiver)
-    for index, value in enumerate(rest):
-        _argument(rec, rule, index, value)
-    for name, value in kwargs.items():
-        _argument(rec, rule, name, value)
+    arguments: list[tuple[Any, Any]] = [] if receiver is None else [("self", receiver)]
+    arguments += list(enumerate(rest)) + list(kwargs.items())
+    deep = _calls_c_code(rec, rule, arguments)
+    for key, value in arguments:
+        _argument(rec, rule, key, value, deep)
     return _C.OPAQUE if isinstance(func, types.FunctionType) else None
 
 
@@ -268,7 +253,7 @@ def _receiver(func: Any, args: Args) -> tuple[Any, Args]:
     return None, args
 
 
-def _argument(rec: StateRecorder, rule: Rule, key: Any, value: Any) -> None:
+def _argument(rec: StateRecorder, rule: Rule, key: Any, value: Any, deep: bool) -> None:
     spec = rule.argument(key)
     if spec.in_place:
         node = rec.graph.node_of(value)
@@ -280,21 +265,42 @@ def _argument(rec: StateRecorder, rule: Rule, key: Any, value: Any) -> None:
         return
     if spec.calls and not isinstance(value, types.FunctionType):
         _called_back(rec, value)
-    _open_argument(rec, value, spec.read)
+    _open_argument(rec, value, Read.DEEP if deep else spec.read)
 
 
 def _called_back(rec: StateRecorder, func: Any) -> None:
     """A C function will call this: Python code is followed, C code must be harmless."""
     if func is None or isinstance(func, types.FunctionType):
         return
-    if isinstance(func, types.MethodType):
+    if not is_c_callable(func) or isinstance(func, (types.MethodType, functools.partial)):
         call_value(rec, func, (), {})
-    elif is_c_callable(func):
-        rule = rec.database.lookup(func)
-        if rule is None or rule.kind not in (Kind.PURE, Kind.OP, Kind.METADATA) or rule.mutates:
-            rec.split(f"a C function calls {_name(func)} back", _yaml(func))
-    else:
-        call_value(rec, func, (), {})
+        return
+    rule = rec.database.lookup(func)
+    harmless = rule is not None and (
+        rule.kind in (Kind.PURE, Kind.OP, Kind.METADATA)
+        or (rule.kind is Kind.SPECIAL and rule.handler in _HARMLESS_CALLBACKS)
+    )
+    if harmless and rule is not None and rule.mutates:
+        receiver = getattr(func, "__self__", None)
+        harmless = receiver is not None and rec.graph.node_of(receiver) is None
+    if not harmless:
+        rec.split(f"a C function calls {_name(func)} back", _yaml(func))
+
+
+_HARMLESS_CALLBACKS = frozenset(
+    {"type", "isinstance", "issubclass", "len", "bool", "itemgetter", "hash", "getitem"}
+    | {"dict_get", "dict_items", "dict_keys", "dict_values", "contains", "sorted", "iter"}
+)
+
+
+def _calls_c_code(rec: StateRecorder, rule: Rule, arguments: list[tuple[Any, Any]]) -> bool:
+    """Whether a callback is C code, which then reads the elements of the other arguments."""
+    return any(
+        rule.argument(key).calls
+        and value is not None
+        and not isinstance(value, (types.FunctionType, types.MethodType))
+        for key, value in arguments
+    )
 
 
 def _open_argument(rec: StateRecorder, value: Any, read: Read) -> None:
@@ -410,6 +416,8 @@ def import_from(rec: StateRecorder, state: FrameState, offset: int, inputs: Args
 
 
 def other(rec: StateRecorder, state: FrameState, offset: int, inputs: Args) -> None:
+    if state.info.instrs[offset].opname == "SETUP_ANNOTATIONS":
+        return  # of a class body, whose namespace is the run's own
     rec.split(f"uses the instruction {state.info.instrs[offset].opname}")
 
 

@@ -11,6 +11,7 @@ import torch
 from magjit.bytecode import EventKind
 from magjit.refgraph import relations as r
 from magjit.refgraph.attributes import read_class_attr
+from magjit.refgraph.blind import add_blindly, unread
 from magjit.refgraph.kinds import CONTAINERS, MAPPINGS, SEQUENCES, SETS, is_atom
 from magjit.refgraph.nodes import ABSENT, Leaf, ShadowNode
 from magjit.refgraph.recorder import FrameState, Handler, StateRecorder
@@ -49,7 +50,7 @@ def read_values(
     dunders = _TRUTH_DUNDERS if truth else _DUNDERS.get(opname, ())
     deep = opname == "COMPARE_OP" or opname.startswith(("FORMAT", "CONVERT"))
     for value in inputs:
-        read_value(rec, value, dunders, length_only=truth, deep=deep)
+        read_value(rec, value, dunders, length_only=truth, truth=truth, deep=deep)
 
 
 def read_value(
@@ -58,6 +59,7 @@ def read_value(
     dunders: tuple[str, ...] = (),
     *,
     length_only: bool = False,
+    truth: bool = False,
     deep: bool = False,
 ) -> None:
     """C code reads one value: a container's contents, or an object's special methods."""
@@ -69,7 +71,7 @@ def read_value(
             if deep:
                 read_inside_fresh(rec, value)
         elif length_only:
-            read_length(rec, node)
+            read_truth(rec, node, value) if truth else read_length(rec, node)
         else:
             rec.open(node, deep=deep)
     if type(value) not in (list, tuple, dict, set, frozenset, deque):
@@ -98,6 +100,15 @@ def is_running_iterator(value: Any) -> bool:
         hasattr(type(value), "__next__")
         and not isinstance(type(value).__next__, types.FunctionType)
     )
+
+
+def read_truth(rec: StateRecorder, node: ShadowNode, value: Any) -> None:
+    """Whether a container is empty: of a sequence that is not, the length does not matter."""
+    if node.snapshot is None and isinstance(value, (list, tuple)) and _plain_length(value):
+        if not node.whole and r.Length() not in node.first.refs:
+            node.first.refs[r.NonEmpty()] = Leaf(True)
+    else:
+        read_length(rec, node)
 
 
 def read_length(rec: StateRecorder, node: ShadowNode) -> None:
@@ -183,7 +194,7 @@ def _read_sequence_item(rec: StateRecorder, node: ShadowNode, container: Any, ke
         return
     size = _plain_length(container)
     index = int(key)
-    if node.mutated or node.appended or node.snapshot is not None:
+    if node.snapshot is not None:
         rec.open(node)
         return
     if index < 0 or index >= size:
@@ -224,6 +235,11 @@ def write_item(rec: StateRecorder, container: Any, key: Any, method: str) -> Non
 
 def inplace(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> None:
     """``a += b`` and its kin."""
+    node = rec.graph.node_of(inputs[0])
+    adds = state.info.instrs[offset].argval in ("+=", "+")
+    if node is not None and adds and unread(node) and type(inputs[0]) in (list, deque):
+        if add_blindly(rec, node, "extend", inputs[1:]):
+            return
     change_in_place(rec, inputs)
 
 

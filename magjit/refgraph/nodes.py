@@ -78,7 +78,7 @@ class ShadowNode:
             compared by code and closure, not by identity.
         whole: all of its contents have been recorded in version 0.
         mutated: a C function changed it in place; its final state is replayed as a whole.
-        appended: it was only appended to, without being read.
+        blind: it was changed by calls that do not depend on its contents; the replay repeats them.
     """
 
     node_id: int
@@ -92,12 +92,12 @@ class ShadowNode:
     snapshot: Any = None
     whole: bool = False
     mutated: bool = False
-    appended: bool = False
+    blind: list[Any] = field(default_factory=list)
     identity_used: bool = False
 
     @property
     def changed(self) -> bool:
-        return bool(self.written) or self.mutated or self.appended
+        return bool(self.written) or self.mutated or bool(self.blind)
 
     @property
     def last(self) -> ShadowVersion:

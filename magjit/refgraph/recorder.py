@@ -35,7 +35,9 @@ from magjit.refgraph.kinds import (
 )
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, RefGraph, ShadowNode, Target
 
-_LIBRARIES = sys.stdlib_module_names | {"torch"}
+LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
+_CALLBACK_MODULES = frozenset({"_weakrefset", "weakref"})
+"""Their callbacks run whenever an object dies."""
 _OWN_FOLDERS = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
@@ -57,6 +59,15 @@ class Split:
     reason: str
     location: Location | None
     remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Effect:
+    """A call that a replay makes again, with arguments as they were at the time."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 class FrameState:
@@ -96,7 +107,10 @@ class StateRecorder:
         self.made_classes: set[type] = set()
         self.versions: dict[int, int] = {}
         self.missing: list[Any] = []
-        self.autocasts: list[tuple[Any, int]] = []
+        self.effects: list[Effect] = []
+        self.metas: dict[int, Any] = {}
+        self.evaluating = False
+        self.entered: list[tuple[Any, int]] = []
         self.suspended = False
         self._opaque: dict[types.CodeType, bool] = {}
         self.state: FrameState | None = None
@@ -150,6 +164,19 @@ class StateRecorder:
             return
         self.read(node, r.CAttr(class_lookup(torch.Tensor, name)), value)
 
+    def tensor_fact(self, tensor: torch.Tensor, func: Any, value: Any) -> None:
+        """Metadata was read that the guard of a tensor leaves out."""
+        node = self.graph.node_of(tensor)
+        if node is None:
+            return
+        getter = getattr(func, "__self__", None)
+        if isinstance(getter, types.GetSetDescriptorType):
+            self.read(node, r.CAttr(getter), value)
+        elif isinstance(func, types.MethodDescriptorType):
+            self.read(node, r.CResult(func), value)
+        else:
+            self.split(f"reads {getattr(func, '__name__', func)} of a tensor from outside")
+
     def set_tensor_attribute(self, tensor: torch.Tensor, name: str) -> None:
         node = self.graph.node_of(tensor)
         if node is None:
@@ -180,8 +207,14 @@ class StateRecorder:
         ):
             return Edge(self.root(value).node_id)
         node = self.graph.add(value, parent, relation, fixed=False)
-        if isinstance(value, torch.Tensor) and not value.is_inference():
-            self.versions[node.node_id] = value._version
+        if isinstance(value, torch.Tensor):
+            self.metas[node.node_id] = _C.tensor_meta(value)
+            if not value.is_inference():
+                self.versions[node.node_id] = value._version
+        elif isinstance(value, types.MethodType):
+            # The interpreter takes a bound method apart before the call is seen.
+            self.read(node, r.MethodFunc(), value.__func__)
+            self.read(node, r.MethodSelf(), value.__self__)
         return Edge(node.node_id)
 
     def node_for(self, obj: Any) -> ShadowNode | None:
@@ -269,6 +302,24 @@ class StateRecorder:
         node.first.refs[relation] = Edge(found.node_id)
         return found
 
+    def replay_call(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """An effect that the mock has to make by calling the same function again."""
+        self.effects.append(Effect(func, args, kwargs))
+
+    def release(self) -> None:
+        """Let go of the user's objects: only the record may keep any alive."""
+        self.graph = RefGraph()
+        self.operators.release()
+        self.tracer = None
+        self.state = None
+        self.missing = []
+        self.effects = []
+        self.entered = []
+        self.metas = {}
+        self.made_classes = set()
+
     # -- frames ----------------------------------------------------------------------------------
 
     def enter_frame(
@@ -281,7 +332,7 @@ class StateRecorder:
     ) -> Any:
         """The tracer met a new frame: follow it, or leave it alone."""
         module = globals_.get("__name__") or ""
-        if module.partition(".")[0] == "magjit":
+        if module.partition(".")[0] == "magjit" or module in _CALLBACK_MODULES:
             return _C.SKIP_ALWAYS
         special = self.python_special(func)
         if special is not None and special(self, func, tuple(localsplus), {}) is _C.OPAQUE:
@@ -289,6 +340,9 @@ class StateRecorder:
         if self.is_opaque(code, module):
             return _C.SKIP_ALWAYS
         func_node = self.graph.node_of(func)
+        if self.evaluating and code.co_name == "<module>":
+            self.evaluating = False
+            self.made_codes.add(code)
         if func_node is None and code not in self.made_codes:
             if not self._explain(func, localsplus):
                 self.split(f"calls the function {code.co_qualname} by a way that was not observed")
@@ -321,12 +375,11 @@ class StateRecorder:
     def _explain_library(self, func: Any) -> bool:
         """C code of the standard library or of torch calls a function of a module by its name."""
         module_name = getattr(func, "__module__", None) or ""
-        if module_name.partition(".")[0] not in _LIBRARIES:
+        if module_name.partition(".")[0] not in LIBRARIES:
             return False
-        module = sys.modules.get(module_name)
-        if module is None or vars(module).get(func.__name__) is not func:
+        if func.__globals__.get(func.__name__) is not func:
             return False
-        self.read(self.root(vars(module)), r.Item.of(func.__name__), func)
+        self.read(self.root(func.__globals__), r.Item.of(func.__name__), func)
         return True
 
     def read_function(self, node: ShadowNode) -> None:
@@ -421,8 +474,26 @@ def _bound(recorder: StateRecorder, function: Handler) -> Any:
             operators.active = recorder.broken is None
         operators.handling = True
         try:
-            return function(recorder, state, offset, inputs)
+            verdict = function(recorder, state, offset, inputs)
+        finally:
+            operators.handling = False
+        if verdict is None or verdict is _C.OPAQUE:
+            return verdict
+        if isinstance(verdict, tuple):
+            return (verdict[0], _handling(operators, verdict[1]))
+        return _handling(operators, verdict)
+
+    return handle
+
+
+def _handling(operators: OperatorRecorder, post: Callable[[Any], None]) -> Callable[[Any], None]:
+    """What a handler does after its instruction is the recorder's own work as well."""
+
+    def run(top: tuple[Any, ...]) -> None:
+        operators.handling = True
+        try:
+            post(top)
         finally:
             operators.handling = False
 
-    return handle
+    return run

@@ -175,6 +175,19 @@ class CAttr(Described):
     __hash__ = Described.__hash__
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CResult(Described):
+    """Fact: what a C method without further arguments gives, such as a storage offset."""
+
+    __eq__ = Described.__eq__
+    __hash__ = Described.__hash__
+
+
+@dataclass(frozen=True, slots=True)
+class NonEmpty(Relation):
+    """Fact: a sequence has at least one element."""
+
+
 @dataclass(frozen=True, slots=True)
 class Referent(Relation):
     """What a weak reference refers to."""

@@ -12,11 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.amp import autocast_mode
 
 from magjit import _C
 from magjit.annotations import Rule
-from magjit.monitor.operator_graph import Operator, ValueRef
 from magjit.refgraph import relations as r
 from magjit.refgraph.attributes import (
     read_attribute,
@@ -229,7 +227,8 @@ def _itemgetter(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: K
 
 
 def _methodcaller(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
-    name = func.__reduce__()[1][0]
+    reduced = func.__reduce__()[1]
+    name = reduced[0] if reduced else None
     if not isinstance(name, str):
         rec.split("calls a method by operator.methodcaller with keywords")
         return
@@ -239,6 +238,20 @@ def _methodcaller(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs:
         rule_ = rec.database.lookup(method) if method is not None else None
         if rule_ is None or rule_.kind.value not in ("op", "pure", "metadata"):
             rec.split(f"calls the C method {name} by operator.methodcaller")
+
+
+def _generator(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    if args and rec.graph.node_of(args[0]) is not None:
+        rec.split("drives a generator that was made outside the program")
+
+
+def _evaluate(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    """The code that ``eval`` and ``exec`` run is followed like a function of the run."""
+    rec.evaluating = True
+
+
+def _environment(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    rec.replay_call(func, args, kwargs)
 
 
 def _impure(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
@@ -299,85 +312,17 @@ SPECIALS: dict[str, Special] = {
     "print": _impure,
     "warn": _impure,
     "dir": _impure,
-    "exec": _impure,
-    "eval": _impure,
-    "compile": _impure,
-    "generator": _impure,
+    "exec": _evaluate,
+    "eval": _evaluate,
+    "compile": _no_effect,
+    "generator": _generator,
+    "coroutine": _generator,
+    "lock": _no_effect,
+    "dynamo_eval_frame": _no_effect,
+    "putenv": _environment,
     "torch_generator": _impure,
     "autocast": _impure,
     "inference_mode": _impure,
 }
 AS_PURE = frozenset({"sorted", "sort", "map", "filter", "reduce_call"})
 """Handlers whose whole effect is that of a pure function which calls its arguments."""
-
-
-# -- Python functions of torch that are one operator --------------------------------------------
-
-
-def _enter_autocast(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    manager = args[0]
-    state = (manager.device, manager.fast_dtype, manager._enabled, manager._cache_enabled)
-    value = rec.operators.graph.new_value()
-    rec.autocasts.append((manager, value.value_id))
-    code, offset = rec.instruction()
-    rec.operators.graph.operators.append(
-        Operator(autocast_mode._enter_autocast, state, {}, ValueRef(value.value_id), code, offset)
-    )
-    return _C.OPAQUE
-
-
-def _exit_autocast(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    for index in range(len(rec.autocasts) - 1, -1, -1):
-        manager, value_id = rec.autocasts[index]
-        if manager is args[0]:
-            del rec.autocasts[index]
-            code, offset = rec.instruction()
-            rec.operators.graph.operators.append(
-                Operator(
-                    autocast_mode._exit_autocast, (ValueRef(value_id),), {}, None, code, offset
-                )
-            )
-            return _C.OPAQUE
-    rec.split("leaves an autocast region that was entered outside the program")
-    return _C.OPAQUE
-
-
-def _apply_function(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """``autograd.Function.apply``: one operator that keeps the custom backward."""
-    cls, rest = args[0], args[1:]
-    needs_grad = torch.is_grad_enabled() and any(
-        isinstance(value, torch.Tensor) and value.requires_grad
-        for value in (*rest, *kwargs.values())
-    )
-    if not needs_grad:
-        for name in ("forward", "setup_context"):
-            found = read_class_attr(rec, cls, name)
-            rec.root(getattr(found, "__func__", found))
-        return None
-    finish = rec.operators.record_call(cls.apply, rest, kwargs)
-    rec.operators.active = False
-
-    def post(top: tuple[Any, ...]) -> None:
-        rec.operators.active = rec.broken is None
-        finish(top[-1])
-
-    rec.suspended = True
-    return (_C.OPAQUE, post)
-
-
-def _not_followed(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Gives its arguments back unless a transform of torch.func is active, which splits."""
-    return _C.OPAQUE
-
-
-_PYTHON_SPECIALS: dict[types.CodeType, Callable[..., Any]] = {
-    autocast_mode.autocast.__enter__.__code__: _enter_autocast,
-    autocast_mode.autocast.__exit__.__code__: _exit_autocast,
-    torch.autograd.Function.apply.__func__.__code__: _apply_function,  # type: ignore[attr-defined]
-    torch._functorch.utils.unwrap_dead_wrappers.__code__: _not_followed,
-}
-
-
-def python_special(func: types.FunctionType) -> Callable[..., Any] | None:
-    """The handler of a Python function that is recorded as one operator."""
-    return _PYTHON_SPECIALS.get(func.__code__)

@@ -30,7 +30,6 @@ class ContentsChange:
     node: ShadowNode
     initial: Any
     final: Any
-    appended: bool
 
 
 Change = EdgeWrite | ContentsChange
@@ -40,9 +39,9 @@ def collect_changes(graph: RefGraph) -> list[Change]:
     """All changes, in the order of the nodes' discovery and of the first write to each edge."""
     found: list[Change] = []
     for node in changed(graph):
-        if node.mutated or node.appended:
+        if node.mutated:
             final = contents_copy(node.obj)
-            found.append(ContentsChange(node, node.snapshot, final, not node.mutated))
+            found.append(ContentsChange(node, node.snapshot, final))
         else:
             for relation in node.written:
                 value = final_value(node, relation)

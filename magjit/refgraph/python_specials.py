@@ -1,0 +1,110 @@
+"""Python functions of torch that a run does not follow: each becomes one operator, or none."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.amp import autocast_mode
+from torch.autograd import grad_mode
+
+from magjit import _C
+from magjit.monitor.operator_graph import Operator, ValueRef
+from magjit.refgraph.attributes import read_class_attr
+from magjit.refgraph.recorder import StateRecorder
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+def opaque_call(rec: StateRecorder, post: Callable[[tuple[Any, ...]], None]) -> Any:
+    """The verdict for a call inside which nothing is recorded."""
+    rec.operators.active = False
+    rec.suspended = True
+
+    def resume(top: tuple[Any, ...]) -> None:
+        rec.operators.active = rec.broken is None
+        rec.suspended = False
+        post(top)
+
+    return (_C.OPAQUE, resume)
+
+
+def _enter(rec: StateRecorder, manager: Any, func: Callable[..., Any], state: Args) -> Any:
+    """Entering a mode of torch is an operator without tensors; leaving it refers to it."""
+    value = rec.operators.graph.new_value()
+    rec.entered.append((manager, value.value_id))
+    code, offset = rec.instruction()
+    result = ValueRef(value.value_id)
+    rec.operators.graph.operators.append(Operator(func, state, {}, result, code, offset))
+    return _C.OPAQUE
+
+
+def _exit(rec: StateRecorder, manager: Any, func: Callable[..., Any]) -> Any:
+    for index in range(len(rec.entered) - 1, -1, -1):
+        if rec.entered[index][0] is manager:
+            value = ValueRef(rec.entered.pop(index)[1])
+            code, offset = rec.instruction()
+            rec.operators.graph.operators.append(Operator(func, (value,), {}, None, code, offset))
+            return _C.OPAQUE
+    rec.split(f"leaves a {type(manager).__qualname__} that was entered outside the program")
+    return _C.OPAQUE
+
+
+def _enter_autocast(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    manager = args[0]
+    state = (manager.device, manager.fast_dtype, manager._enabled, manager._cache_enabled)
+    return _enter(rec, manager, autocast_mode._enter_autocast, state)
+
+
+def _exit_autocast(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    return _exit(rec, args[0], autocast_mode._exit_autocast)
+
+
+def _enter_inference(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    return _enter(rec, args[0], grad_mode._enter_inference_mode, (args[0].mode,))
+
+
+def _exit_inference(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    return _exit(rec, args[0], grad_mode._exit_inference_mode)
+
+
+def _apply_function(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """``autograd.Function.apply``: one operator that keeps the custom backward.
+
+    Where no gradient is needed its forward is followed like any function.
+    """
+    cls, rest = args[0], args[1:]
+    needs_grad = torch.is_grad_enabled() and any(
+        isinstance(value, torch.Tensor) and value.requires_grad
+        for value in (*rest, *kwargs.values())
+    )
+    if not needs_grad:
+        for name in ("forward", "setup_context"):
+            found = read_class_attr(rec, cls, name)
+            rec.root(getattr(found, "__func__", found))
+        return None
+    finish = rec.operators.record_call(cls.apply, rest, kwargs)
+    return opaque_call(rec, lambda top: finish(top[-1]))
+
+
+def _not_followed(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Gives its arguments back unless a transform of torch.func is active, which splits."""
+    return _C.OPAQUE
+
+
+_PYTHON_SPECIALS: dict[types.CodeType, Callable[..., Any]] = {
+    autocast_mode.autocast.__enter__.__code__: _enter_autocast,
+    autocast_mode.autocast.__exit__.__code__: _exit_autocast,
+    grad_mode.inference_mode.__enter__.__code__: _enter_inference,
+    grad_mode.inference_mode.__exit__.__code__: _exit_inference,
+    torch.autograd.Function.apply.__func__.__code__: _apply_function,  # type: ignore[attr-defined]
+    torch._functorch.utils.unwrap_dead_wrappers.__code__: _not_followed,
+}
+
+
+def python_special(func: types.FunctionType) -> Callable[..., Any] | None:
+    """The handler of a Python function that is recorded as one operator."""
+    return _PYTHON_SPECIALS.get(func.__code__)

@@ -1,0 +1,235 @@
+"""From a capture to the content of a report."""
+
+from __future__ import annotations
+
+import types
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from magjit.annotations import missing_entry, qualified_name
+from magjit.errors import Location
+from magjit.guards.plan import Check
+from magjit.monitor.operator_graph import Operator, OperatorGraph, ValueRef
+from magjit.monitor.operator_graph import qualified_name as operator_name
+from magjit.records import Captured, SplitPoint
+from magjit.refgraph import relations as r
+from magjit.refgraph.nodes import ABSENT, Edge, Leaf, Target
+from magjit.reporting.content import Content, Function, GuardLine, OperatorCall, Split
+from magjit.reporting.effects import effect_text
+from magjit.reporting.objects import object_views, tensor_text
+from magjit.reporting.places import (
+    Places,
+    is_library_code,
+    location_of,
+    short,
+    short_file,
+)
+
+
+def collect(captured: Captured, content: Content) -> None:
+    """Add what a capture tells to a report's content."""
+    places = Places(captured.refgraph)
+    record = captured.record
+    content.inputs += _inputs(captured, places)
+    content.operator_calls += [_operator(op) for op in captured.operators.operators]
+    content.functions += _functions(captured)
+    content.objects += object_views(captured.refgraph, places)
+    content.refgraph_text = str(captured.refgraph)
+    content.side_effects += _tensor_changes(captured, places)
+    if captured.guard_plan is not None:
+        content.guard_lines += _guards(captured, places)
+        content.guards += Counter(line.kind for line in content.guard_lines)
+    if captured.mock_plan is not None:
+        plan = captured.mock_plan
+        content.mock_text = str(plan)
+        content.side_effects += [effect_text(step, plan, places) for step in plan.effects]
+    if captured.split is not None:
+        content.splits.append(split_of(captured.split))
+    if record is not None:
+        content.graphs.append(record.graph_module)
+        content.mock_source = record.mock_source
+        content.backend_dumps.update(record.dumps)
+    for name, milliseconds in captured.timings.as_dict().items():
+        content.timings[name] = content.timings.get(name, 0.0) + milliseconds
+    for func in captured.missing:
+        content.missing.setdefault(qualified_name(func), missing_entry(func))
+
+
+def split_of(split: SplitPoint) -> Split:
+    """A split point with the short name of its file."""
+    place = split.location
+    if place is None:
+        return Split(split.reason, remedy=split.remedy)
+    file = short_file(place.filename)
+    return Split(split.reason, file, place.line, place.function, split.remedy)
+
+
+# -- operators ----------------------------------------------------------------------------------
+
+
+def _inputs(captured: Captured, places: Places) -> list[str]:
+    lines = []
+    for item in captured.operators.inputs:
+        node = captured.refgraph.node_of(item.tensor)
+        name = places.path(node.node_id) if node is not None else "?"
+        lines.append(f"%{item.value_id} = {name}: {tensor_text(item.tensor)}")
+    return lines
+
+
+def _operator(op: Operator) -> OperatorCall:
+    arguments = [_template(a) for a in op.args]
+    arguments += [f"{name}={_template(value)}" for name, value in op.kwargs.items()]
+    call = f"{_name(op)}({', '.join(arguments)})"
+    place: Location | None = location_of(op.code, op.offset) if op.code is not None else None
+    text = call if op.result is None else f"{_template(op.result)} = {call}"
+    return OperatorCall(text, place)
+
+
+def _name(op: Operator) -> str:
+    return operator_name(op.func).replace("TensorBase.", "Tensor.")
+
+
+def _template(value: Any) -> str:
+    """An argument or result of an operator; ``%3`` is a tensor of the graph."""
+    kind = type(value)
+    if isinstance(value, ValueRef):
+        return repr(value)
+    if isinstance(value, (tuple, list)):
+        left, right = "()" if isinstance(value, tuple) else "[]"
+        comma = "," if left == "(" and len(value) == 1 else ""
+        return f"{left}{', '.join(_template(item) for item in value)}{comma}{right}"
+    if kind is dict:
+        return f"{{{', '.join(f'{short(k)}: {_template(v)}' for k, v in value.items())}}}"
+    if kind is slice:
+        parts = ["" if part is None else _template(part) for part in (value.start, value.stop)]
+        return ":".join(parts) if value.step is None else f"{':'.join(parts)}:{value.step}"
+    return short(value)
+
+
+def _tensor_changes(captured: Captured, places: Places) -> list[str]:
+    """Operators that change an outside tensor: the graph itself redoes those."""
+    outside = {}
+    for item in captured.operators.inputs:
+        node = captured.refgraph.node_of(item.tensor)
+        if node is not None:
+            outside[item.value_id] = places.path(node.node_id)
+    found = []
+    for op in captured.operators.operators:
+        names = [outside[value] for value in _changed_values(op) if value in outside]
+        if names:
+            where = f"  # {location_of(op.code, op.offset)}" if op.code is not None else ""
+            found.append(f"in the graph: {_name(op)} changes {', '.join(names)}{where}")
+    plan = captured.guard_plan
+    if plan is not None and plan.mutates and not found:
+        found.append("in the graph: data of outside tensors changes in place")
+    return found
+
+
+_IN_PLACE = frozenset(
+    {"add", "sub", "mul", "truediv", "floordiv", "mod", "matmul", "pow"}
+    | {"lshift", "rshift", "and", "or", "xor"}
+)
+_NORMS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
+
+
+def _changed_values(op: Operator) -> list[int]:
+    """The tensors that an operator changes in place, as far as its name tells."""
+    name = getattr(op.func, "__name__", "")
+    targets = [op.kwargs.get("out")]
+    if (name.endswith("_") and not name.endswith("__")) or (
+        name in ("__setitem__", "__set__") or (name[:3] == "__i" and name[3:-2] in _IN_PLACE)
+    ):
+        targets += op.args[:1]
+    elif op.kwargs.get(_NORMS.get(name, "")):
+        targets += [*op.args[1:3], op.kwargs.get("running_mean"), op.kwargs.get("running_var")]
+    return [target.value_id for target in targets if isinstance(target, ValueRef)]
+
+
+# -- functions ----------------------------------------------------------------------------------
+
+
+def _functions(captured: Captured) -> list[Function]:
+    codes: dict[types.CodeType, None] = {}
+    for node in captured.refgraph.nodes:
+        if r.Code() in node.first.refs and isinstance(node.obj, types.FunctionType):
+            codes[node.obj.__code__] = None
+    for code in _codes_of(captured.operators):
+        codes[code] = None
+    return [Function(code.co_qualname, code, not is_library_code(code)) for code in codes]
+
+
+def _codes_of(graph: OperatorGraph) -> Sequence[types.CodeType]:
+    return [op.code for op in graph.operators if op.code is not None]
+
+
+# -- guards -------------------------------------------------------------------------------------
+
+
+_BACKEND_ORIGIN = "the backend's guard: "
+
+
+def _guards(captured: Captured, places: Places) -> list[GuardLine]:
+    plan = captured.guard_plan
+    assert plan is not None
+    graph = captured.refgraph
+    keywords = f" and keywords {', '.join(plan.keywords)}" if plan.keywords else ""
+    lines = [GuardLine("Call", f"{plan.argument_count} positional arguments{keywords}")]
+    for check in plan.checks:
+        if isinstance(check.relation, r.Root):
+            continue  # the same object at every call: nothing to check
+        text = _guard_text(captured, places, check)
+        lines.append(GuardLine(type(check.relation).__name__, text))
+    tensors = set(plan.tensors)
+    for node in plan.nodes:
+        if node.node_id not in tensors:
+            text = f"type({places.path(node.node_id)}) is {type(node.obj).__qualname__}"
+            lines.append(GuardLine("Type", text))
+    for node_id in plan.tensors:
+        tensor = graph.nodes[node_id].obj
+        lines.append(GuardLine("Tensor", f"{places.path(node_id)}: {tensor_text(tensor)}"))
+    for group in plan.distinct:
+        names = [places.path(node_id) for node_id in group]
+        text = f"different objects: {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}"
+        lines.append(GuardLine("Distinct", text))
+    if plan.mutates and len(plan.tensors) > 1:
+        lines.append(GuardLine("Overlap", "no two of the graph's inputs share memory"))
+    lines.append(GuardLine("GlobalState", "torch's global state: grad mode, autocast, defaults"))
+    if captured.record is not None:
+        stated = [text for text in captured.record.origins if text.startswith(_BACKEND_ORIGIN)]
+        texts = dict.fromkeys(origin.removeprefix(_BACKEND_ORIGIN) for origin in stated)
+        lines += [GuardLine("Backend", text) for text in texts]
+    return lines
+
+
+def _guard_text(captured: Captured, places: Places, check: Check) -> str:
+    path = places.path(check.node_id)
+    target = check.target
+    found = not isinstance(target, Leaf) or target.value is not ABSENT
+    match check.relation:
+        case r.Length():
+            return f"len({path}) {_target(places, target)}"
+        case r.Keys():
+            return f"keys of {path} {_target(places, target)}"
+        case r.Members():
+            return f"members of {path} {_target(places, target)}"
+        case r.Code():
+            return f"{path} has {_target(places, target).removeprefix('is ')}"
+        case r.Has(key=key):
+            return f"{path} has {'' if found else 'no '}{short(key.key)}"
+        case r.Item(key=key) if not found:
+            return f"{path} has no {short(key.key)}"
+    edge = places.edge(check.node_id, check.relation)
+    if isinstance(target, Edge):
+        node = captured.refgraph.nodes[target.node_id]
+        if not node.fixed and node.parent == check.node_id and node.relation == check.relation:
+            return f"{edge} is there"
+    return f"{edge} {_target(places, target)}"
+
+
+def _target(places: Places, target: Target) -> str:
+    if isinstance(target, Edge):
+        return f"is {places.path(target.node_id)}"
+    if target.value is ABSENT:
+        return "is not there"
+    return f"{'is' if target.identity else '=='} {short(target.value)}"

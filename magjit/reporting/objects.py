@@ -1,0 +1,162 @@
+"""The reference graph as a reader sees it: objects, their paths, what the guard checks of them."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import torch
+
+from magjit.refgraph import relations as r
+from magjit.refgraph.kinds import CONTAINERS, is_atom
+from magjit.refgraph.nodes import ABSENT, Edge, Leaf, RefGraph, ShadowNode
+from magjit.reporting.content import ObjectView, Role
+from magjit.reporting.places import Places, is_library_code, is_module, short, step
+
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "torch"})
+
+
+def object_views(graph: RefGraph, places: Places) -> list[ObjectView]:
+    """One view for each node, in order of their discovery."""
+    outside = ObjectView(0, 0, "outside", "", Role.OUTSIDE, "outside")
+    return [outside, *(_view(graph, places, node) for node in graph.nodes[1:])]
+
+
+def _view(graph: RefGraph, places: Places, node: ShadowNode) -> ObjectView:
+    path = places.path(node.node_id)
+    hidden = places.owner(node) is not None
+    return ObjectView(
+        node.node_id,
+        node.parent,
+        _label(graph, places, node, path),
+        type(node.obj).__qualname__,
+        _role(node),
+        path,
+        changed=node.changed,
+        hidden=hidden,
+        library=_is_library(node),
+        facts=tuple(_facts(places, node)),
+        links=tuple(
+            target.node_id
+            for target in node.first.refs.values()
+            if isinstance(target, Edge) and graph.nodes[target.node_id].parent != node.node_id
+        ),
+    )
+
+
+def _label(graph: RefGraph, places: Places, node: ShadowNode, path: str) -> str:
+    """The last step of a path."""
+    if node.parent == 0:
+        return path
+    above = graph.nodes[node.parent]
+    owner = places.owner(above)
+    prefix = places.path(above.node_id if owner is None else owner)
+    rest = path.removeprefix(prefix)
+    if not rest or rest == path:
+        return step(node.relation, above.obj) or "contents"
+    return rest
+
+
+def _role(node: ShadowNode) -> Role:
+    return next(role for applies, role in _ROLES if applies(node))
+
+
+_ROLES: list[tuple[Any, Role]] = [
+    (lambda node: issubclass(type(node.obj), torch.Tensor), Role.TENSOR),
+    (lambda node: is_module(node.obj), Role.MODULE),
+    (lambda node: isinstance(node.relation, (r.Arg, r.Kwarg)), Role.ARGUMENT),
+    (lambda node: _is_code(node.obj), Role.CODE),
+    (lambda node: isinstance(node.obj, CONTAINERS), Role.CONTAINER),
+    (lambda node: True, Role.OBJECT),
+]
+
+
+def _is_code(obj: Any) -> bool:
+    kinds = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+    if issubclass(type(obj), kinds):
+        return True
+    if type(obj) is dict:
+        return "__builtins__" in obj or "__loader__" in obj
+    return type(obj) in _DESCRIPTORS
+
+
+_DESCRIPTORS = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.MethodWrapperType,
+    property,
+    classmethod,
+    staticmethod,
+)
+
+
+def _is_library(node: ShadowNode) -> bool:
+    """Whether a function, class or namespace is torch's or Python's own."""
+    obj = node.obj
+    if not _is_code(obj):
+        return node.fixed and is_atom(obj)
+    if isinstance(obj, types.FunctionType):
+        return is_library_code(obj.__code__)
+    name = _module_name(obj)
+    if not isinstance(name, str):
+        return True
+    return name.split(".")[0] in _LIBRARIES
+
+
+def _module_name(obj: Any) -> Any:
+    if isinstance(obj, dict):
+        return obj.get("__name__")
+    if isinstance(obj, types.ModuleType):
+        return obj.__name__
+    if isinstance(obj, property):
+        obj = obj.fget
+    elif isinstance(obj, (classmethod, staticmethod)):
+        obj = obj.__func__
+    owner = getattr(obj, "__objclass__", None) or obj
+    return getattr(owner, "__module__", None)
+
+
+def _facts(places: Places, node: ShadowNode) -> list[str]:
+    if issubclass(type(node.obj), torch.Tensor):
+        return [tensor_text(node.obj)]
+    found = []
+    for relation, target in node.first.refs.items():
+        if isinstance(target, Leaf) and not isinstance(
+            relation, (r.Code, r.Defaults, r.KwDefaults)
+        ):
+            found.append(f"{_fact_name(relation, node)} {_value(target)}")
+    return found + [f"{_fact_name(relation, node)} is written" for relation in node.written]
+
+
+def _fact_name(relation: r.Relation, node: ShadowNode) -> str:
+    match relation:
+        case r.Length() | r.Keys() | r.Members():
+            return type(relation).__name__.lower()
+        case r.Item(key=key) | r.Has(key=key) if isinstance(
+            node.relation, (r.InstanceDict, r.ModuleDict)
+        ):
+            return f".{key.key}"
+        case r.Cell():
+            return "contents"
+        case _:
+            return step(relation, node.obj)
+
+
+def _value(target: Leaf) -> str:
+    return "is not there" if target.value is ABSENT else f"= {short(target.value)}"
+
+
+def tensor_text(tensor: torch.Tensor) -> str:
+    """Type, dtype, shape and what else is not the default of a tensor."""
+    with torch._C.DisableTorchFunction():
+        parts = [type(tensor).__name__, str(tensor.dtype).removeprefix("torch.")]
+        parts.append(str(tuple(tensor.shape)))
+        if tensor.device.type != "cpu":
+            parts.append(str(tensor.device))
+        if tensor.requires_grad:
+            parts.append("requires_grad")
+    return " ".join(parts)
