@@ -29,10 +29,21 @@ DATABASE = default_database()
 
 # Names that exist only with another Python or another build of torch.
 ELSEWHERE = {
-    "3.12 on": ("itertools.batched", "posix._path_splitroot", "sys._getframemodulename", "_sha2"),
+    "3.12 on": (
+        "builtins.AttributeError.__",
+        "typing.TypeAliasType",
+        "itertools.batched",
+        "posix._path_splitroot",
+        "sys._getframemodulename",
+        "_sha2",
+    ),
     "3.13 on": (
         "builtins.PythonFinalizationError",
+        "builtins._IncompleteInputError",
         "types.SimpleNamespace.__replace__",
+        "types.GeneratorType.__class_getitem__",
+        "functools.partial.__get__",
+        "_collections_abc.framelocalsproxy",
         "posix._path_splitroot_ex",
     ),
     "3.14 on": ("operator.is_none", "operator.is_not_none"),
