@@ -36,7 +36,9 @@ _STATES: tuple[tuple[type, type[ContainerState]], ...] = (
 def writes_of(graph: RefGraph, effects: Iterable[Effect]) -> list[Write]:
     """The writes of a run in the order of the objects' discovery, then the calls to repeat."""
     writes = [_write(change) for change in collect_changes(graph)]
-    return writes + [Call(effect.func, effect.args, effect.kwargs) for effect in effects]
+    whole = {id(node.obj) for node in graph.nodes[1:] if node.mutated}
+    calls = [effect for effect in effects if not (effect.args and id(effect.args[0]) in whole)]
+    return writes + [Call(effect.func, effect.args, effect.kwargs) for effect in calls]
 
 
 def _write(change: Change) -> Write:
