@@ -11,8 +11,25 @@ make_private_slots(guard_run *run)
     guard_program *p = run->program;
     run->slots = PyMem_Calloc((size_t)(p->n_slots + p->n_temps + 1), sizeof(PyObject *));
     run->temps = run->slots + p->n_slots;
+    run->private_slots = true;
     run->cache = false;
     return run->slots != NULL;
+}
+
+/* The fast path is built at the second accepted call: many programs are never called again. */
+static void
+enter_own_slots(guard_program *program, guard_run *run)
+{
+    if (program->fast != NULL && mj_fast_check(program, run) != V_UNKNOWN) {
+        return;
+    }
+    run->slots = program->slots;
+    run->cache = true;
+    run->failed = mj_guard_execute(run, 0, program->n_instrs);
+    if (run->failed < 0 && ++program->accepted >= 2) {
+        program->accepted = 2;
+        mj_fast_build(program, run);
+    }
 }
 
 /* The program's own slots unless they are in use, which needs a C function called by the program to have come back
@@ -28,14 +45,14 @@ mj_program_enter(guard_program *program, const guard_call *call, guard_run *run)
         if (!make_private_slots(run)) {
             return false;
         }
+        run->failed = mj_guard_execute(run, 0, program->n_instrs);
     }
     else {
         program->busy = true;
-        run->slots = program->slots;
+        run->private_slots = false;
         run->temps = program->temps;
-        run->cache = true;
+        enter_own_slots(program, run);
     }
-    run->failed = mj_guard_execute(run, 0, program->n_instrs);
     if (run->failed >= 0) {
         mj_program_leave(run);
         return false;
@@ -50,11 +67,11 @@ mj_program_leave(guard_run *run)
     while (run->n_temps > 0) {
         Py_DECREF(run->temps[--run->n_temps]);
     }
-    if (run->cache) {
-        run->program->busy = false;
+    if (run->private_slots) {
+        PyMem_Free(run->slots);
     }
     else {
-        PyMem_Free(run->slots);
+        run->program->busy = false;
     }
 }
 
@@ -226,6 +243,8 @@ static void
 program_free(guard_program *p)
 {
     mj_guard_free_code(p);
+    mj_fast_free(p->fast);
+    p->fast = NULL;
     PyMem_Free(p->slots);
     PyMem_Free(p->temps);
     p->slots = p->temps = NULL;
@@ -247,6 +266,18 @@ program_repr(PyObject *self)
     guard_program *p = (guard_program *)self;
     return PyUnicode_FromFormat("<GuardProgram of %zd instructions, %zd slots>", p->n_instrs, p->n_slots);
 }
+
+static PyObject *
+program_get_fast(PyObject *self, void *closure)
+{
+    guard_program *p = (guard_program *)self;
+    return p->fast != NULL ? mj_fast_describe(p->fast) : Py_NewRef(Py_None);
+}
+
+static PyGetSetDef program_getset[] = {
+    {"fast", program_get_fast, NULL, "(roots, words, tensors, further instructions) of the fast path, or None", NULL},
+    {NULL},
+};
 
 static PyMethodDef program_methods[] = {
     {"check", (PyCFunction)(void (*)(void))program_check, METH_FASTCALL,
@@ -275,6 +306,7 @@ PyTypeObject mj_program_type = {
     .tp_repr = program_repr,
     .tp_methods = program_methods,
     .tp_members = program_members,
+    .tp_getset = program_getset,
 };
 
 int

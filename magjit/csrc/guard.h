@@ -24,7 +24,6 @@ typedef enum {
     G_ARG,
     G_KWARG,
     G_ARGC,
-    G_KWARG_ORDER,
     G_CONST,
     G_GLOBALS,
     G_WEAK,
@@ -49,8 +48,6 @@ typedef enum {
     G_TP_ATTR,
     G_GETATTR_C,
     G_WEAKREF_CALL,
-    G_CONTEXT_VALUE,
-    G_CONTEXT_UNSET,
     /* checks */
     G_IS,
     G_IS_NOT,
@@ -73,9 +70,12 @@ typedef enum {
     G_COUNT
 } guard_op;
 
+typedef enum { V_UNKNOWN = -1, V_NO = 0, V_YES = 1 } verdict;
+
 typedef struct tensor_meta tensor_meta;
 typedef struct global_state global_state;
 typedef struct type_names type_names;
+typedef struct fast_path fast_path;
 
 /* A list of slots that an instruction reads. */
 typedef struct {
@@ -104,6 +104,11 @@ typedef struct {
 enum {
     GF_TYPE_IN_SLOT = 1, /* tp_names: the type is in slot src, not in obj */
     GF_ORDERED = 2,      /* dict_block: some instruction depends on the order of the keys */
+    GF_CHANGED = 4,      /* found another object than before, once */
+    GF_VOLATILE = 8,     /* and again */
+    GF_IN_REST = 16,     /* of the fast path: evaluated by itself, also if it stands in a block */
+    GF_DICT = 32,        /* of the fast path: fetches a dict */
+    GF_ODICT = 64,       /* of the fast path: the block's order is that of an OrderedDict */
 };
 
 /* A call as a vectorcall sees it. */
@@ -122,6 +127,8 @@ typedef struct {
     PyObject **slots;   /* the slots; those of a skipped block keep their last value */
     PyObject **temps;
     bool busy; /* the slots are in use */
+    uint8_t accepted; /* number of accepted calls, as far as it matters */
+    fast_path *fast;  /* NULL: not built */
 } guard_program;
 
 /* One evaluation.  `slots` is valid from a successful mj_program_enter until mj_program_leave; the caller must take
@@ -132,7 +139,8 @@ typedef struct {
     PyObject **slots;
     PyObject **temps;
     Py_ssize_t n_temps;
-    bool cache; /* the program's own slots: block versions may be used and stored */
+    bool private_slots; /* they are freed with the run */
+    bool cache;         /* block versions may be used and stored */
     Py_ssize_t failed;
 } guard_run;
 
@@ -147,6 +155,17 @@ void mj_program_leave(guard_run *run);
 Py_ssize_t mj_guard_execute(guard_run *run, Py_ssize_t from, Py_ssize_t to);
 
 int mj_guard_exec_init(void);
+/* What to store as the version of a block that held; 0 if the version would not show every change. */
+uint64_t mj_block_version(const guard_instr *block, PyObject *dict);
+
+PyObject **mj_instance_dict_address(PyObject *obj); /* NULL: not at a fixed place in the object */
+bool mj_guard_check_one(guard_run *run, guard_instr *in); /* any instruction but a block */
+
+/* guard_fast.c: the program as one list of memory words that must not change. */
+verdict mj_fast_check(guard_program *program, guard_run *run);
+void mj_fast_build(guard_program *program, const guard_run *run);
+void mj_fast_free(fast_path *fast);
+PyObject *mj_fast_describe(const fast_path *fast);
 
 /* guard_parse.c */
 int mj_guard_parse(guard_program *program, PyObject *instrs);
@@ -155,12 +174,12 @@ int mj_guard_traverse_code(guard_program *program, visitproc visit, void *arg);
 const char *mj_guard_op_name(int op);
 
 /* guard_value.c: comparisons and look-ups that never run user code. */
-typedef enum { V_UNKNOWN = -1, V_NO = 0, V_YES = 1 } verdict;
-
 /* Same exact type and same value; V_UNKNOWN for types whose comparison is not known to be free of user code. */
 verdict mj_value_eq(PyObject *a, PyObject *b);
 /* V_YES: *value is borrowed; V_NO: no such key; V_UNKNOWN: only user code could tell. */
 verdict mj_dict_get(PyObject *dict, PyObject *key, Py_hash_t hash, PyObject **value);
+/* Of an OrderedDict: changes with every change of its order, which is not part of its version; else NULL. */
+const void *mj_odict_state(PyObject *dict);
 bool mj_dict_keys_are(PyObject *dict, PyObject *keys);
 PyObject *mj_dict_key_at(PyObject *dict, Py_ssize_t index); /* borrowed, NULL if out of range or not knowable */
 bool mj_set_is(PyObject *set, PyObject *expected);          /* expected: {element: element} */
@@ -169,6 +188,7 @@ void mj_value_set_torch_types(PyTypeObject *device, PyTypeObject *size);
 int mj_value_init(void);
 
 /* guard_types.c: class attribute look-ups. */
+uint32_t mj_type_version(PyTypeObject *type); /* 0: none */
 type_names *mj_type_names_new(PyObject *pairs);
 void mj_type_names_free(type_names *names);
 int mj_type_names_traverse(type_names *names, visitproc visit, void *arg);

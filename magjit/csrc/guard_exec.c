@@ -1,5 +1,4 @@
-/* Guard programs: the executor.  One small function for each operation; the ones that a large model has thousands of
- * are inlined into the loop. */
+/* Guard programs: the executor, which evaluates any program on any call.  One small function for each operation. */
 #define Py_BUILD_CORE 1 /* dict versions: deprecated for others, but kept by 3.12 and 3.13 */
 #include "guard.h"
 #undef Py_BUILD_CORE
@@ -66,20 +65,6 @@ op_argc(guard_run *run, guard_instr *in)
 }
 
 static bool
-op_kwarg_order(guard_run *run, guard_instr *in)
-{
-    const guard_call *call = run->call;
-    Py_ssize_t n = PyTuple_GET_SIZE(in->obj);
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *name = PyTuple_GET_ITEM(in->obj, i);
-        if (find_keyword(call, name) != find_keyword(call, PyTuple_GET_ITEM(in->obj, 0)) + i) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool
 op_const(guard_run *run, guard_instr *in)
 {
     return put(run, in, in->obj);
@@ -121,27 +106,26 @@ make_instance_dict(PyObject *obj)
     return dict;
 }
 
-static inline PyObject *
-instance_dict(PyObject *obj)
+PyObject **
+mj_instance_dict_address(PyObject *obj)
 {
     PyTypeObject *type = Py_TYPE(obj);
     if (type->tp_flags & Py_TPFLAGS_MANAGED_DICT) {
-        /* The dict, or (3.12) values tagged with bit 0, or NULL as long as the attributes have no dict. */
-        uintptr_t word = ((uintptr_t *)obj)[-3];
-        if (word != 0 && !(word & 1)) {
-            return (PyObject *)word;
-        }
+        return (PyObject **)obj - 3;
     }
-    else if (type->tp_dictoffset > 0) {
-        PyObject *dict = *(PyObject **)((char *)obj + type->tp_dictoffset);
-        if (dict != NULL) {
-            return dict;
-        }
+    return type->tp_dictoffset > 0 ? (PyObject **)((char *)obj + type->tp_dictoffset) : NULL;
+}
+
+static inline PyObject *
+instance_dict(PyObject *obj)
+{
+    PyObject **address = mj_instance_dict_address(obj);
+    /* The dict, or NULL as long as there is none, or (3.12) tagged values of attributes that have no dict yet. */
+    uintptr_t word = address != NULL ? (uintptr_t)*address : 0;
+    if (word != 0 && !(word & 1)) {
+        return (PyObject *)word;
     }
-    if (PyType_Check(obj)) {
-        return type->tp_flags & Py_TPFLAGS_HEAPTYPE ? NULL : ((PyTypeObject *)obj)->tp_dict;
-    }
-    return make_instance_dict(obj);
+    return PyType_Check(obj) ? NULL : make_instance_dict(obj);
 }
 
 static bool
@@ -326,33 +310,6 @@ op_weakref_call(guard_run *run, guard_instr *in)
     return PyWeakref_CheckRef(src) && put(run, in, referent(src));
 }
 
-/* The value of a context variable in the current context, borrowed: the context holds it. */
-static PyObject *
-context_value(PyObject *var)
-{
-    PyObject *value = NULL;
-    if (PyContextVar_Get(var, mj_null, &value) < 0) {
-        PyErr_Clear();
-        return NULL;
-    }
-    Py_XDECREF(value);
-    return value == mj_null ? NULL : value;
-}
-
-static bool
-op_context_value(guard_run *run, guard_instr *in)
-{
-    PyObject *src = run->slots[in->src];
-    return PyContextVar_CheckExact(src) && put(run, in, context_value(src));
-}
-
-static bool
-op_context_unset(guard_run *run, guard_instr *in)
-{
-    PyObject *src = run->slots[in->src];
-    return PyContextVar_CheckExact(src) && context_value(src) == NULL;
-}
-
 /* ---- checks ---- */
 
 static bool
@@ -497,7 +454,6 @@ static const op_function functions[G_COUNT] = {
     [G_ARG] = op_arg,
     [G_KWARG] = op_kwarg,
     [G_ARGC] = op_argc,
-    [G_KWARG_ORDER] = op_kwarg_order,
     [G_CONST] = op_const,
     [G_GLOBALS] = op_const,
     [G_WEAK] = op_weak,
@@ -520,8 +476,6 @@ static const op_function functions[G_COUNT] = {
     [G_TP_ATTR] = op_tp_attr,
     [G_GETATTR_C] = op_getattr_c,
     [G_WEAKREF_CALL] = op_weakref_call,
-    [G_CONTEXT_VALUE] = op_context_value,
-    [G_CONTEXT_UNSET] = op_context_unset,
     [G_IS_NOT] = op_is_not,
     [G_EQ] = op_eq,
     [G_LEN] = op_len,
@@ -539,8 +493,14 @@ static const op_function functions[G_COUNT] = {
 
 /* ---- the loop ---- */
 
-/* Checks the block's dict in full, and stores its version.  The order of an OrderedDict's keys is not part of the
- * version of the dict below it. */
+/* The order of an OrderedDict's keys is not part of the version of the dict below it. */
+uint64_t
+mj_block_version(const guard_instr *block, PyObject *dict)
+{
+    return (block->flags & GF_ORDERED) && PyODict_Check(dict) ? 0 : mj_dict_version(dict);
+}
+
+/* Checks the block's dict in full, and stores its version. */
 static Py_ssize_t
 execute_block(guard_run *run, Py_ssize_t pc, PyObject *dict)
 {
@@ -549,54 +509,53 @@ execute_block(guard_run *run, Py_ssize_t pc, PyObject *dict)
         in->u.version = 0; /* the slots of the block are about to change */
     }
     Py_ssize_t failed = mj_guard_execute(run, pc + 1, pc + 1 + in->n);
-    if (failed < 0 && run->cache && !((in->flags & GF_ORDERED) && PyODict_Check(dict))) {
-        in->u.version = mj_dict_version(dict);
+    if (failed < 0 && run->cache) {
+        in->u.version = mj_block_version(in, dict);
     }
     return failed;
+}
+
+bool
+mj_guard_check_one(guard_run *run, guard_instr *in)
+{
+    PyObject *src = in->src >= 0 ? run->slots[in->src] : NULL;
+    switch (in->op) {
+    case G_TYPE_IS:
+        return (PyObject *)Py_TYPE(src) == in->obj;
+    case G_IS:
+        return src == in->obj;
+    case G_DICT:
+        return put(run, in, instance_dict(src));
+    case G_TENSOR:
+        return mj_meta_check(in->u.meta, src);
+    default:
+        return functions[in->op](run, in);
+    }
 }
 
 Py_ssize_t
 mj_guard_execute(guard_run *run, Py_ssize_t from, Py_ssize_t to)
 {
     guard_instr *code = run->program->code;
-    PyObject **slots = run->slots;
     for (Py_ssize_t pc = from; pc < to; pc++) {
         guard_instr *in = &code[pc];
-        PyObject *src = in->src >= 0 ? slots[in->src] : NULL;
-        bool ok;
-        switch (in->op) {
-        case G_DICT_BLOCK: {
-            if (!PyDict_Check(src)) {
+        if (in->op != G_DICT_BLOCK) {
+            if (!mj_guard_check_one(run, in)) {
                 return pc;
             }
-            if (in->u.version == 0 || !run->cache || mj_dict_version(src) != in->u.version) {
-                Py_ssize_t failed = execute_block(run, pc, src);
-                if (failed >= 0) {
-                    return failed;
-                }
-            }
-            pc += in->n;
             continue;
         }
-        case G_TYPE_IS:
-            ok = (PyObject *)Py_TYPE(src) == in->obj;
-            break;
-        case G_IS:
-            ok = src == in->obj;
-            break;
-        case G_DICT:
-            ok = put(run, in, instance_dict(src));
-            break;
-        case G_TENSOR:
-            ok = mj_meta_check(in->u.meta, src);
-            break;
-        default:
-            ok = functions[in->op](run, in);
-            break;
-        }
-        if (!ok) {
+        PyObject *dict = run->slots[in->src];
+        if (!PyDict_Check(dict)) {
             return pc;
         }
+        if (in->u.version == 0 || !run->cache || mj_dict_version(dict) != in->u.version) {
+            Py_ssize_t failed = execute_block(run, pc, dict);
+            if (failed >= 0) {
+                return failed;
+            }
+        }
+        pc += in->n;
     }
     return -1;
 }

@@ -16,7 +16,6 @@ static const op_spec specs[G_COUNT] = {
     [G_ARG] = {"arg", "di"},
     [G_KWARG] = {"kwarg", "dn"},
     [G_ARGC] = {"argc", "iK"},
-    [G_KWARG_ORDER] = {"kwarg_order", "K"},
     [G_CONST] = {"const", "do"},
     [G_GLOBALS] = {"globals", "dD"},
     [G_WEAK] = {"weak", "dw"},
@@ -40,8 +39,6 @@ static const op_spec specs[G_COUNT] = {
     [G_TP_ATTR] = {"tp_attr", "dsn"},
     [G_GETATTR_C] = {"getattr_c", "dsG"},
     [G_WEAKREF_CALL] = {"weakref_call", "ds"},
-    [G_CONTEXT_VALUE] = {"context_value", "ds"},
-    [G_CONTEXT_UNSET] = {"context_unset", "s"},
     [G_IS] = {"is", "so"},
     [G_IS_NOT] = {"is_not", "so"},
     [G_TYPE_IS] = {"type_is", "sT"},
@@ -328,7 +325,9 @@ verify_in_block(const parser *p)
     switch (in->op) {
     case G_KEYS:
     case G_ODICT_KEY:
-        block->flags |= GF_ORDERED;
+        if (in->op == G_ODICT_KEY || PyTuple_GET_SIZE(in->obj) > 1) {
+            block->flags |= GF_ORDERED;
+        }
         /* fall through */
     case G_GETITEM:
     case G_ABSENT:

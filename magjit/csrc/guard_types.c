@@ -14,8 +14,8 @@ struct type_names {
     } item[];
 };
 
-static inline uint32_t
-type_version(PyTypeObject *type)
+uint32_t
+mj_type_version(PyTypeObject *type)
 {
 #if !MJ_PY313
     if (!(type->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG)) {
@@ -76,7 +76,7 @@ mj_type_names_traverse(type_names *names, visitproc visit, void *arg)
 bool
 mj_type_names_check(type_names *names, PyTypeObject *type)
 {
-    uint32_t version = type_version(type);
+    uint32_t version = mj_type_version(type);
     if (version != 0 && version == names->version) {
         return true;
     }
@@ -85,6 +85,6 @@ mj_type_names_check(type_names *names, PyTypeObject *type)
             return false;
         }
     }
-    names->version = type_version(type);
+    names->version = mj_type_version(type);
     return true;
 }

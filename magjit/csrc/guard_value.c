@@ -226,7 +226,17 @@ typedef struct {
     PyDictObject dict;
     odict_node *first;
     odict_node *last;
+    odict_node **fast_nodes;
+    Py_ssize_t fast_nodes_size;
+    void *resize_sentinel;
+    size_t state;
 } odict_object;
+
+const void *
+mj_odict_state(PyObject *dict)
+{
+    return odict_known && PyODict_Check(dict) ? &((odict_object *)dict)->state : NULL;
+}
 
 static bool
 key_is(PyObject *stored, PyObject *expected)
@@ -325,24 +335,36 @@ find_range_fields(void)
     range_known = found == 3;
 }
 
+static bool
+move_to_end(PyObject *od, PyObject *key)
+{
+    PyObject *result = PyObject_CallMethod(od, "move_to_end", "O", key);
+    Py_XDECREF(result);
+    return result != NULL;
+}
+
 /* Make an OrderedDict whose own order differs from that of the dict below it, and see that we read the former. */
 static int
 verify_odict(void)
 {
-    PyObject *od = PyODict_New(), *key = NULL, *other = NULL, *r = NULL;
+    PyObject *od = PyODict_New(), *key = PyUnicode_FromString("a"), *other = PyUnicode_FromString("b");
     int status = -1;
-    if (od == NULL || (key = PyUnicode_FromString("a")) == NULL || (other = PyUnicode_FromString("b")) == NULL ||
-        PyODict_SetItem(od, key, Py_None) < 0 || PyODict_SetItem(od, other, Py_None) < 0 ||
-        (r = PyObject_CallMethod(od, "move_to_end", "O", key)) == NULL) {
+    if (od == NULL || key == NULL || other == NULL || PyODict_SetItem(od, key, Py_None) < 0 ||
+        PyODict_SetItem(od, other, Py_None) < 0) {
         goto done;
     }
     odict_object *o = (odict_object *)od;
-    odict_known = (size_t)PyODict_Type.tp_basicsize >= sizeof(odict_object) && o->first != NULL &&
-                  o->first->key == other && o->first->next != NULL && o->first->next->key == key &&
-                  o->first->next->next == NULL && o->last == o->first->next;
-    status = 0;
+    bool large = (size_t)PyODict_Type.tp_basicsize >= sizeof(odict_object);
+    size_t before = large ? o->state : 0;
+    if (!move_to_end(od, key)) {
+        goto done;
+    }
+    size_t between = large ? o->state : 0;
+    odict_known = large && before != between && o->first != NULL && o->first->key == other && o->last != NULL &&
+                  o->last->key == key && o->first->next == o->last && o->last->next == NULL;
+    status = move_to_end(od, other) ? 0 : -1;
+    odict_known = odict_known && o->state != between && o->first->key == key && o->last->key == other;
 done:
-    Py_XDECREF(r);
     Py_XDECREF(other);
     Py_XDECREF(key);
     Py_XDECREF(od);
