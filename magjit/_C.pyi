@@ -1,3 +1,4 @@
+# ruff: noqa: N999
 """Types of the extension module (magjit/csrc)."""
 
 from collections.abc import Callable, Sequence

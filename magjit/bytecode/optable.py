@@ -59,9 +59,7 @@ class EventKind(IntEnum):
 
 
 #: Events that are not reported when every input is of a type the recorder calls trivial.
-FILTERED = frozenset(
-    {EventKind.READ, EventKind.INPLACE, EventKind.FOR_ITER, EventKind.BINARY_OP}
-)
+FILTERED = frozenset({EventKind.READ, EventKind.INPLACE, EventKind.FOR_ITER, EventKind.BINARY_OP})
 
 
 class Read(IntEnum):

@@ -254,10 +254,10 @@ def closures() -> Any:
 
     def add(n: int) -> int:
         nonlocal total
-        total += n * step
+        total += n * step  # noqa: F821
 
         def inner() -> int:
-            return total + step
+            return total + step  # noqa: F821
 
         return inner()
 
@@ -353,7 +353,7 @@ def exceptions() -> Any:
         out.append((repr(error), repr(error.__cause__)))
     try:
         try:
-            [][1]
+            [][1]  # noqa: PLE0643
         finally:
             out.append("cleanup")
     except IndexError:
@@ -368,7 +368,7 @@ def exceptions() -> Any:
         out.append(str(error))
     try:
         del i
-        i
+        i  # noqa: F821
     except UnboundLocalError as error:
         out.append(str(error))
     return out
@@ -582,9 +582,8 @@ def dynamic_code() -> Any:
 @program
 def imports() -> Any:
     import os.path as path
-    from collections import OrderedDict, abc
-
     import string
+    from collections import OrderedDict, abc
 
     return path.join("a", "b"), OrderedDict(a=1), abc.Sized.__name__, string.digits
 

@@ -51,9 +51,7 @@ bound = thing.method
 plain = Thing.method
 
 
-def events(
-    body: Callable[..., Any], *args: Any, kinds: set[EventKind]
-) -> list[tuple[Any, ...]]:
+def events(body: Callable[..., Any], *args: Any, kinds: set[EventKind]) -> list[tuple[Any, ...]]:
     """(kind, argval, kwnames, inputs, posts) of each event of body's own frame; no posts: None."""
     found: list[list[Any]] = []
     code = body.__code__
@@ -319,7 +317,7 @@ def test_yields() -> None:
 
 def test_with() -> None:
     def body(fail: bool) -> None:
-        with thing as value:
+        with thing as value:  # noqa: F841
             if fail:
                 raise error
 

@@ -29,7 +29,7 @@ def summary(value: Any) -> str:
 
 
 class Log:
-    """Handlers that write down all they are told; ``verdicts`` and ``results`` say what they answer."""
+    """Handlers that write down all they are told; verdict and result say what they answer."""
 
     def __init__(
         self,

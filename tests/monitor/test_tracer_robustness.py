@@ -1,4 +1,4 @@
-"""The tracer leaves the program as it would be without it, whatever the program or a handler does."""
+"""The tracer leaves the program as it would be without it, whatever program or handlers do."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_error_while_an_exception_unwinds() -> None:
         return "no exception"
 
     observer = Observer(on_exit=boom)
-    assert observer.run(body) == "KeyError(\"the program's own\")"
+    assert observer.run(body) == 'KeyError("the program\'s own")'
     assert isinstance(observer.tracer.error, Boom)
 
 
@@ -640,7 +640,9 @@ def test_states_and_posts_die_with_the_run() -> None:
         return state
 
     def handler(state: State, offset: int, inputs: Any) -> Any:
-        post = lambda values: None
+        def post(values: tuple[Any, ...]) -> None:
+            pass
+
         states.append(weakref.ref(post))  # type: ignore[arg-type]
         return post
 
@@ -694,7 +696,7 @@ def test_tracer_in_a_cycle_is_collected() -> None:
     observer = Observer()
     observer.run(work)
     dead = weakref.ref(observer)
-    observer.handle = lambda *args: observer
+    observer.handle = observer.run
     del observer
     gc.collect()
     assert dead() is None
