@@ -74,7 +74,7 @@ def emit(plan: GuardPlan) -> GuardCode:
     by_node: dict[int, list[tuple[r.Relation, Target]]] = {}
     for check in plan.checks:
         by_node.setdefault(check.node_id, []).append((check.relation, check.target))
-    typed = {node.node_id for node in plan.nodes}
+    typed = {node.node_id for node in plan.nodes if not has_settled_type(node)}
     tensors = set(plan.tensors)
     for node in plan.graph.nodes:
         refs = by_node.get(node.node_id, [])
@@ -94,6 +94,17 @@ def emit(plan: GuardPlan) -> GuardCode:
     _emit_relations(code)
     code.finish()
     return code
+
+
+def has_settled_type(node: ShadowNode) -> bool:
+    """Whether an object keeps its class for life, so that it is checked where it is fetched.
+
+    Only instances of classes that are written in Python can be given another ``__class__``.
+    """
+    if node.fixed or isinstance(node.relation, (r.InstanceDict, r.ModuleDict)):
+        return False
+    heap_type = 1 << 9
+    return not type(node.obj).__flags__ & heap_type
 
 
 def _emit_roots(code: GuardCode, refs: list[tuple[r.Relation, Target]]) -> None:
@@ -168,6 +179,8 @@ def _check_target(code: GuardCode, slot: int, target: Target) -> None:
             code.emit("is", slot, node.obj)
         elif code.slots[target.node_id] != slot:
             code.later("same", slot, code.slots[target.node_id])
+        elif has_settled_type(node):
+            code.emit("type_is", slot, type(node.obj))
     else:
         _check_leaf(code, slot, target)
 
