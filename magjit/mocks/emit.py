@@ -97,6 +97,7 @@ class _Writer:
         self.names: dict[str, Any] = {}
         self._named: dict[int, str] = {}
         self._inlined: dict[int, Expr] = {}
+        self._positions = {value_id: k for k, value_id in enumerate(plan.outputs)}
         self._output_names: dict[int, str] = {}
         self._uses: dict[int, int] = {}
         self._output_uses: dict[int, int] = dict.fromkeys(plan.outputs, 0)
@@ -156,7 +157,7 @@ class _Writer:
                 return f"v{index}" if inlined is None else self._expr(inlined)
             case Out(value_id=value_id):
                 name = self._output_names.get(value_id)
-                return name or f"outs[{self._plan.outputs.index(value_id)}]"
+                return name or f"outs[{self._positions[value_id]}]"
             case Const(value=value):
                 return literal(value) or self._name(value)
             case _:

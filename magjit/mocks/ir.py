@@ -233,29 +233,38 @@ def show_value(value: Any) -> str:
     return f"<{kind.__qualname__}>"
 
 
-def children(expr: Expr | Step) -> Iterator[Expr]:
+def _nothing(leaf: Any) -> tuple[Expr, ...]:
+    return ()
+
+
+def _of_map(expr: Map) -> tuple[Expr, ...]:
+    return tuple([part for pair in expr.items for part in pair])
+
+
+def _of_apply(expr: Apply) -> tuple[Expr, ...]:
+    if not expr.kwargs:
+        return expr.args
+    return expr.args + tuple([value for _, value in expr.kwargs])
+
+
+_PARTS: dict[type, Callable[[Any], tuple[Expr, ...]]] = {
+    Const: _nothing,
+    Slot: _nothing,
+    Out: _nothing,
+    Ref: _nothing,
+    Seq: lambda expr: expr.items,
+    Map: _of_map,
+    Attr: lambda expr: (expr.obj,),
+    Apply: _of_apply,
+    Do: lambda step: (step.call,),
+    SetAttr: lambda step: (step.target, step.value),
+    SetItem: lambda step: (step.target, step.key, step.value),
+}
+
+
+def children(expr: Expr | Step) -> tuple[Expr, ...]:
     """The direct parts of an expression or a step, in order of evaluation."""
-    match expr:
-        case Seq(items=items):
-            yield from items
-        case Map(items=pairs):
-            for pair in pairs:
-                yield from pair
-        case Attr(obj=obj):
-            yield obj
-        case Apply(args=args, kwargs=kwargs):
-            yield from args
-            for _, value in kwargs:
-                yield value
-        case Do(call=call):
-            yield call
-        case SetAttr(target=target, value=value):
-            yield target
-            yield value
-        case SetItem(target=target, key=key, value=value):
-            yield target
-            yield key
-            yield value
+    return _PARTS[type(expr)](expr)
 
 
 def walk(expr: Expr | Step) -> Iterator[Expr | Step]:
@@ -264,7 +273,9 @@ def walk(expr: Expr | Step) -> Iterator[Expr | Step]:
     while pending:
         current = pending.pop()
         yield current
-        pending.extend(reversed(tuple(children(current))))
+        parts = _PARTS[type(current)](current)
+        if parts:
+            pending.extend(parts[::-1])
 
 
 def refs(expr: Expr | Step) -> list[int]:

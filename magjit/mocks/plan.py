@@ -229,7 +229,7 @@ def leaves_in_order(
         elif isinstance(part, Ref):
             pending.extend(reversed(bodies.pop(part.index, ())))
         else:
-            pending.extend(reversed(tuple(children(part))))
+            pending.extend(children(part)[::-1])
     return tuple(outputs), tuple(slots)
 
 

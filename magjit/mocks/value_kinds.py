@@ -50,7 +50,10 @@ _BY_NAME = (
     "typing._SpecialForm",
     "typing._UnionGenericAlias",
     "numpy.ufunc",
+    "numpy._ArrayFunctionDispatcher",
 )
+
+_MANY = 16  # constants of a container that are copied rather than spelled out
 
 
 def _is_atom(obj: Any, cls: type) -> bool:
@@ -117,6 +120,8 @@ def _struct_sequence(obj: Any, parts: Parts) -> Recipe:
 
 def _list(obj: Any, parts: Parts) -> Recipe:
     cls = type(obj)
+    if cls is list and len(obj) > _MANY and is_atom(tuple(obj)):
+        return Make(whole=Apply(list, (Const(tuple(obj)),)))
     items = values(parts, list.__iter__(obj))
     extend = Do(Apply(list.extend, (parts.me, Seq("tuple", items))))
     if cls is list:
@@ -130,6 +135,8 @@ def _list(obj: Any, parts: Parts) -> Recipe:
 
 def _dict(obj: Any, parts: Parts) -> Recipe:
     cls = type(obj)
+    if cls is dict and len(obj) > _MANY and is_atom((*obj, *obj.values())):
+        return Make(whole=Apply(dict.copy, (Const(dict(obj)),)))
     items = Map(dict_items(parts, dict.items(obj)))
     update = Do(Apply(dict.update, (parts.me, items)))
     if cls is dict:
@@ -176,6 +183,8 @@ def _default_dict(obj: Any, parts: Parts) -> Recipe:
 
 def _set(obj: Any, parts: Parts) -> Recipe:
     cls = type(obj)
+    if cls is set and len(obj) > _MANY and is_atom(tuple(obj)):
+        return Make(whole=Apply(set, (Const(frozenset(obj)),)))
     items = values(parts, set.__iter__(obj))
     update = Do(Apply(set.update, (parts.me, Seq("tuple", items)), hashed=items))
     if cls is set:

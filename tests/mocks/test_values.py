@@ -116,7 +116,7 @@ rows(
     enums=lambda t, e: [things.Color.RED, things.Mode.READ | things.Mode.WRITE],
     classes=lambda t, e: [int, things.Plain, things.Registered, torch.Tensor],
     modules=lambda t, e: [math, torch.nn],
-    c_functions=lambda t, e: [len, math.sin, dict.get, dict.fromkeys, operator.itemgetter],
+    c_functions=lambda t, e: [len, math.sin, dict.get, dict.fromkeys, operator.itemgetter("a")],
     python_functions=lambda t, e: [torch.nn.functional.relu, functools.wraps],
     torch_constants=lambda t, e: (
         [torch.float32, torch.device("cpu"), torch.strided]
