@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from magjit.dispatch import MagJITWarning
     from magjit.plugin import list_backends
     from magjit.records import Stats
-    from magjit.reporting import explain
+    from magjit.reporting.explaining import explain
 
 _HOMES = {
     "compile": "magjit.api",
-    "explain": "magjit.reporting",
+    "explain": "magjit.reporting.explaining",
     "reset": "magjit.api",
     "stats": "magjit.api",
     "list_backends": "magjit.plugin",

@@ -153,13 +153,11 @@ def _emit(build: Build) -> None:
     captured.record = Record(
         handle,
         code.origins,
+        captured.refgraph.paths(),
         captured.guard_plan.kinds(),
         build.gm,
         len(captured.operators.operators),
-        str(captured.guard_plan),
-        str(captured.mock_plan),
         build.mock_source,
-        str(captured.refgraph),
         captured.timings,
         dict(build.context.dumps),
     )

@@ -11,12 +11,14 @@ from torch.fx import GraphModule
 
 from magjit import _C
 from magjit.errors import Location
+from magjit.guards.emit import Origin, describe_origin
 
 if TYPE_CHECKING:
     from magjit.guards.plan import GuardPlan
     from magjit.mocks.ir import MockPlan
     from magjit.monitor.operator_graph import OperatorGraph
     from magjit.refgraph.nodes import RefGraph
+    from magjit.refgraph.paths import Paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +62,25 @@ class Record:
 
     Attributes:
         handle: the C object that the dispatcher tries.
-        origins: what each guard instruction is for.
+        guard_origins: what each guard instruction is for.
+        paths: how the nodes that the origins name are reached.
         graph_module: the graph as the backend got it.
     """
 
     handle: _C.Record
-    origins: list[str]
+    guard_origins: list[Origin]
+    paths: Paths
     guard_kinds: Counter[str]
     graph_module: GraphModule
     operator_count: int
-    guard_text: str
-    mock_text: str
     mock_source: str
-    refgraph_text: str
     timings: Timings
     dumps: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def origins(self) -> list[str]:
+        """What each guard instruction is for, as text."""
+        return [describe_origin(origin, self.paths) for origin in self.guard_origins]
 
     @property
     def hits(self) -> int:
@@ -83,7 +89,7 @@ class Record:
     def failing_guard(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """What a call misses this record for, or None when it would hit."""
         index = self.handle.program.explain(args, kwargs)
-        return None if index is None else self.origins[index]
+        return None if index is None else describe_origin(self.guard_origins[index], self.paths)
 
 
 @dataclass(slots=True)

@@ -1,15 +1,13 @@
 /* Source of events on CPython 3.12 and later: sys.monitoring.
  *
- * Entries and unwinding are switched on for all code; instructions, returns and yields only for code objects of which
- * a frame is observed.  Events come from all threads and are filtered here.  Another tool keeps its own tool id, so
- * debuggers and coverage are not disturbed. */
+ * Entries and unwinding are switched on for all code; instructions, returns and yields only for
+ * code objects of which a frame is observed.  Events come from all threads and are filtered here.
+ * Another tool keeps its own tool id, so debuggers and coverage are not disturbed. */
 #include "tracer.h"
 
 #if MJ_PY312
 
-enum {
-    PY_START, PY_RESUME, PY_THROW, PY_UNWIND, PY_RETURN, PY_YIELD, INSTRUCTION, N_EVENTS
-};
+enum { PY_START, PY_RESUME, PY_THROW, PY_UNWIND, PY_RETURN, PY_YIELD, INSTRUCTION, N_EVENTS };
 
 static const char *const event_names[N_EVENTS] = {
     "PY_START", "PY_RESUME", "PY_THROW", "PY_UNWIND", "PY_RETURN", "PY_YIELD", "INSTRUCTION",
@@ -73,10 +71,10 @@ dispatch(int event, PyObject *value)
     return Py_NewRef(result > 0 ? disable : Py_None);
 }
 
-#define CALLBACK(event)                                                              \
-    static PyObject *on_##event(PyObject *self, PyObject *const *args, Py_ssize_t n) \
-    {                                                                                \
-        return dispatch(event, n > 2 ? args[2] : NULL);                              \
+#define CALLBACK(event)                                                                            \
+    static PyObject *on_##event(PyObject *self, PyObject *const *args, Py_ssize_t n)               \
+    {                                                                                              \
+        return dispatch(event, n > 2 ? args[2] : NULL);                                            \
     }
 
 CALLBACK(PY_START)
@@ -160,7 +158,8 @@ set_local_events(Tracer *tracer, mj_code *code, int events)
         return 0;
     }
     code->local_events = events;
-    return call_monitoring(tracer, "set_local_events", "(iOi)", tracer->tool_id, code->code, events);
+    return call_monitoring(tracer, "set_local_events", "(iOi)", tracer->tool_id, code->code,
+                           events);
 }
 
 static void
@@ -174,7 +173,8 @@ release_tool(Tracer *tracer)
     }
     failed |= call_monitoring(tracer, "set_events", "(ii)", tracer->tool_id, 0);
     for (int i = 0; i < N_EVENTS; i++) {
-        failed |= call_monitoring(tracer, "register_callback", "(ilO)", tracer->tool_id, event_bits[i], Py_None);
+        failed |= call_monitoring(tracer, "register_callback", "(ilO)", tracer->tool_id,
+                                  event_bits[i], Py_None);
     }
     failed |= call_monitoring(tracer, "free_tool_id", "(i)", tracer->tool_id);
     if (failed) {
@@ -198,9 +198,11 @@ mj_events_attach(Tracer *tracer)
     }
     int failed = 0;
     for (int i = 0; i < N_EVENTS && !failed; i++) {
-        failed = call_monitoring(tracer, "register_callback", "(ilO)", tracer->tool_id, event_bits[i], callbacks[i]);
+        failed = call_monitoring(tracer, "register_callback", "(ilO)", tracer->tool_id,
+                                 event_bits[i], callbacks[i]);
     }
-    long events = event_bits[PY_START] | event_bits[PY_RESUME] | event_bits[PY_THROW] | event_bits[PY_UNWIND];
+    long events =
+        event_bits[PY_START] | event_bits[PY_RESUME] | event_bits[PY_THROW] | event_bits[PY_UNWIND];
     tracer->attached = true;
     if (failed || call_monitoring(tracer, "set_events", "(il)", tracer->tool_id, events) < 0) {
         PyObject *type, *value, *traceback;

@@ -1,7 +1,8 @@
-/* Source of events on CPython 3.11: PyEval_SetTrace, with per-opcode events only in frames that are observed.
+/* Source of events on CPython 3.11: PyEval_SetTrace, with per-opcode events only in frames that are
+ * observed.
  *
- * The trace function carries the object of the trace function that was there before, so that sys.gettrace() gives
- * the program what it would give without us. */
+ * The trace function carries the object of the trace function that was there before, so that
+ * sys.gettrace() gives the program what it would give without us. */
 #include "tracer.h"
 
 #if !MJ_PY312
@@ -14,14 +15,16 @@ at_opcode(mj_frame *frame, int opcode, int quickened)
     return found == opcode || found == quickened;
 }
 
-/* A call event comes for RESUME at the start (argument 0), for RESUME after a yield, and for gen.throw(). */
+/* A call event comes for RESUME at the start (argument 0), for RESUME after a yield, and for
+ * gen.throw(). */
 static bool
 starts(mj_frame *frame)
 {
     if (!mj_frame_is_generator(frame)) {
         return true;
     }
-    return at_opcode(frame, RESUME, RESUME_QUICK) && _Py_OPARG(_PyCode_CODE(frame->f_code)[mj_frame_unit(frame)]) == 0;
+    return at_opcode(frame, RESUME, RESUME_QUICK) &&
+           _Py_OPARG(_PyCode_CODE(frame->f_code)[mj_frame_unit(frame)]) == 0;
 }
 
 static int
@@ -42,7 +45,8 @@ trace_event(PyObject *self, PyFrameObject *object, int what, PyObject *value)
         result = mj_on_entry(tracer, frame, starts(frame));
         break;
     case PyTrace_RETURN:
-        result = value != NULL && mj_frame_is_generator(frame) && at_opcode(frame, YIELD_VALUE, YIELD_VALUE)
+        result = value != NULL && mj_frame_is_generator(frame) &&
+                         at_opcode(frame, YIELD_VALUE, YIELD_VALUE)
                      ? mj_on_yield(tracer, frame)
                      : mj_on_exit(tracer, frame, value);
         break;
@@ -100,8 +104,10 @@ mj_events_detach(Tracer *tracer)
         PyEval_SetTrace(tracer->previous_func, tracer->previous_object);
     }
     else if (tracer->error == NULL) {
-        /* the program has set a trace function of its own, which stays; what happened since was not seen */
-        PyObject *message = PyUnicode_FromString("the program replaced the trace function during observation");
+        /* the program has set a trace function of its own, which stays; what happened since was not
+         * seen */
+        PyObject *message =
+            PyUnicode_FromString("the program replaced the trace function during observation");
         tracer->error = message == NULL ? NULL : PyObject_CallOneArg(PyExc_RuntimeError, message);
         Py_XDECREF(message);
         PyErr_Clear();

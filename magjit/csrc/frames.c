@@ -7,8 +7,9 @@ PyObject *mj_skip_always;
 
 /* ---- readers and writer ---- */
 
-/* The value stack of `frame` as (base, depth).  The interpreter stores the stack pointer of a running frame on 3.11
- * while a trace function runs, and of any suspended generator; otherwise the caller must give the static depth. */
+/* The value stack of `frame` as (base, depth).  The interpreter stores the stack pointer of a
+ * running frame on 3.11 while a trace function runs, and of any suspended generator; otherwise the
+ * caller must give the static depth. */
 static int
 locate_stack(PyObject *object, Py_ssize_t given, PyObject ***base, Py_ssize_t *depth)
 {
@@ -22,8 +23,9 @@ locate_stack(PyObject *object, Py_ssize_t given, PyObject ***base, Py_ssize_t *d
     *depth = given >= 0 ? given : frame->stacktop - code->co_nlocalsplus;
     if (*depth < 0 || *depth > code->co_stacksize) {
         PyErr_SetString(PyExc_ValueError,
-                        given >= 0 ? "depth does not fit the frame's code"
-                                   : "the interpreter does not show this frame's stack depth: give it");
+                        given >= 0
+                            ? "depth does not fit the frame's code"
+                            : "the interpreter does not show this frame's stack depth: give it");
         return -1;
     }
     return 0;
@@ -39,56 +41,62 @@ values_as_list(PyObject **values, Py_ssize_t count)
     return list;
 }
 
-PyDoc_STRVAR(stack_doc,
-"stack(frame, depth=-1) -> list\n\n"
-"The value stack of a frame, bottom first, empty slots as NULL.  depth is the static depth at the frame's\n"
-"instruction; without it the interpreter's own stack pointer is used, which 3.12 and later keep only for\n"
-"suspended generators.  Raises ValueError where neither is known.");
+PyDoc_STRVAR(
+    stack_doc,
+    "stack(frame, depth=-1) -> list\n\n"
+    "The value stack of a frame, bottom first, empty slots as NULL.  depth is the static depth at\n"
+    "the frame's instruction; without it the interpreter's own stack pointer is used, which 3.12\n"
+    "and later keep only for suspended generators.  Raises ValueError where neither is known.");
 
 static PyObject *
 frame_stack(PyObject *self, PyObject *args)
 {
     PyObject *frame, **base;
     Py_ssize_t given = -1, depth;
-    if (!PyArg_ParseTuple(args, "O|n:stack", &frame, &given) || locate_stack(frame, given, &base, &depth) < 0) {
+    if (!PyArg_ParseTuple(args, "O|n:stack", &frame, &given) ||
+        locate_stack(frame, given, &base, &depth) < 0) {
         return NULL;
     }
     return values_as_list(base, depth);
 }
 
-PyDoc_STRVAR(localsplus_doc,
-"localsplus(frame) -> list\n\n"
-"The locals, cells and free variables of a frame in the order of its code's fast locals; unbound ones as NULL,\n"
-"cells as cell objects.");
+PyDoc_STRVAR(
+    localsplus_doc,
+    "localsplus(frame) -> list\n\n"
+    "The locals, cells and free variables of a frame in the order of its code's fast locals;\n"
+    "unbound ones as NULL, cells as cell objects.");
 
 static PyObject *
 frame_localsplus(PyObject *self, PyObject *object)
 {
     if (!PyFrame_Check(object)) {
-        return PyErr_Format(PyExc_TypeError, "expected a frame, not %.100s", Py_TYPE(object)->tp_name);
+        return PyErr_Format(PyExc_TypeError, "expected a frame, not %.100s",
+                            Py_TYPE(object)->tp_name);
     }
     mj_frame *frame = ((PyFrameObject *)object)->f_frame;
     return values_as_list(frame->localsplus, mj_frame_code(frame)->co_nlocalsplus);
 }
 
 PyDoc_STRVAR(function_doc,
-"function(frame) -> object\n\n"
-"The function that a frame executes.");
+             "function(frame) -> object\n\n"
+             "The function that a frame executes.");
 
 static PyObject *
 frame_function(PyObject *self, PyObject *object)
 {
     if (!PyFrame_Check(object)) {
-        return PyErr_Format(PyExc_TypeError, "expected a frame, not %.100s", Py_TYPE(object)->tp_name);
+        return PyErr_Format(PyExc_TypeError, "expected a frame, not %.100s",
+                            Py_TYPE(object)->tp_name);
     }
     PyObject *function = mj_frame_func(((PyFrameObject *)object)->f_frame);
     return Py_NewRef(function == NULL ? Py_None : function);
 }
 
-PyDoc_STRVAR(replace_stack_doc,
-"replace_stack(frame, index, value, depth=-1)\n\n"
-"Puts value in place of the stack's item number index, counted from the top (0).  The frame must be suspended:\n"
-"inside an event of this frame, or a generator that is not running.");
+PyDoc_STRVAR(
+    replace_stack_doc,
+    "replace_stack(frame, index, value, depth=-1)\n\n"
+    "Puts value in place of the stack's item number index, counted from the top (0).  The frame\n"
+    "must be suspended: inside an event of this frame, or a generator that is not running.");
 
 static PyObject *
 frame_replace_stack(PyObject *self, PyObject *args)

@@ -1,5 +1,5 @@
-/* Interpreter frames: the one place that knows how _PyInterpreterFrame differs between CPython 3.11, 3.12 and 3.13.
- * Inline, because the tracer reads frames at every instruction. */
+/* Interpreter frames: the one place that knows how _PyInterpreterFrame differs between
+ * CPython 3.11, 3.12 and 3.13. Inline, because the tracer reads frames at every instruction. */
 #ifndef MAGJIT_FRAMES_H
 #define MAGJIT_FRAMES_H
 
@@ -32,7 +32,8 @@ mj_frame_func(const mj_frame *frame)
 #endif
 }
 
-/* The code unit of the instruction that is about to be executed (or that the frame is waiting in). */
+/* The code unit of the instruction that is about to be executed (or that the frame is waiting in).
+ */
 static inline int
 mj_frame_unit(const mj_frame *frame)
 {
@@ -65,7 +66,8 @@ static inline mj_frame *
 mj_frame_skip_incomplete(mj_frame *frame)
 {
 #if MJ_PY312
-    while (frame != NULL && (frame->owner == FRAME_OWNED_BY_CSTACK || _PyFrame_IsIncomplete(frame))) {
+    while (frame != NULL &&
+           (frame->owner == FRAME_OWNED_BY_CSTACK || _PyFrame_IsIncomplete(frame))) {
 #else
     while (frame != NULL && _PyFrame_IsIncomplete(frame)) {
 #endif

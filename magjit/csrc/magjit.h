@@ -1,6 +1,7 @@
 /* Shared header of the extension module magjit._C.
  *
- * Every C file includes this header first.  No torch headers anywhere: the extension is built without torch.
+ * Every C file includes this header first.  No torch headers anywhere: the extension is built
+ * without torch.
  */
 #ifndef MAGJIT_H
 #define MAGJIT_H
@@ -19,15 +20,17 @@
 #define MJ_PY312 (PY_VERSION_HEX >= 0x030C0000)
 #define MJ_PY313 (PY_VERSION_HEX >= 0x030D0000)
 
-/* Each C file exports one function that adds what it offers to the module; 0, or -1 with an exception set. */
+/* Each C file exports one function that adds what it offers to the module; 0, or -1 with an
+ * exception set. */
 int mj_init_frames(PyObject *module);
 int mj_init_tracer(PyObject *module);
 int mj_init_guard(PyObject *module);
 int mj_init_dispatch(PyObject *module);
 int mj_init_hook(PyObject *module);
 
-/* Singletons, alive as long as the process, created by mj_init_frames before any other file is initialised:
- * _C.NULL stands for an empty stack slot, _C.OPAQUE and _C.SKIP_ALWAYS are verdicts of handlers. */
+/* Singletons, alive as long as the process, created by mj_init_frames before any other file is
+ * initialised: _C.NULL stands for an empty stack slot, _C.OPAQUE and _C.SKIP_ALWAYS are verdicts of
+ * handlers. */
 extern PyObject *mj_null;
 extern PyObject *mj_opaque;
 extern PyObject *mj_skip_always;

@@ -1,4 +1,5 @@
-/* magjit._C: the one extension module.  Each C file registers what it exports; this file only calls them in order. */
+/* magjit._C: the one extension module.  Each C file registers what it exports; this file only calls
+ * them in order. */
 #include "magjit.h"
 
 #pragma weak mj_init_tracer

@@ -27,8 +27,8 @@ tracer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"handlers", "on_frame", "on_exit", "trivial", "plan_for", NULL};
     PyObject *handlers, *on_frame, *on_exit, *trivial, *plan_for;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOO!O:Tracer", names, &PyList_Type, &handlers, &on_frame,
-                                     &on_exit, &PyFrozenSet_Type, &trivial, &plan_for)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOO!O:Tracer", names, &PyList_Type, &handlers,
+                                     &on_frame, &on_exit, &PyFrozenSet_Type, &trivial, &plan_for)) {
         return NULL;
     }
     Tracer *tracer = (Tracer *)type->tp_alloc(type, 0);
@@ -91,17 +91,19 @@ tracer_dealloc(Tracer *tracer)
     Py_TYPE(tracer)->tp_free(tracer);
 }
 
-PyDoc_STRVAR(start_doc,
-"start()\n\n"
-"Begins to observe the calling thread.  Frames that are already running are not observed, only those entered from\n"
-"now on.  Raises RuntimeError while a tracer runs, in any thread.");
+PyDoc_STRVAR(
+    start_doc,
+    "start()\n\n"
+    "Begins to observe the calling thread.  Frames that are already running are not observed, only those entered from\n"
+    "now on.  Raises RuntimeError while a tracer runs, in any thread.");
 
 static PyObject *
 tracer_start(Tracer *tracer, PyObject *ignored)
 {
     if (mj_active_tracer != NULL) {
-        PyErr_SetString(PyExc_RuntimeError, mj_active_tracer == tracer ? "the tracer is already running"
-                                                                       : "another tracer is running");
+        PyErr_SetString(PyExc_RuntimeError, mj_active_tracer == tracer
+                                                ? "the tracer is already running"
+                                                : "another tracer is running");
         return NULL;
     }
     Py_CLEAR(tracer->error);
@@ -118,10 +120,11 @@ tracer_start(Tracer *tracer, PyObject *ignored)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(stop_doc,
-"stop()\n\n"
-"Ends observation and puts an earlier trace function back; does nothing when not running.  Whatever ended the\n"
-"observation early is in the attribute error.  Raises RuntimeError in another thread than that of start().");
+PyDoc_STRVAR(
+    stop_doc,
+    "stop()\n\n"
+    "Ends observation and puts an earlier trace function back; does nothing when not running.  Whatever ended the\n"
+    "observation early is in the attribute error.  Raises RuntimeError in another thread than that of start().");
 
 static PyObject *
 tracer_stop(Tracer *tracer, PyObject *ignored)
@@ -143,9 +146,10 @@ tracer_stop(Tracer *tracer, PyObject *ignored)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(pause_doc,
-"pause()\n\n"
-"Suspends all events, at no cost for the code that runs meanwhile, until resume() was called as often.");
+PyDoc_STRVAR(
+    pause_doc,
+    "pause()\n\n"
+    "Suspends all events, at no cost for the code that runs meanwhile, until resume() was called as often.");
 
 static PyObject *
 tracer_pause(Tracer *tracer, PyObject *ignored)
@@ -157,8 +161,8 @@ tracer_pause(Tracer *tracer, PyObject *ignored)
 }
 
 PyDoc_STRVAR(resume_doc,
-"resume()\n\n"
-"Undoes one pause().  Frames that were left meanwhile are forgotten without on_exit.");
+             "resume()\n\n"
+             "Undoes one pause().  Frames that were left meanwhile are forgotten without on_exit.");
 
 static PyObject *
 tracer_resume(Tracer *tracer, PyObject *ignored)
@@ -190,10 +194,12 @@ static PyMethodDef tracer_methods[] = {
 };
 
 static PyMemberDef tracer_members[] = {
-    {"error", T_OBJECT, offsetof(Tracer, error), READONLY, "The exception that ended observation, or None."},
+    {"error", T_OBJECT, offsetof(Tracer, error), READONLY,
+     "The exception that ended observation, or None."},
     {"paused", T_INT, offsetof(Tracer, paused), READONLY, "How many pause() are not yet undone."},
     {"running", T_BOOL, offsetof(Tracer, running), READONLY, "Between start() and stop()."},
-    {"attached", T_BOOL, offsetof(Tracer, attached), READONLY, "Running, and no handler has failed."},
+    {"attached", T_BOOL, offsetof(Tracer, attached), READONLY,
+     "Running, and no handler has failed."},
     {"resuming", T_BOOL, offsetof(Tracer, resuming), READONLY,
      "True while on_frame is asked about a generator whose beginning was not observed."},
     {NULL, 0, 0, 0, NULL},
@@ -201,17 +207,18 @@ static PyMemberDef tracer_members[] = {
 
 static PyGetSetDef tracer_getset[] = {
     {"counts", (getter)tracer_counts, NULL,
-     "Of this run: (instructions of observed frames, events handled, frames that on_frame was asked about).", NULL},
+     "Of this run: (instructions of observed frames, events handled, frames that on_frame was asked about).",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-PyDoc_STRVAR(tracer_doc,
-"Tracer(handlers, on_frame, on_exit, trivial, plan_for)\n\n"
-"Observes the frames of one thread in C.  The protocol is that of magjit.monitor.reference, which also defines it.");
+PyDoc_STRVAR(
+    tracer_doc,
+    "Tracer(handlers, on_frame, on_exit, trivial, plan_for)\n\n"
+    "Observes the frames of one thread in C.  The protocol is that of magjit.monitor.reference, which also defines it.");
 
 static PyTypeObject tracer_type = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "magjit._C.Tracer",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "magjit._C.Tracer",
     .tp_basicsize = sizeof(Tracer),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_doc = tracer_doc,

@@ -1,15 +1,16 @@
-/* The protocol of the tracer: what happens when a frame is entered, executes an instruction, yields or exits.
+/* The protocol of the tracer: what happens when a frame is entered, executes an instruction, yields
+ * or exits.
  *
- * Event sources call in with the frame concerned; handlers are Python objects.  The interpreter runs no events while
- * a handler runs, so the stack of entries changes under a handler only if the handler itself calls stop(): every
- * call of a handler is followed by a look at tracer->attached.
+ * Event sources call in with the frame concerned; handlers are Python objects.  The interpreter
+ * runs no events while a handler runs, so the stack of entries changes under a handler only if the
+ * handler itself calls stop(): every call of a handler is followed by a look at tracer->attached.
  */
 #include "tracer.h"
 
 /* ---- failures of handlers ---- */
 
-/* Ends observation after a handler raised.  0: the error is kept in tracer->error and the program goes on.
- * -1: KeyboardInterrupt, SystemExit and their like, raised again into the program. */
+/* Ends observation after a handler raised.  0: the error is kept in tracer->error and the program
+ * goes on. -1: KeyboardInterrupt, SystemExit and their like, raised again into the program. */
 static int
 fail(Tracer *tracer)
 {
@@ -63,8 +64,9 @@ pack_and(PyObject *const *values, Py_ssize_t count, PyObject *last)
     return tuple;
 }
 
-/* (callable, self or NULL, arguments...).  A bound method is taken apart, as PRECALL does on 3.11, so that all
- * versions report the same function; `self` of the call itself then becomes the first argument. */
+/* (callable, self or NULL, arguments...).  A bound method is taken apart, as PRECALL does on 3.11,
+ * so that all versions report the same function; `self` of the call itself then becomes the first
+ * argument. */
 static PyObject *
 pack_call(PyObject *callable, PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -95,7 +97,8 @@ static PyObject *
 pack_with_exit(PyObject *exit, PyObject *exception)
 {
     PyObject *traceback = PyException_GetTraceback(exception);
-    PyObject *args[3] = {(PyObject *)Py_TYPE(exception), exception, traceback == NULL ? Py_None : traceback};
+    PyObject *args[3] = {(PyObject *)Py_TYPE(exception), exception,
+                         traceback == NULL ? Py_None : traceback};
     PyObject *tuple = pack_call(exit, NULL, args, 3);
     Py_XDECREF(traceback);
     return tuple;
@@ -182,8 +185,9 @@ pack_posts(const mj_unit *unit, int here, PyObject *const *top)
 
 /* ---- instructions ---- */
 
-/* Calls the post handler that the frame's previous instruction left.  It is dropped instead where that instruction
- * did not complete: then execution goes on at an exception handler, which no instruction falls through or jumps to. */
+/* Calls the post handler that the frame's previous instruction left.  It is dropped instead where
+ * that instruction did not complete: then execution goes on at an exception handler, which no
+ * instruction falls through or jumps to. */
 static int
 deliver_pending(Tracer *tracer, mj_entry *entry, int here, PyObject *const *top)
 {
@@ -207,7 +211,8 @@ deliver_pending(Tracer *tracer, mj_entry *entry, int here, PyObject *const *top)
     return 0;
 }
 
-/* What a handler returned: None, OPAQUE, a post handler, or (OPAQUE, post handler).  Steals result. */
+/* What a handler returned: None, OPAQUE, a post handler, or (OPAQUE, post handler).  Steals result.
+ */
 static void
 take_result(mj_entry *entry, const mj_unit *unit, PyObject *result)
 {
@@ -229,7 +234,8 @@ take_result(mj_entry *entry, const mj_unit *unit, PyObject *result)
 }
 
 static int
-call_handler(Tracer *tracer, mj_entry *entry, mj_frame *frame, const mj_unit *unit, PyObject *const *top)
+call_handler(Tracer *tracer, mj_entry *entry, mj_frame *frame, const mj_unit *unit,
+             PyObject *const *top)
 {
     PyObject *const *values = top - unit->ninputs;
     if ((unit->kind & MJ_FILTER) && all_trivial(tracer, values, unit->ninputs)) {
@@ -241,7 +247,8 @@ call_handler(Tracer *tracer, mj_entry *entry, mj_frame *frame, const mj_unit *un
     }
     tracer->n_handled++;
     PyObject *inputs = pack_inputs(frame, unit, values);
-    PyObject *offset = inputs == NULL ? NULL : PyLong_FromLong((long)unit->home * (long)sizeof(_Py_CODEUNIT));
+    PyObject *offset =
+        inputs == NULL ? NULL : PyLong_FromLong((long)unit->home * (long)sizeof(_Py_CODEUNIT));
     PyObject *result = NULL;
     if (offset != NULL) {
         PyObject *args[4] = {NULL, entry->state, offset, inputs};
@@ -310,9 +317,11 @@ ask_on_frame(Tracer *tracer, mj_frame *frame, mj_code *code)
     for (int i = 0; i < count; i++) {
         PyList_SET_ITEM(locals, i, value_ref(frame->localsplus[i]));
     }
-    PyObject *args[6] = {NULL, mj_frame_func(frame), (PyObject *)code->code, frame->f_globals, frame->f_builtins,
-                         locals};
-    PyObject *verdict = PyObject_Vectorcall(tracer->on_frame, args + 1, 5 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    PyObject *args[6] = {
+        NULL,  mj_frame_func(frame), (PyObject *)code->code, frame->f_globals, frame->f_builtins,
+        locals};
+    PyObject *verdict =
+        PyObject_Vectorcall(tracer->on_frame, args + 1, 5 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     Py_DECREF(locals);
     return verdict;
 }
@@ -422,7 +431,8 @@ mj_on_exit(Tracer *tracer, mj_frame *frame, PyObject *value)
         return 0;
     }
     PyObject *args[3] = {NULL, state, value == NULL ? mj_null : value};
-    PyObject *result = PyObject_Vectorcall(tracer->on_exit, args + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    PyObject *result =
+        PyObject_Vectorcall(tracer->on_exit, args + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     Py_DECREF(state);
     if (result == NULL) {
         return fail(tracer);

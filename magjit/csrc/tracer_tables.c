@@ -1,4 +1,5 @@
-/* The tracer's tables: plans per code object, the stack of frames, suspended generators, trivial types. */
+/* The tracer's tables: plans per code object, the stack of frames, suspended generators, trivial
+ * types. */
 #include "tracer.h"
 
 static inline size_t
@@ -85,7 +86,8 @@ mj_code_load_plan(Tracer *tracer, mj_code *item)
         return -1;
     }
     Py_ssize_t n_units = Py_SIZE(item->code);
-    if (!PyBytes_CheckExact(units) || PyBytes_GET_SIZE(units) != n_units * (Py_ssize_t)sizeof(mj_unit)) {
+    if (!PyBytes_CheckExact(units) ||
+        PyBytes_GET_SIZE(units) != n_units * (Py_ssize_t)sizeof(mj_unit)) {
         PyErr_Format(PyExc_TypeError, "plan of %U: units must be bytes, %zd for each code unit",
                      item->code->co_qualname, sizeof(mj_unit));
         Py_DECREF(units);
@@ -133,7 +135,8 @@ mj_entry_push(Tracer *tracer, mj_frame *frame, mj_code *code, PyObject *state)
         tracer->capacity = capacity;
     }
     mj_entry *entry = &tracer->entries[tracer->depth++];
-    *entry = (mj_entry){.frame = frame, .code = code, .state = Py_XNewRef(state), .opaque = state == NULL};
+    *entry = (mj_entry){
+        .frame = frame, .code = code, .state = Py_XNewRef(state), .opaque = state == NULL};
     ++*present_count(tracer, frame);
     return entry;
 }
@@ -170,7 +173,8 @@ frame_is_running(PyThreadState *tstate, const mj_frame *wanted)
 void
 mj_entries_drop_dead(Tracer *tracer)
 {
-    while (tracer->depth > 0 && !frame_is_running(tracer->tstate, tracer->entries[tracer->depth - 1].frame)) {
+    while (tracer->depth > 0 &&
+           !frame_is_running(tracer->tstate, tracer->entries[tracer->depth - 1].frame)) {
         mj_entry_pop(tracer);
     }
 }
@@ -207,7 +211,8 @@ mj_suspended_drop_dead(Tracer *tracer)
 {
     for (Py_ssize_t i = tracer->n_suspended - 1; i >= 0 && i < tracer->n_suspended; i--) {
         if (is_dead(tracer->suspended[i].generator)) {
-            mj_suspended_remove(tracer, &tracer->suspended[i]); /* the last one, already seen, takes its place */
+            mj_suspended_remove(
+                tracer, &tracer->suspended[i]); /* the last one, already seen, takes its place */
         }
     }
 }
@@ -253,10 +258,11 @@ mj_suspend(Tracer *tracer, const mj_entry *entry, bool ignored, mj_frame *frame)
 
 /* The waiting entry of this generator's frame, or NULL.
  *
- * The frame is part of the generator, so its address tells which generator it is as long as that lives.  A dead weak
- * reference does not mean that the generator is gone: its finalizer runs after that and resumes the frame with
- * GeneratorExit.  A new generator at the address of one that died is told apart by its first entry, or, if that was
- * not seen because observation was paused, by the end of the pause, which drops the dead. */
+ * The frame is part of the generator, so its address tells which generator it is as long as that
+ * lives.  A dead weak reference does not mean that the generator is gone: its finalizer runs after
+ * that and resumes the frame with GeneratorExit.  A new generator at the address of one that died
+ * is told apart by its first entry, or, if that was not seen because observation was paused, by the
+ * end of the pause, which drops the dead. */
 mj_suspended *
 mj_suspended_find(Tracer *tracer, const mj_frame *frame, bool first)
 {

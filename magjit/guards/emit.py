@@ -12,8 +12,17 @@ from magjit.plugin import SameInput, StorageRelation
 from magjit.refgraph import relations as r
 from magjit.refgraph.kinds import is_atom
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, ShadowNode, Target
+from magjit.refgraph.paths import Paths
 
 Instruction = tuple[Any, ...]
+Origin = tuple[int, str | r.Relation]
+"""What an instruction is for: a node and what of it; a text of its own for node 0."""
+
+
+def describe_origin(origin: Origin, paths: Paths) -> str:
+    """An origin as a person reads it."""
+    node_id, detail = origin
+    return f"{paths.path(node_id)} {detail}" if node_id else str(detail)
 
 
 class GuardCode:
@@ -22,11 +31,11 @@ class GuardCode:
     def __init__(self, plan: GuardPlan) -> None:
         self.plan = plan
         self.instructions: list[Instruction] = []
-        self.origins: list[str] = []
+        self.origins: list[Origin] = []
         self.slots: dict[int, int] = {}
         self.n_slots = 0
-        self._deferred: list[tuple[Instruction, str]] = []
-        self._origin = ""
+        self._deferred: list[tuple[Instruction, Origin]] = []
+        self._origin: Origin = (0, "")
 
     def slot(self, node_id: int) -> int:
         """The slot of a node; a fixed object is loaded at its first use."""
@@ -46,9 +55,9 @@ class GuardCode:
         self.instructions.append(instruction)
         self.origins.append(self._origin)
 
-    def at(self, origin: str) -> None:
+    def at(self, detail: str | r.Relation, node_id: int = 0) -> None:
         """What the next instructions are for, in reports of failing guards."""
-        self._origin = origin
+        self._origin = (node_id, detail)
 
     def later(self, *instruction: Any) -> None:
         """Emit after all nodes have been fetched."""
@@ -83,14 +92,13 @@ def emit(plan: GuardPlan) -> GuardCode:
             continue
         if node.fixed and not refs and node.node_id not in typed:
             continue
-        path = plan.graph.path(node)
         if node.node_id in tensors:
-            code.at(f"{path}: tensor metadata")
+            code.at("tensor metadata", node.node_id)
             code.emit("tensor", code.slot(node.node_id), plan.metas[node.node_id])
         elif node.node_id in typed:
-            code.at(f"{path}: type")
+            code.at("type", node.node_id)
             code.emit("type_is", code.slot(node.node_id), type(node.obj))
-        _emit_node(code, node, path, refs)
+        _emit_node(code, node, refs)
     _emit_relations(code)
     code.finish()
     return code
@@ -118,9 +126,7 @@ def _emit_roots(code: GuardCode, refs: list[tuple[r.Relation, Target]]) -> None:
         _check_target(code, slot, target)
 
 
-def _emit_node(
-    code: GuardCode, node: ShadowNode, path: str, refs: list[tuple[r.Relation, Target]]
-) -> None:
+def _emit_node(code: GuardCode, node: ShadowNode, refs: list[tuple[r.Relation, Target]]) -> None:
     if isinstance(node.obj, type):
         names = tuple(
             (relation.name, _expected(code, target))
@@ -128,37 +134,35 @@ def _emit_node(
             if isinstance(relation, r.ClassAttr)
         )
         if names:
-            code.at(f"{path}: class attributes {', '.join(name for name, _ in names)}")
+            code.at(f"class attributes {', '.join(name for name, _ in names)}", node.node_id)
             code.emit("tp_names", node.obj, names)
         refs = [ref for ref in refs if not isinstance(ref[0], r.ClassAttr)]
     if isinstance(node.obj, dict):
-        _emit_block(code, node, path, refs)
+        _emit_block(code, node, refs)
         return
     for relation, target in refs:
-        code.at(f"{path}: {relation}")
+        code.at(relation, node.node_id)
         _EMITTERS[type(relation)](code, code.slot(node.node_id), relation, target)
 
 
-def _emit_block(
-    code: GuardCode, node: ShadowNode, path: str, refs: list[tuple[r.Relation, Target]]
-) -> None:
+def _emit_block(code: GuardCode, node: ShadowNode, refs: list[tuple[r.Relation, Target]]) -> None:
     """A dict's own entries: skipped as a whole while the dict's version is the same."""
     if not refs:
         return
     slot = code.slot(node.node_id)
     start = len(code.instructions)
-    code.at(f"{path}: entries")
+    code.at("entries", node.node_id)
     code.emit("dict_block", slot, 0)
     after: list[tuple[r.Relation, Target]] = []
     for relation, target in refs:
         if isinstance(relation, (r.Item, r.Has, r.Keys, r.Length)):
-            code.at(f"{path} {relation}")
+            code.at(relation, node.node_id)
             _EMITTERS[type(relation)](code, slot, relation, target)
         else:
             after.append((relation, target))
     code.instructions[start] = ("dict_block", slot, len(code.instructions) - start - 1)
     for relation, target in after:
-        code.at(f"{path}: {relation}")
+        code.at(relation, node.node_id)
         _EMITTERS[type(relation)](code, slot, relation, target)
 
 
@@ -294,8 +298,7 @@ def _code(code: GuardCode, src: int, relation: Any, target: Leaf) -> None:
 def _emit_relations(code: GuardCode) -> None:
     plan = code.plan
     for group in plan.distinct:
-        paths = [plan.graph.path(plan.graph.nodes[i]) for i in group]
-        code.at(f"different objects: {', '.join(paths[:4])}")
+        code.at("is another object than others", group[0])
         first, rest = group[0], group[1:]
         if group == plan.tensors:
             _distinct_tensors(code)

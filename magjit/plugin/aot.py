@@ -16,6 +16,7 @@ import torch
 from torch.fx import GraphModule
 
 from magjit.plugin.context import BackendContext
+from magjit.plugin.fx_helpers import runnable
 from magjit.plugin.protocol import CompiledGraph
 
 __all__ = ["AtenCompiler", "aot", "core_aten_decompositions", "dump_graph"]
@@ -77,7 +78,7 @@ def _boxed(compiler: AtenCompiler, context: BackendContext, name: str) -> Callab
 
     def compile_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         dump_graph(context, name, gm)
-        compiled = compiler(gm, example_inputs)
+        compiled = runnable(compiler(gm, example_inputs))
         if getattr(compiled, "_boxed_call", False):
             return compiled
 

@@ -26,6 +26,7 @@ from magjit.plugin.fx_helpers import (
     placeholders,
     runnable,
 )
+from magjit.plugin.generated_source import sources_tied_to_result
 from magjit.plugin.inputs import GraphInput, TensorInput, materialize
 from magjit.plugin.protocol import Backend, CompiledGraph, ExampleInputs
 from magjit.plugin.symbols import bind_symbols, is_symbolic, passing_symbols
@@ -103,7 +104,9 @@ def _failures_named(backend: Backend) -> Iterator[None]:
 def _called(
     backend: Backend, gm: GraphModule, example_inputs: Sequence[Any], context: BackendContext
 ) -> CompiledGraph:
-    compiled = runnable(backend.compile(gm, example_inputs, context))
+    with sources_tied_to_result() as tie:
+        compiled = runnable(backend.compile(gm, example_inputs, context))
+        tie(compiled)
     if not callable(compiled):
         raise BackendError(
             f"Backend {backend.name!r} returned {type(compiled).__name__}, not a callable"

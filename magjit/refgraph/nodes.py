@@ -12,11 +12,12 @@ Objects made in the run have none: whatever of them escapes is rebuilt from its 
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from magjit.refgraph.paths import Paths, root_label
+from magjit.refgraph.paths import short as _short
 from magjit.refgraph.relations import Relation
 
 
@@ -30,13 +31,6 @@ class _Absent:
 ABSENT: Any = _Absent()
 """Target value of an edge that led nowhere: the key, attribute or cell was not there."""
 # What has a name of its own in a readable path.
-NAMED = (
-    type,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,13 +140,11 @@ class RefGraph:
 
     def path(self, node: ShadowNode) -> str:
         """Readable path of a node, such as ``self.layers[0].weight``."""
-        parts: list[str] = []
-        while node.node_id != 0:
-            parts.append(_step(node))
-            if node.parent == 0:
-                break
-            node = self.nodes[node.parent]
-        return "".join(reversed(parts)) or "outside"
+        return self.paths().path(node.node_id)
+
+    def paths(self) -> Paths:
+        """The paths of all nodes so far; they keep none of the user's objects alive."""
+        return Paths([(n.parent, n.relation, root_label(n)) for n in self.nodes])
 
     def verify(self) -> None:
         """Raise AssertionError when the graph is not well formed."""
@@ -166,53 +158,14 @@ class RefGraph:
 
     def __str__(self) -> str:
         lines = []
+        paths = self.paths()
         for node in self.nodes:
-            head = (
-                "outside" if node.node_id == 0 else f"{self.path(node)}: {type(node.obj).__name__}"
-            )
+            head = paths.path(node.node_id)
+            if node.node_id:
+                head += f": {type(node.obj).__name__}"
             lines.append(f"#{node.node_id} {head}{' (changed)' if node.changed else ''}")
             for relation, target in node.first.refs.items():
                 shown = f"#{target.node_id}" if isinstance(target, Edge) else _short(target.value)
                 lines.append(f"    {relation} -> {shown}")
             lines += [f"    {relation} := written" for relation in node.written]
         return "\n".join(lines)
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, NAMED):
-        return value.__qualname__
-    text = repr(value) if type(value).__module__ == "builtins" else type(value).__name__
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _step(node: ShadowNode) -> str:
-    """One step of a readable path."""
-    from magjit.refgraph import relations as r
-
-    match node.relation:
-        case r.Root():
-            obj = node.obj
-            if isinstance(obj, dict):
-                return f"<globals of {obj.get('__name__', '?')}>"
-            # Only of what is no user's object: its attribute hooks would run.
-            return obj.__qualname__ if isinstance(obj, NAMED) else f"<{type(obj).__qualname__}>"
-        case r.Arg(index=i):
-            return f"args[{i}]"
-        case r.Kwarg(name=name):
-            return f"kwargs[{name!r}]"
-        case r.InstanceDict() | r.ModuleDict():
-            return ".__dict__"
-        case r.Item(key=key):
-            return f"[{_short(key.key)}]"
-        case r.Index(index=i):
-            return f"[{i}]"
-        case r.ClassAttr(name=name):
-            return f".{name}"
-        case r.SlotOf(descriptor=d) | r.CAttr(descriptor=d):
-            return f".{d.__name__}"
-        case r.Cell():
-            return ".cell_contents"
-        case r.Closure(index=i):
-            return f".__closure__[{i}]"
-        case _:
-            return f".<{type(node.relation).__name__}>"

@@ -1,0 +1,85 @@
+"""Readable paths of outside objects, such as ``Bert.__dict__['layers'][0]``.
+
+They are made when somebody reads them, from what is kept of each node: its parent, its relation
+and, of a root, a name. Nothing of the user's is kept alive for it, and no user's code runs.
+"""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from magjit.refgraph import relations as r
+
+if TYPE_CHECKING:
+    from magjit.refgraph.nodes import ShadowNode
+
+NAMED = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)
+"""Only objects of these have their names read: attribute hooks of others would run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Parent, relation and root name of each node, by number."""
+
+    steps: list[tuple[int, r.Relation, str]]
+
+    def path(self, node_id: int) -> str:
+        """The first path on which a run reached a node."""
+        parts: list[str] = []
+        while node_id != 0:
+            parent, relation, label = self.steps[node_id]
+            parts.append(label or step(relation))
+            node_id = parent
+        return "".join(reversed(parts)) or "outside"
+
+
+def short(value: Any) -> str:
+    """A value in few characters."""
+    if isinstance(value, NAMED):
+        return value.__qualname__
+    text = repr(value) if type(value).__module__ == "builtins" else type(value).__name__
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def root_label(node: ShadowNode) -> str:
+    """The name of a root; empty for any other node."""
+    if not isinstance(node.relation, r.Root):
+        return ""
+    obj = node.obj
+    if isinstance(obj, dict):
+        name = dict.get(obj, "__name__", "?")
+        return f"<globals of {name if isinstance(name, str) else '?'}>"
+    return obj.__qualname__ if isinstance(obj, NAMED) else f"<{type(obj).__qualname__}>"
+
+
+def step(relation: r.Relation) -> str:
+    """One step of a path."""
+    match relation:
+        case r.Arg(index=i):
+            return f"args[{i}]"
+        case r.Kwarg(name=name):
+            return f"kwargs[{name!r}]"
+        case r.InstanceDict() | r.ModuleDict():
+            return ".__dict__"
+        case r.Item(key=key):
+            return f"[{short(key.key)}]"
+        case r.Index(index=i):
+            return f"[{i}]"
+        case r.ClassAttr(name=name):
+            return f".{name}"
+        case r.SlotOf(descriptor=d) | r.CAttr(descriptor=d):
+            return f".{d.__name__}"
+        case r.Cell():
+            return ".cell_contents"
+        case r.Closure(index=i):
+            return f".__closure__[{i}]"
+        case _:
+            return f".<{type(relation).__name__}>"
