@@ -123,7 +123,7 @@ rows(
         + [torch.channels_last, torch.finfo(torch.float16)]
     ),
     typing_constants=lambda t, e: [list[int], int | None, __import__("typing").Optional[int]],
-    numpy_scalars=lambda t, e: [np.float32(1.5), np.int64(3), np.dtype("float32"), np.bool_(True)],
+    numpy_scalars=lambda t, e: [np.float32(1.5), np.int64(3), np.dtype("float32"), np.sin, np.mean],
     numpy_array=lambda t, e: [np.arange(6.0).reshape(2, 3), np.asfortranarray(np.ones((2, 3)))],
     regular_expression=lambda t, e: re.compile("a+"),
     dates=lambda t, e: [datetime.date(2020, 1, 2), datetime.timedelta(3), datetime.timezone.utc],

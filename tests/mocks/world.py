@@ -85,6 +85,7 @@ SHARED = (
     *(types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType),
     *(types.MemberDescriptorType, types.ClassMethodDescriptorType, types.GenericAlias),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, np.generic),
+    *(np.ufunc, type(np.mean)),
     *(torch.finfo, np.dtype),
 )
 
