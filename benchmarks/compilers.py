@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch._functorch.config
+import torch._inductor.config
 
 import magjit
 from harness import Task
@@ -58,6 +60,12 @@ class Stub(RealGraph):
             return stored
 
         return run
+
+
+def disable_caches() -> None:
+    """Neither compiler is to find what the other one compiled with Inductor."""
+    torch._inductor.config.fx_graph_cache = False
+    torch._functorch.config.enable_autograd_cache = False
 
 
 def warm_up(compiler: str, backend: str, device: str = "cpu") -> None:

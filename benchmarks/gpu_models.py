@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from agreement import differences
-from compilers import COMPILERS, RealGraph, warm_up
+from compilers import COMPILERS, RealGraph, disable_caches, warm_up
 from harness import Benchmark, Row, Task, argument_parser, median_times
 from models import MODELS
 
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("this benchmark needs a CUDA device")
-    torch._inductor.config.force_disable_caches = True
+    disable_caches()
     dtype = getattr(torch, options.dtype)
     benchmark = Benchmark.start(options)
     with torch.no_grad():

@@ -39,10 +39,9 @@ LAYERS: dict[str, set[str]] = {
     "dispatch": {"pipeline"},
     "api": {"dispatch"},
     "reporting": {"api"},
-    "explain": {"reporting"},
-    "cli": {"explain"},
+    "cli": {"reporting"},
     "__main__": {"cli"},
-    "__init__": {"api", "explain"},
+    "__init__": {"api", "reporting"},
 }
 C_EXTENSION = "magjit._C"
 USES_C_EXTENSION = {
