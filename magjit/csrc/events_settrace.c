@@ -1,5 +1,4 @@
-/* Source of events on CPython 3.11: PyEval_SetTrace, with per-opcode events only in frames that are
- * observed.
+/* Source of events on CPython 3.11: PyEval_SetTrace, per-opcode events in observed frames only.
  *
  * The trace function carries the object of the trace function that was there before, so that
  * sys.gettrace() gives the program what it would give without us. */
@@ -15,8 +14,7 @@ at_opcode(mj_frame *frame, int opcode, int quickened)
     return found == opcode || found == quickened;
 }
 
-/* A call event comes for RESUME at the start (argument 0), for RESUME after a yield, and for
- * gen.throw(). */
+/* Call events come for RESUME at the start (argument 0), after a yield, and for gen.throw(). */
 static bool
 starts(mj_frame *frame)
 {
@@ -104,8 +102,7 @@ mj_events_detach(Tracer *tracer)
         PyEval_SetTrace(tracer->previous_func, tracer->previous_object);
     }
     else if (tracer->error == NULL) {
-        /* the program has set a trace function of its own, which stays; what happened since was not
-         * seen */
+        /* the program set a trace function of its own, which stays; nothing was seen since */
         PyObject *message =
             PyUnicode_FromString("the program replaced the trace function during observation");
         tracer->error = message == NULL ? NULL : PyObject_CallOneArg(PyExc_RuntimeError, message);

@@ -32,8 +32,7 @@ mj_frame_func(const mj_frame *frame)
 #endif
 }
 
-/* The code unit of the instruction that is about to be executed (or that the frame is waiting in).
- */
+/* The code unit of the instruction that is executed next, or that the frame is waiting in. */
 static inline int
 mj_frame_unit(const mj_frame *frame)
 {
@@ -60,20 +59,6 @@ static inline PyObject **
 mj_frame_stack_base(mj_frame *frame)
 {
     return frame->localsplus + mj_frame_code(frame)->co_nlocalsplus;
-}
-
-static inline mj_frame *
-mj_frame_skip_incomplete(mj_frame *frame)
-{
-#if MJ_PY312
-    while (frame != NULL &&
-           (frame->owner == FRAME_OWNED_BY_CSTACK || _PyFrame_IsIncomplete(frame))) {
-#else
-    while (frame != NULL && _PyFrame_IsIncomplete(frame)) {
-#endif
-        frame = frame->previous;
-    }
-    return frame;
 }
 
 /* The innermost Python frame of the thread, exactly as the interpreter has it. */

@@ -1,5 +1,4 @@
-/* magjit._C: the one extension module.  Each C file registers what it exports; this file only calls
- * them in order. */
+/* magjit._C: the one extension module.  Each C file registers what it exports. */
 #include "magjit.h"
 
 #pragma weak mj_init_tracer

@@ -94,8 +94,8 @@ tracer_dealloc(Tracer *tracer)
 PyDoc_STRVAR(
     start_doc,
     "start()\n\n"
-    "Begins to observe the calling thread.  Frames that are already running are not observed, only those entered from\n"
-    "now on.  Raises RuntimeError while a tracer runs, in any thread.");
+    "Begins to observe the calling thread: not the frames that already run, but those entered\n"
+    "from now on.  Raises RuntimeError while a tracer runs, in any thread.");
 
 static PyObject *
 tracer_start(Tracer *tracer, PyObject *ignored)
@@ -123,8 +123,9 @@ tracer_start(Tracer *tracer, PyObject *ignored)
 PyDoc_STRVAR(
     stop_doc,
     "stop()\n\n"
-    "Ends observation and puts an earlier trace function back; does nothing when not running.  Whatever ended the\n"
-    "observation early is in the attribute error.  Raises RuntimeError in another thread than that of start().");
+    "Ends observation and puts an earlier trace function back; does nothing when not running.\n"
+    "Whatever ended the observation early is in the attribute error.  Raises RuntimeError in\n"
+    "another thread than that of start().");
 
 static PyObject *
 tracer_stop(Tracer *tracer, PyObject *ignored)
@@ -149,7 +150,8 @@ tracer_stop(Tracer *tracer, PyObject *ignored)
 PyDoc_STRVAR(
     pause_doc,
     "pause()\n\n"
-    "Suspends all events, at no cost for the code that runs meanwhile, until resume() was called as often.");
+    "Suspends all events until resume() was called as often; the code that runs meanwhile is not\n"
+    "slowed down.");
 
 static PyObject *
 tracer_pause(Tracer *tracer, PyObject *ignored)
@@ -207,7 +209,7 @@ static PyMemberDef tracer_members[] = {
 
 static PyGetSetDef tracer_getset[] = {
     {"counts", (getter)tracer_counts, NULL,
-     "Of this run: (instructions of observed frames, events handled, frames that on_frame was asked about).",
+     "Of this run: (instructions seen, events handled, frames that on_frame was asked about).",
      NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -215,10 +217,11 @@ static PyGetSetDef tracer_getset[] = {
 PyDoc_STRVAR(
     tracer_doc,
     "Tracer(handlers, on_frame, on_exit, trivial, plan_for)\n\n"
-    "Observes the frames of one thread in C.  The protocol is that of magjit.monitor.reference, which also defines it.");
+    "Observes the frames of one thread in C.  magjit.monitor.reference defines the protocol.");
 
 static PyTypeObject tracer_type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "magjit._C.Tracer",
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "magjit._C.Tracer",
     .tp_basicsize = sizeof(Tracer),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_doc = tracer_doc,

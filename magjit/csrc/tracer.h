@@ -130,7 +130,7 @@ typedef struct Tracer {
 /* The tracer that observes now, a strong reference: at most one in the process. */
 extern Tracer *mj_active_tracer;
 
-/* ---- tracer_tables.c; what returns a pointer or int fails with NULL or -1 and an exception ---- */
+/* ---- tracer_tables.c; failure: NULL or -1, with an exception ---- */
 mj_code *mj_code_find(Tracer *tracer, PyCodeObject *code); /* made if need be */
 int mj_code_load_plan(Tracer *tracer, mj_code *code);
 mj_entry *mj_entry_find(Tracer *tracer, const mj_frame *frame); /* NULL, no exception: none */

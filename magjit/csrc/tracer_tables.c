@@ -1,5 +1,4 @@
-/* The tracer's tables: plans per code object, the stack of frames, suspended generators, trivial
- * types. */
+/* The tracer's tables: plans, the stack of frames, suspended generators, trivial types. */
 #include "tracer.h"
 
 static inline size_t
@@ -211,8 +210,8 @@ mj_suspended_drop_dead(Tracer *tracer)
 {
     for (Py_ssize_t i = tracer->n_suspended - 1; i >= 0 && i < tracer->n_suspended; i--) {
         if (is_dead(tracer->suspended[i].generator)) {
-            mj_suspended_remove(
-                tracer, &tracer->suspended[i]); /* the last one, already seen, takes its place */
+            /* the last one, which was looked at already, takes its place */
+            mj_suspended_remove(tracer, &tracer->suspended[i]);
         }
     }
 }
