@@ -60,6 +60,8 @@ def _iterator(obj: Any, parts: Parts) -> Recipe:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         func, args, *rest = reduced(parts, obj)
+    if any(parts.changed(arg) for arg in args):
+        parts.refuse("it iterates over an object from outside that the run changed")
     state = rest[0] if rest else None
     if func is iter and len(args) == 1 and type(iter(args[0])) is not type(obj):
         parts.refuse(f"the place of a {type(obj).__name__} cannot be found again")

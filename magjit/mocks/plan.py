@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Protocol
 from magjit.errors import Unrebuildable
 from magjit.mocks.effects import contents_of, effect_steps
 from magjit.mocks.ir import (
+    Apply,
     Const,
     Expr,
     Let,
@@ -32,7 +33,7 @@ from magjit.mocks.layouts import forget_layouts, instance_dict
 from magjit.mocks.recipes import ATOMS, Kind, Make, Shared, state
 from magjit.mocks.schedule import Cycle, schedule
 from magjit.mocks.value_kinds import kind_of
-from magjit.mocks.writes import ContainerState, Write, final_writes
+from magjit.mocks.writes import Call, ContainerState, Write, final_writes
 
 
 class Resolver(Protocol):
@@ -40,9 +41,12 @@ class Resolver(Protocol):
 
     Values of the shared kinds (numbers, strings, classes, modules, C functions ...) are never asked
     for: the plan holds them, so the guard has to pin those that came from outside.
-    A resolver may also have ``created(obj) -> bool | None``, whether a class, a function, a module
-    or a globals dict was made in the run; without it, those functions existed before that no
-    function defines.
+    A resolver may also have
+
+    - ``created(obj) -> bool | None``: whether a class, a function, a module or a globals dict was
+      made in the run; without it, those functions existed before that no function defines;
+    - ``view(tensor) -> (function, arguments) | None``: a call that makes a tensor again from
+      tensors that outlive the graph, for a view that escapes with its base.
     """
 
     def external(self, obj: Any) -> int | None:
@@ -83,6 +87,8 @@ class PlanBuilder:
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
         self._created = getattr(resolver, "created", None)
+        self._view = getattr(resolver, "view", None)
+        self._changed: set[int] = set()
         self._exprs: dict[int, Expr] = {}
         self._alive: list[Any] = []  # so that no id is used again
         self._inherited: dict[int, Expr] = {}
@@ -94,6 +100,8 @@ class PlanBuilder:
     def plan(self, result: Any, writes: list[Write]) -> MockPlan:
         """See `build_plan`."""
         for write in writes:
+            if not isinstance(write, Call):
+                self._changed.add(id(write.target))
             if isinstance(write, ContainerState) and (target := self.target(write.target)):
                 for obj, expr in contents_of(write, target):
                     self._alive.append(obj)
@@ -136,14 +144,13 @@ class PlanBuilder:
         node_id = self._resolver.external(obj)
         if node_id is not None:
             return Slot(node_id)
-        value_id = self._resolver.tensor(obj) if tensor else None
-        if value_id is not None and not instance_dict(obj):
-            return Out(value_id)
+        made = self._tensor(obj) if tensor else None
+        if isinstance(made, Out) and not instance_dict(obj):
+            return made
         index = self._new_index(obj, label, parent)
-        if value_id is not None:
-            recipe = Make(alloc=Out(value_id), fills=state(self._parts(index), obj))
-            recipe.hashes_contents = False
-            self._recipes[index] = recipe
+        if made is not None:
+            fills = state(self._parts(index), obj) if instance_dict(obj) else ()
+            self._recipes[index] = Make(alloc=made, fills=fills, hashes_contents=False)
         elif id(obj) in self._inherited:
             self._recipes[index] = Make(whole=self._inherited[id(obj)], early=True)
         elif kind is None:
@@ -151,6 +158,15 @@ class PlanBuilder:
         else:
             self._undescribed.append((index, obj, kind))
         return Ref(index)
+
+    def _tensor(self, obj: Any) -> Expr | None:
+        """A tensor of the graph, or a view of a tensor."""
+        view = None if self._view is None else self._view(obj)
+        if view is not None:
+            func, args = view
+            return Apply(func, tuple([self.value(arg, ".base") for arg in args]))
+        value_id = self._resolver.tensor(obj)
+        return None if value_id is None else Out(value_id)
 
     def _new_index(self, obj: Any, label: str, parent: int | None) -> int:
         index = len(self._origins)
@@ -183,6 +199,10 @@ class PlanBuilder:
         if kind_of(obj).shared and not self.created(obj):
             return Const(obj)
         return None
+
+    def changed(self, obj: Any) -> bool:
+        """Whether one of the writes changes this object, and it is not the run's own."""
+        return id(obj) in self._changed and self._resolver.external(obj) is not None
 
     def refuse_change(self, obj: Any, reason: str) -> NoReturn:
         """Raise `Unrebuildable` for an object whose change cannot be made again."""
@@ -255,6 +275,9 @@ class _ObjectParts:
 
     def created(self, obj: Any) -> bool | None:
         return self._builder.created(obj)
+
+    def changed(self, obj: Any) -> bool:
+        return self._builder.changed(obj)
 
     def refuse(self, reason: str, remedy: str | None = None) -> NoReturn:
         raise self._builder.refusal(self._index, reason, remedy)

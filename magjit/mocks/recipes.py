@@ -101,6 +101,9 @@ class Parts(Protocol):
     def created(self, obj: Any) -> bool | None:
         """Whether a class or function was made in the run; None when that is not known."""
 
+    def changed(self, obj: Any) -> bool:
+        """Whether it is an outside object that the effects will change."""
+
     def refuse(self, reason: str, remedy: str | None = None) -> NoReturn:
         """Raise `Unrebuildable` for the object that is described."""
 

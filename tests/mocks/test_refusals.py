@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from magjit.errors import MagJITError, Unrebuildable
-from magjit.mocks import AttrWrite, CellWrite, ContainerState, ItemWrite, SetState
+from magjit.mocks import AttrWrite, CellWrite, ContainerState, ItemWrite, ListState, SetState
 from tests.mocks import things
 from tests.mocks.world import Replay, tensors
 
@@ -180,6 +180,14 @@ def test_nothing_of_a_refused_object_runs():
     obj.lock = threading.Lock()
     with pytest.raises(Unrebuildable):
         Replay(obj)
+
+
+def test_an_iterator_over_a_changed_outside_list():
+    items = [1, 2]
+    writes = [ListState(items, [1], [1, 2])]
+    with pytest.raises(Unrebuildable, match="iterates"):
+        Replay(reversed(items), writes, outside=[items])
+    assert list(Replay(reversed(items), outside=[items])((), [[5, 6]])) == [6, 5]
 
 
 def test_intermediate_tensors_are_no_outputs():
