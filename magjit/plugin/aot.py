@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from magjit.plugin.context import BackendContext
 from magjit.plugin.fx_helpers import runnable
+from magjit.plugin.generated_source import sources_tied_to_result
 from magjit.plugin.protocol import CompiledGraph
 
 __all__ = ["AtenCompiler", "aot", "core_aten_decompositions", "dump_graph"]
@@ -78,14 +79,18 @@ def _boxed(compiler: AtenCompiler, context: BackendContext, name: str) -> Callab
 
     def compile_boxed(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         dump_graph(context, name, gm)
-        compiled = runnable(compiler(gm, example_inputs))
+        # The backward may be compiled as late as when it is first needed.
+        with sources_tied_to_result() as tie:
+            compiled: Callable[..., Any] = runnable(compiler(gm, example_inputs))
+            tie(compiled)
         if getattr(compiled, "_boxed_call", False):
             return compiled
 
         def boxed(inputs: list[Any]) -> Sequence[Any]:
             arguments = tuple(inputs)
             inputs.clear()
-            return compiled(*arguments)
+            outputs: Sequence[Any] = compiled(*arguments)
+            return outputs
 
         boxed._boxed_call = True  # type: ignore[attr-defined]
         return boxed
