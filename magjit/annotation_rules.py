@@ -45,7 +45,8 @@ A module: ``{module: NAME, reason: TEXT, submodules: BOOL, follow: [NAME in it, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from functools import cache
@@ -260,17 +261,17 @@ class _Parser:
     def _pairs(self, node: yaml.Node, what: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
         if not isinstance(node, yaml.MappingNode):
             self._fail(node, f"{what} must be a mapping", "write `key: value` pairs")
+        pairs: list[tuple[yaml.ScalarNode, yaml.Node]] = node.value
         seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
+        for key, _ in pairs:
+            if type(key) is not yaml.ScalarNode:
                 self._fail(key, f"a key of {what} must be a name", "write `name: value`")
             if key.value in seen:
                 self._fail(key, f"{key.value!r} is there twice", "keep one of the two")
             seen.add(key.value)
-        pairs: list[tuple[yaml.ScalarNode, yaml.Node]] = node.value
         return pairs
 
-    def _one_of(self, node: yaml.Node, allowed: frozenset[str], what: str) -> str:
+    def _one_of(self, node: yaml.Node, allowed: Collection[str], what: str) -> str:
         if not isinstance(node, yaml.ScalarNode) or node.value not in allowed:
             shown = node.value if isinstance(node, yaml.ScalarNode) else "a collection"
             choices = ", ".join(sorted(allowed))
@@ -311,21 +312,21 @@ class _Parser:
         rules: dict[str, Rule] = {}
         for key, value in self._pairs(node, "`rules`"):
             name = self._entry = key.value
-            parts = name.removesuffix(".*").split(".")
-            if not all(part.isidentifier() for part in parts):
+            if _QUALIFIED_NAME.fullmatch(name) is None:
                 remedy = "write the qualified name, as in `builtins.list.append` or `math.*`"
                 self._fail(key, "this is no qualified name", remedy)
             line = key.start_mark.line + 1
             if isinstance(value, yaml.ScalarNode):
                 kind = self._kind(value)
-                self._check(value, {"kind": kind})
+                if kind not in _SHORT:
+                    self._check(value, {"kind": kind})
                 rules[name] = Rule(name, kind, filename=self._filename, line=line)
             else:
                 rules[name] = self._rule(name, value, line)
         return rules
 
     def _kind(self, node: yaml.Node) -> Kind:
-        return Kind(self._one_of(node, _KINDS, "the kind"))
+        return _KINDS[self._one_of(node, _KINDS, "the kind")]
 
     def _rule(self, name: str, node: yaml.Node, line: int) -> Rule:
         values: dict[str, object] = {}
@@ -374,7 +375,7 @@ class _Parser:
         return _argument(read, *flags)
 
     def _read(self, node: yaml.Node) -> Read:
-        return Read[self._one_of(node, _READS, "`read`").upper()]
+        return _READS[self._one_of(node, _READS, "`read`")]
 
     def _result(self, node: yaml.Node) -> Result:
         if isinstance(node, yaml.ScalarNode):
@@ -426,8 +427,9 @@ def _argument(read: Read, in_place: bool, calls: bool) -> Argument:
     return Argument(read, in_place, calls)
 
 
-_KINDS = frozenset(Kind)
-_READS = frozenset(read.name.lower() for read in Read)
+_KINDS = {kind.value: kind for kind in Kind}
+_QUALIFIED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(\.\*)?")
+_READS = {read.name.lower(): read for read in Read}
 _RELATIONS = frozenset(Relation) - {Relation.FRESH}
 _RULE_KEYS: dict[str, Callable[[_Parser, yaml.Node], object]] = {
     "kind": _Parser._kind,
@@ -450,3 +452,4 @@ _DEMANDS: tuple[tuple[str, frozenset[Kind] | None, frozenset[Kind]], ...] = (
     ("dynamic_shape", frozenset({Kind.OP, Kind.UNSEEN}), frozenset()),
     ("metadata", frozenset({Kind.METADATA, Kind.OP}), frozenset({Kind.METADATA})),
 )
+_SHORT = frozenset(Kind).difference(*(required for _, _, required in _DEMANDS))
