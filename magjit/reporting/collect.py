@@ -87,7 +87,12 @@ def _operator(op: Operator) -> OperatorCall:
 
 
 def _name(op: Operator) -> str:
-    return operator_name(op.func).replace("TensorBase.", "Tensor.")
+    """The operator's name as a program would write it."""
+    name = operator_name(op.func)
+    for internal, public in (("_VariableFunctionsClass.", "torch."), ("TensorBase.", "Tensor.")):
+        if name.startswith(internal):
+            return public + name.removeprefix(internal)
+    return name
 
 
 def _template(value: Any) -> str:

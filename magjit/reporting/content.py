@@ -20,6 +20,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from magjit.errors import Location
+from magjit.refgraph import relations
 
 TIMING_NAMES = {
     "run_ms": "the program's own run",
@@ -28,6 +29,28 @@ TIMING_NAMES = {
     "backend_ms": "backend",
 }
 """The parts of a capture; ``run_ms`` includes ``record_ms``."""
+
+
+_KINDS = {
+    "Call": "number and names of the arguments",
+    "Type": "exact type of an object",
+    "Tensor": "dtype, shape, strides, device and the like of a tensor that the graph reads",
+    "Distinct": "objects that must not be one and the same",
+    "Overlap": "tensors that must not share memory",
+    "GlobalState": "settings of torch",
+    "Backend": "what the backend assumed",
+}
+
+
+def kind_meaning(kind: str) -> str:
+    """What guards of a kind check, in words."""
+    found = _KINDS.get(kind) or getattr(relations, kind, None).__doc__ or kind
+    return found.removeprefix("Fact: ").rstrip(".").replace("``", "")
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 guard``, ``2 guards``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +204,23 @@ class Content:
     def verdict(self) -> str:
         """The outcome in a few words."""
         if self.whole:
-            return f"one graph of {len(self.operator_calls)} operators"
+            return f"one graph of {counted(len(self.operator_calls), 'operator')}"
         if not self.splits:
-            return f"{len(self.graphs)} graphs"
-        reasons = "1 reason" if len(self.splits) == 1 else f"{len(self.splits)} reasons"
-        return f"not one graph, for {reasons}"
+            return counted(len(self.graphs), "graph")
+        return f"not one graph, for {counted(len(self.splits), 'reason')}"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many there are of what a report lists, by what one of them is called."""
+        return {
+            "graph": len(self.graphs),
+            "operator": len(self.operator_calls),
+            "input": len(self.inputs),
+            "guard": self.guards.total(),
+            "side effect": len(self.side_effects),
+            "outside object": max(0, len(self.objects) - 1),
+            "record": self.record_count,
+        }
 
     @property
     def shown_timings(self) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from magjit.reporting.content import TIMING_NAMES, Content, Role, Split
+from magjit.reporting.content import TIMING_NAMES, Content, Role, Split, counted, kind_meaning
 from magjit.reporting.environment import machine, versions
 from magjit.reporting.page_style import STYLE
 from magjit.reporting.picture import CLASSES, draw
@@ -37,21 +37,15 @@ def page(content: Content) -> str:
 
 
 def _header(content: Content) -> str:
-    tiles = {
-        "graphs": len(content.graphs),
-        "operators": len(content.operator_calls),
-        "inputs": len(content.inputs),
-        "guards": content.guards.total(),
-        "side effects": len(content.side_effects),
-        "outside objects": max(0, len(content.objects) - 1),
-    }
-    shown = "".join(f"<li><b>{count}</b> {name}</li>" for name, count in tiles.items())
+    tiles = ""
+    for noun, number in content.counts.items():
+        tiles += f"<li><b>{number}</b> {counted(number, noun).partition(' ')[2]}</li>"
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in content.notes)
     state = "whole" if content.whole else "broken"
     return (
         f"<header><h1>{escape(content.name)}</h1>"
         f'<p class="verdict {state}">{escape(content.verdict)}, '
-        f"backend {escape(content.backend)}</p>{notes}<ul class=tiles>{shown}</ul></header>"
+        f"backend {escape(content.backend)}</p>{notes}<ul class=tiles>{tiles}</ul></header>"
     )
 
 
@@ -97,7 +91,8 @@ def _guard_bars(content: Content) -> str:
         return ""
     most = max(content.guards.values())
     rows = "".join(
-        f'<tr><th scope="row">{escape(kind)}</th><td class="number">{count}</td>'
+        f'<tr><th scope="row">{escape(kind)}<small>{escape(kind_meaning(kind))}</small></th>'
+        f'<td class="number">{count}</td>'
         f'<td><div class="count" style="width:{100 * count / most:.1f}%"></div></td></tr>'
         for kind, count in content.guards.most_common()
     )
@@ -139,7 +134,7 @@ def _operators(content: Content) -> str:
         '<div class="scroll tall"><table><thead><tr><th>operator</th><th>called at</th></tr>'
         f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
-    inputs = _details(f"{len(content.inputs)} inputs", "\n".join(content.inputs))
+    inputs = _details(counted(len(content.inputs), "input"), "\n".join(content.inputs))
     return _section(f"Operators: {len(content.operator_calls)}", inputs + table)
 
 

@@ -18,7 +18,7 @@ STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink);
   font: 15px/1.5 ui-sans-serif, system-ui, sans-serif; }
-main { max-width: 1200px; margin: 0 auto; padding: 24px 20px 60px; }
+main { max-width: 1440px; margin: 0 auto; padding: 24px 20px 60px; }
 h1 { font-size: 24px; margin: 0; overflow-wrap: anywhere; }
 h2 { font-size: 17px; margin: 0 0 10px; }
 .verdict { margin: 4px 0 14px; font-size: 17px; font-weight: 600; }
@@ -50,7 +50,8 @@ th, td { text-align: left; padding: 4px 10px 4px 0; vertical-align: top; }
 thead th { position: sticky; top: 0; background: var(--surface); }
 tbody tr { border-top: 1px solid var(--line); }
 td.number { text-align: right; width: 60px; font-variant-numeric: tabular-nums; }
-table.bars th { font-weight: 400; width: 130px; }
+table.bars th { font-weight: 400; width: 360px; }
+table.bars small { display: block; color: var(--soft); line-height: 1.3; }
 .count { background: var(--build); height: 12px; border-radius: 3px; margin-top: 4px;
   min-width: 2px; }
 .scroll { overflow: auto; max-height: 900px; }

@@ -18,9 +18,9 @@ _SHOWN_FACTS = 12
 
 _ROW = 42
 _HEIGHT = 32
-_GAP = 46
+_GAP = 40
 _CHARACTER = 6.7
-_LONGEST = 36
+_LONGEST = 32
 _MARGIN = 12
 
 
@@ -62,7 +62,9 @@ def lay_out(boxes: Sequence[Box]) -> dict[int, Place]:
 
 def _texts(box: Box) -> tuple[str, str]:
     """The two lines of a box."""
-    kind = box.facts[0] if box.role is Role.TENSOR and box.facts else box.type_name
+    kind = box.type_name
+    if box.role is Role.TENSOR and box.facts:
+        kind = box.facts[0].removesuffix(" requires_grad")
     below = ", ".join(text for text in (kind, box.note) if text)
     return _clipped(box.label), _clipped(below)
 

@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from magjit.reporting.content import TIMING_NAMES, Content
+from magjit.reporting.content import TIMING_NAMES, Content, counted
 
 _SHOWN = 30
 _COLOURS = ("green", "cyan", "yellow", "magenta")
@@ -38,13 +38,7 @@ def _parts(content: Content) -> Iterator[RenderableType]:
 def _headline(content: Content) -> Panel:
     colour = "green" if content.whole else "red"
     text = Text.assemble((content.verdict, f"bold {colour}"))
-    counts = [
-        f"{len(content.graphs)} graphs",
-        f"{len(content.inputs)} inputs",
-        f"{content.guards.total()} guards",
-        f"{len(content.side_effects)} side effects",
-        f"{content.record_count} records",
-    ]
+    counts = [counted(number, noun) for noun, number in content.counts.items()]
     text.append("\n" + ", ".join(counts), style="dim")
     for note in content.notes:
         text.append(f"\n{note}", style="yellow")
@@ -69,7 +63,7 @@ def _splits(content: Content) -> Table:
 
 
 def _operators(content: Content) -> Table:
-    table = _table(f"{len(content.operator_calls)} operators", "operator", "called at")
+    table = _table(counted(len(content.operator_calls), "operator"), "operator", "called at")
     for call in content.operator_calls[:_SHOWN]:
         where = "" if call.location is None else f"{call.location.filename}:{call.location.line}"
         table.add_row(Text(call.text), Text(where, style="dim"))
@@ -78,7 +72,7 @@ def _operators(content: Content) -> Table:
 
 
 def _guards(content: Content) -> Table:
-    table = _table(f"{content.guards.total()} guards", "kind", "count", "such as")
+    table = _table(counted(content.guards.total(), "guard"), "kind", "count", "such as")
     examples = {line.kind: line.text for line in reversed(content.guard_lines)}
     for kind, count in content.guards.most_common():
         table.add_row(kind, str(count), Text(examples.get(kind, ""), style="dim"))
@@ -87,7 +81,7 @@ def _guards(content: Content) -> Table:
 
 
 def _effects(content: Content) -> Table:
-    table = _table(f"{len(content.side_effects)} side effects", "a replay also does")
+    table = _table(counted(len(content.side_effects), "side effect"), "a replay also does")
     for effect in content.side_effects[:_SHOWN]:
         table.add_row(Text(effect))
     _cut(table, len(content.side_effects))
