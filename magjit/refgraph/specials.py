@@ -250,6 +250,13 @@ def _evaluate(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwa
     rec.evaluating = True
 
 
+def _recursion_limit(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    """The standard library asks for it only to stop endless recursion."""
+    module = str(rec.state.globals.get("__name__", "")) if rec.state is not None else ""
+    if module not in sys.stdlib_module_names:
+        rec.split("reads the recursion limit of the interpreter")
+
+
 def _environment(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
     rec.replay_call(func, args, kwargs)
 
@@ -320,6 +327,7 @@ SPECIALS: dict[str, Special] = {
     "lock": _no_effect,
     "dynamo_eval_frame": _no_effect,
     "putenv": _environment,
+    "recursion_limit": _recursion_limit,
     "torch_generator": _impure,
     "autocast": _impure,
     "inference_mode": _impure,
