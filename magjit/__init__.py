@@ -1,6 +1,5 @@
 """MagJIT: one line, one graph, for PyTorch programs as they are."""
 
-from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
