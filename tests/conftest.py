@@ -18,7 +18,8 @@ except (
 
 ROOT = Path(__file__).resolve().parent.parent
 # Last on the path: an installed magjit, as on the GPU machine, comes before the source tree.
-sys.path.append(str(ROOT))
+# The benchmarks are scripts, which import one another by their bare names.
+sys.path += [str(ROOT), str(ROOT / "benchmarks")]
 
 if torch is not None:
     torch.set_num_threads(1)
