@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from magjit.bytecode import optable
 from magjit.bytecode.depths import UNREACHABLE, Depths, RawInstr, depths, exception_table
-from magjit.bytecode.optable import FILTERED, Give, Op, Read, count, op_for
+from magjit.bytecode.optable import FILTERED, Op, Read, count, op_for
 
 #: ``mj_unit`` of tracer.h: kind, mode, depth, ninputs, nposts, operand, home, next.
 UNIT_LAYOUT = struct.Struct("=BBHHHIII")
@@ -73,14 +73,29 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class CodeInfo:
-    """A decoded code object."""
+    """A decoded code object.
 
-    instrs: dict[int, Instr]
+    Attributes:
+        instrs: the instructions by offset, each made when it is first asked for.
+        plan: what the tracer follows.
+        depths: static stack depths.
+        raw: the instructions as they stand, in order.
+        loads: names of the locals, cells and free variables that are ever read.
+        stores: those that are ever written or deleted.
+    """
+
+    instrs: InstrTable
     plan: Plan
-    loads: frozenset[str]
-    stores: frozenset[str]
     depths: Depths
     raw: tuple[RawInstr, ...]
+
+    @property
+    def loads(self) -> frozenset[str]:
+        return self.instrs.used("load")
+
+    @property
+    def stores(self) -> frozenset[str]:
+        return self.instrs.used("store")
 
     def __str__(self) -> str:
         lines = []
@@ -98,23 +113,23 @@ class CodeInfo:
 def raw_instructions(code: CodeType) -> tuple[RawInstr, ...]:
     """The instructions of a code object with prefixes folded in and jumps resolved."""
     units = code.co_code
-    n_units = len(units) // 2
+    opcodes, lows = units[::2], units[1::2]
+    n_units = len(opcodes)
+    names, jumps = optable.OPNAME, optable.JUMP_DIRECTION
     instrs = []
-    first, unit, arg = 0, 0, 0
+    first = unit = arg = 0
     while unit < n_units:
-        opcode, low = units[2 * unit], units[2 * unit + 1]
-        arg = arg << 8 | low
-        if opcode == _EXTENDED_ARG:
-            unit += 1
-            continue
+        opcode = opcodes[unit]
+        arg = arg << 8 | lows[unit]
         end = unit + 1
-        while end < n_units and units[2 * end] == _CACHE:
+        if opcode == _EXTENDED_ARG:
+            unit = end
+            continue
+        while end < n_units and opcodes[end] == _CACHE:
             end += 1
-        name = optable.OPNAME[opcode]
-        target = -1
-        if name in optable.JUMPS:
-            target = end - arg if "BACKWARD" in name else end + arg
-        instrs.append(RawInstr(first, unit, opcode, name, arg, end, target))
+        direction = jumps.get(opcode)
+        target = -1 if direction is None else end + direction * arg
+        instrs.append(RawInstr(first, unit, opcode, names[opcode], arg, end, target))
         first = unit = end
         arg = 0
     return tuple(instrs)
@@ -134,119 +149,136 @@ def _lines(code: CodeType, n_units: int) -> list[int]:
     return lines
 
 
-class _Decoder:
-    """Decodes one code object."""
+class InstrTable(dict[int, Instr]):
+    """The instructions of a code object by offset, each made when it is first asked for.
 
-    def __init__(self, code: CodeType) -> None:
-        self.code = code
-        self.raw = raw_instructions(code)
-        self.names = fast_local_names(code)
-        self.depths = depths(code, self.raw)
-        self.loads: set[str] = set()
-        self.stores: set[str] = set()
+    It keeps what the code object refers to, but not the code object.
+    """
 
-    def decode(self) -> CodeInfo:
-        instrs = {instr.offset: instr for instr in self.instructions()}
-        plan = Plan(self.plan_units())
-        return CodeInfo(
-            instrs, plan, frozenset(self.loads), frozenset(self.stores), self.depths, self.raw
+    def __init__(self, code: CodeType, raw: tuple[RawInstr, ...]) -> None:
+        super().__init__()
+        self._raw = raw
+        self._index = {2 * instr.unit: index for index, instr in enumerate(raw)}
+        self._names = code.co_names
+        self._consts = code.co_consts
+        self._locals = fast_local_names(code)
+        self._lines = _lines(code, len(code.co_code) // 2)
+
+    def __missing__(self, offset: int) -> Instr:
+        index = self._index[offset]
+        raw = self._raw[index]
+        instr = Instr(
+            offset,
+            raw.opname,
+            raw.arg,
+            self._argval(raw),
+            self._kwnames(index),
+            self._lines[raw.unit],
+        )
+        self[offset] = instr
+        return instr
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._index)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __contains__(self, offset: object) -> bool:
+        return offset in self._index
+
+    def values(self) -> Any:
+        """All instructions in order."""
+        return [self[offset] for offset in self._index]
+
+    def items(self) -> Any:
+        """All offsets and instructions in order."""
+        return [(offset, self[offset]) for offset in self._index]
+
+    def keys(self) -> Any:
+        """All offsets in order."""
+        return self._index.keys()
+
+    def used(self, action: str) -> frozenset[str]:
+        """Names of the fast locals that some instruction loads ("load") or stores ("store")."""
+        return frozenset(
+            self._locals[index]
+            for raw in self._raw
+            for does, index in optable.local_uses(raw.opname, raw.arg)
+            if does == action
         )
 
-    # ---- instructions ----
-
-    def instructions(self) -> Iterator[Instr]:
-        lines = _lines(self.code, len(self.code.co_code) // 2)
-        kwnames: tuple[str, ...] = ()
-        constant: object = None
-        for raw in self.raw:
-            value = self.argval(raw)
-            keywords: tuple[str, ...] = ()
-            if raw.opname == "KW_NAMES":
-                kwnames = value
-            elif raw.opname == "CALL":
-                keywords, kwnames = kwnames, ()
-            elif raw.opname == "CALL_KW":
-                assert isinstance(constant, tuple)
-                keywords = constant
-            constant = value
-            yield Instr(2 * raw.unit, raw.opname, raw.arg, value, keywords, lines[raw.unit])
-
-    def argval(self, raw: RawInstr) -> Any:
+    def _argval(self, raw: RawInstr) -> Any:
         name, arg = raw.opname, raw.arg
-        if name in optable.LOCAL_READS or name in optable.CELL_READS:
-            self.loads.add(self.names[arg])
-            return self.names[arg]
-        if name in optable.LOCAL_WRITES or name in optable.CELL_WRITES:
-            self.stores.add(self.names[arg])
-            return self.names[arg]
+        if name in optable.FAST_LOCALS:
+            return self._locals[arg]
         if name in optable.PAIRS:
-            return self.pair(name, arg)
+            return self._locals[arg >> 4], self._locals[arg & 15]
         if name in optable.CONSTANTS:
-            return self.code.co_consts[arg]
+            return self._consts[arg]
         if name in optable.NAMED:
-            return self.code.co_names[optable.name_index(name, arg)]
+            return self._names[optable.name_index(name, arg)]
         if raw.target >= 0:
             return 2 * raw.target
         if name == "BINARY_OP":
             return optable.BINARY_SYMBOLS[arg]
         if name == "COMPARE_OP":
             return optable.compare_symbol(arg)
-        if name == "MAKE_CELL":
-            return self.names[arg]
         return arg if raw.opcode >= optable.HAVE_ARGUMENT else None
 
-    def pair(self, opname: str, arg: int) -> tuple[str, str]:
-        pair = self.names[arg >> 4], self.names[arg & 15]
-        for action, name in zip(optable.PAIRS[opname], pair, strict=True):
-            (self.loads if action == "load" else self.stores).add(name)
-        return pair
+    def _kwnames(self, index: int) -> tuple[str, ...]:
+        """Keyword names of a call: of KW_NAMES before it or, on 3.13, the constant before it."""
+        opname = self._raw[index].opname
+        if opname not in ("CALL", "CALL_KW"):
+            return ()
+        before = index - 1
+        if self._raw[before].opname == "PRECALL":
+            before -= 1
+        named = self._raw[before].opname == "KW_NAMES" or opname == "CALL_KW"
+        names: tuple[str, ...] = self._consts[self._raw[before].arg] if named else ()
+        return names
 
-    # ---- plan ----
 
-    def plan_units(self) -> bytes:
-        before = self.depths.before
-        size = UNIT_LAYOUT.size
-        records = bytearray(len(before) * size)
-        awake = self.awake()
+class _Planner:
+    """Writes the plan of one code object."""
+
+    def __init__(self, code: CodeType, raw: tuple[RawInstr, ...], before: list[int]) -> None:
+        self.raw = raw
+        self.before = before
+        self.awake = {row.target for row in exception_table(code)}
+        self.records = [_NO_RECORD] * len(before)
+
+    def plan(self) -> Plan:
+        """Records of the events first: after those the tracer must look."""
         for index, raw in enumerate(self.raw):
             op = op_for(raw.opname, raw.arg)
-            for unit in range(raw.first, raw.unit + 1):
-                quiet = 0 if unit in awake else QUIET
-                UNIT_LAYOUT.pack_into(
-                    records, unit * size, *Unit(0, quiet, before[unit], 0, 0, 0, raw.unit, 0)
-                )
             if op.kind is not None:
                 at = raw.first if optable.PREFIX_HAS_EVENT else raw.unit
-                record = self.record(op, op.kind, raw, self.next_event(index))
-                UNIT_LAYOUT.pack_into(records, at * size, *record)
-        return bytes(records)
+                self.records[at] = self.event(op, op.kind, raw, self.next_event(index))
+        for raw in self.raw:
+            for unit in range(raw.first, raw.unit + 1):
+                if self.records[unit] is _NO_RECORD:
+                    self.records[unit] = _no_event(self.before[unit], unit in self.awake)
+        return Plan(b"".join(self.records))
 
-    def record(self, op: Op, kind: optable.EventKind, raw: RawInstr, following: int) -> Unit:
+    def event(self, op: Op, kind: optable.EventKind, raw: RawInstr, following: int) -> bytes:
+        self.awake.add(following)
         operand = 0
-        if op.read is Read.CELL:
-            operand = raw.arg
-        elif op.give is Give.ITERATION:
+        if raw.target >= 0:
             operand = optable.landing(raw.opname, raw.target)
-        return Unit(
-            kind=kind | (FILTER_BIT if kind in FILTERED else 0),
-            mode=op.read | op.give,
-            depth=self.depths.before[raw.unit],
-            ninputs=count(op.inputs, raw.arg),
-            nposts=count(op.posts, raw.arg),
-            operand=operand,
-            home=raw.unit,
-            next=following,
+            self.awake.add(operand)
+        elif op.read is Read.CELL:
+            operand = raw.arg
+        return UNIT_LAYOUT.pack(
+            kind | (FILTER_BIT if kind in FILTERED else 0),
+            op.read | op.give,
+            self.before[raw.unit],
+            count(op.inputs, raw.arg),
+            count(op.posts, raw.arg),
+            operand,
+            raw.unit,
+            following,
         )
-
-    def awake(self) -> set[int]:
-        """Units that may follow an event, on the way or by an exception: there the tracer looks."""
-        units = {row.target for row in exception_table(self.code)}
-        for index, raw in enumerate(self.raw):
-            if op_for(raw.opname, raw.arg).kind is not None:
-                units.add(self.next_event(index))
-                if raw.target >= 0:
-                    units.add(optable.landing(raw.opname, raw.target))
-        return units
 
     def next_event(self, index: int) -> int:
         """Unit of the event after instruction number ``index`` completes; RESUME makes none."""
@@ -254,6 +286,14 @@ class _Decoder:
         while following < len(self.raw) and self.raw[following].opname == "RESUME":
             following += 1
         return self.raw[following].first if following < len(self.raw) else self.raw[index].end
+
+
+_NO_RECORD = bytes(UNIT_LAYOUT.size)
+
+
+@functools.cache
+def _no_event(depth: int, awake: bool) -> bytes:
+    return UNIT_LAYOUT.pack(0, 0 if awake else QUIET, depth, 0, 0, 0, 0, 0)
 
 
 _cache: dict[int, tuple[weakref.ref[CodeType], CodeInfo]] = {}
@@ -268,7 +308,10 @@ def decode(code: CodeType) -> CodeInfo:
     found = _cache.get(key)
     if found is not None and found[0]() is code:
         return found[1]
-    info = _Decoder(code).decode()
+    raw = raw_instructions(code)
+    found_depths = depths(code, raw)
+    plan = _Planner(code, raw, found_depths.before).plan()
+    info = CodeInfo(InstrTable(code, raw), plan, found_depths, raw)
     # the callback has no Python frame: it may run in the midst of an observed program
     _cache[key] = weakref.ref(code, functools.partial(_cache.pop, key)), info
     return info

@@ -95,7 +95,9 @@ def depths(code: CodeType, instrs: Sequence[RawInstr]) -> Depths:
                     f"depth {before[instr.unit]} or {depth}"
                 )
             continue
-        before[instr.first : instr.unit + 1] = [depth] * (instr.unit + 1 - instr.first)
+        before[instr.unit] = depth
+        for prefix in range(instr.first, instr.unit):
+            before[prefix] = depth
         if nesting:
             handling.update(range(instr.first, instr.unit + 1))
         row = handlers[instr.unit]

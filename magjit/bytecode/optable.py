@@ -14,6 +14,7 @@ module knows how versions differ.
 from __future__ import annotations
 
 import dis
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -267,6 +268,7 @@ TABLE["CALL_INTRINSIC_2"] = lambda arg: _INTRINSIC_2.get(arg, Op(K.OTHER, 2, 1))
 _NEVER_SHOWN = Op(None, reason="the interpreter writes it over other instructions, out of sight")
 
 
+@functools.cache
 def op_for(name: str, arg: int) -> Op:
     """The row of an instruction; raises KeyError for a name that is in no supported version."""
     if name.startswith("INSTRUMENTED_"):
@@ -298,7 +300,10 @@ TERMINATORS = frozenset(
     }
 )
 
-JUMPS = frozenset(dis.opname[op] for op in (*dis.hasjrel, *dis.hasjabs))
+#: Opcodes that jump: forward by their argument (1) or backward (-1), from the next instruction.
+JUMP_DIRECTION = {
+    op: -1 if "BACKWARD" in dis.opname[op] else 1 for op in (*dis.hasjrel, *dis.hasjabs)
+}
 
 #: Units that the end of an iteration skips at the target of its jump: END_FOR and POP_TOP.
 _SKIPPED_AT_END = {11: 0, 12: 1, 13: 2}[VERSION[1]]
@@ -324,6 +329,19 @@ PAIRS = {
     "STORE_FAST_STORE_FAST": ("store", "store"),
 }
 
+
+def local_uses(opname: str, arg: int) -> tuple[tuple[str, int], ...]:
+    """What an instruction does to fast locals: pairs of "load" or "store" and an index."""
+    if opname in LOCAL_READS or opname in CELL_READS:
+        return (("load", arg),)
+    if opname in LOCAL_WRITES or opname in CELL_WRITES:
+        return (("store", arg),)
+    if opname in PAIRS:
+        high, low = PAIRS[opname]
+        return ((high, arg >> 4), (low, arg & 15))
+    return ()
+
+
 NAMED = frozenset(dis.opname[op] for op in dis.hasname)
 CONSTANTS = frozenset({"LOAD_CONST", "RETURN_CONST", "KW_NAMES"})
 
@@ -342,6 +360,7 @@ def compare_symbol(arg: int) -> str:
     return dis.cmp_op[arg >> {11: 0, 12: 4, 13: 5}[VERSION[1]]]
 
 
+@functools.cache
 def stack_effect(opcode: int, name: str, arg: int, jump: bool) -> int:
     """Change of the value stack's depth, with the corrections that ``dis.stack_effect`` needs.
 

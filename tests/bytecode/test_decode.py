@@ -92,8 +92,9 @@ def test_plan_has_a_record_for_every_instruction() -> None:
     info = decode(reference.__code__)
     for raw in info.raw:
         unit = info.plan.unit(raw.unit)
-        assert unit.home == raw.unit
+        assert unit.depth == info.depths.before[raw.unit]
         if unit.kind:
+            assert unit.home == raw.unit
             assert EventKind(unit.kind & 0x7F)
             assert unit.next == raw.end or info.raw[-1] is raw or "RESUME" in str(info)
 

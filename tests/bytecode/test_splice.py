@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import re
 import sys
@@ -41,7 +42,7 @@ def each_instruction(body: Callable[[], Any], visit: Callable[[types.FrameType, 
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if what == "opcode":
-            visit(frame, decode(frame.f_code).plan.unit(frame.f_lasti // 2).home * 2)
+            visit(frame, after_prefixes(frame.f_code, frame.f_lasti))
         return trace
 
     def on_start(code: types.CodeType, offset: int) -> None:
@@ -50,8 +51,7 @@ def each_instruction(body: Callable[[], Any], visit: Callable[[types.FrameType, 
             monitoring.set_local_events(tool, code, events.INSTRUCTION)
 
     def on_instruction(code: types.CodeType, offset: int) -> None:
-        home = decode(code).plan.unit(offset // 2).home
-        if home * 2 == offset:
+        if after_prefixes(code, offset) == offset:
             visit(sys._getframe(1), offset)
 
     if LEGACY:
@@ -77,6 +77,13 @@ def each_instruction(body: Callable[[], Any], visit: Callable[[types.FrameType, 
         monitoring.register_callback(tool, events.PY_START, None)
         monitoring.register_callback(tool, events.INSTRUCTION, None)
         monitoring.free_tool_id(tool)
+
+
+def after_prefixes(code: types.CodeType, offset: int) -> int:
+    """The offset of the instruction that begins, with its prefixes, at an offset."""
+    while dis.opname[code.co_code[offset]] == "EXTENDED_ARG":
+        offset += 2
+    return offset
 
 
 def outcome(function: Callable[..., Any], *args: Any) -> str:
