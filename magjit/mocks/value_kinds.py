@@ -1,5 +1,8 @@
 """Every kind of value that a mock can make again: an ordered table, the first match decides.
 
+Atoms (numbers, strings and the like: `recipes.ATOMS`) come before the table; all replays share
+them.
+
 Values of the shared kinds exist once and are immutable, or the program has them by reference; all
 others are made anew at every replay from the state that they had at the end of the run. No
 constructor and no other code of a user's class runs.
@@ -8,6 +11,7 @@ constructor and no other code of a user's class runs.
 from __future__ import annotations
 
 import enum
+import gc
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -20,7 +24,6 @@ from magjit.mocks.iterator_kinds import ITERATOR_KINDS
 from magjit.mocks.layouts import layout_of, lookup, mro, namespace
 from magjit.mocks.opaque_kinds import OPAQUE_KINDS, REDUCED_KINDS
 from magjit.mocks.recipes import (
-    ATOMS,
     Fill,
     Kind,
     Make,
@@ -54,10 +57,6 @@ _BY_NAME = (
 )
 
 _MANY = 16  # constants of a container that are copied rather than spelled out
-
-
-def _is_atom(obj: Any, cls: type) -> bool:
-    return cls in ATOMS
 
 
 def _is_class(obj: Any, cls: type) -> bool:
@@ -222,13 +221,6 @@ def _deque(obj: Any, parts: Parts) -> Recipe:
     return Make(alloc=Apply(deque.__new__, (Const(cls),)), fills=(fill, *rest))
 
 
-def _slice(obj: Any, parts: Parts) -> Recipe:
-    if is_atom(obj):
-        return Shared(Const(obj))
-    names = ("start", "stop", "step")
-    return Make(whole=Apply(slice, tuple([parts.value(getattr(obj, n), f".{n}") for n in names])))
-
-
 _PLAIN_VALUE: dict[type, Callable[[Any], Any]] = {
     int: int.__index__,
     float: float.__float__,
@@ -278,8 +270,6 @@ def _namespace(obj: Any, parts: Parts) -> Recipe:
 
 
 def _mapping_proxy(obj: Any, parts: Parts) -> Recipe:
-    import gc
-
     (mapping,) = gc.get_referents(obj)
     return Make(whole=Apply(types.MappingProxyType, (parts.value(mapping, ""),)))
 
@@ -341,11 +331,15 @@ def _exception_field(obj: Any, parts: Parts, name: str, field: Any) -> list[Do]:
 
 
 SHARED_KINDS = (
-    Kind("atom", _is_atom, shared, shared=True),
     Kind("class", _is_class, _class, shared=True),
     Kind("enum member", _is_enum, shared, shared=True),
     Kind("module", native_is(types.ModuleType), _module, shared=True),
-    Kind("descriptor or constant of torch, NumPy or typing", named(*_BY_NAME), shared, shared=True),
+    Kind(
+        "constant of torch, NumPy, typing or the standard library",
+        named(*_BY_NAME),
+        shared,
+        shared=True,
+    ),
     Kind("NumPy scalar", _is_numpy_scalar, shared, shared=True),
     Kind("NumPy dtype", _is_numpy_dtype, shared, shared=True),
 )
@@ -362,7 +356,6 @@ VALUE_KINDS: tuple[Kind, ...] = (
     Kind("set", native_is(set), _set),
     Kind("frozenset", native_is(frozenset), _frozenset),
     Kind("deque", native_is(deque), _deque),
-    Kind("slice", exactly(slice), _slice),
     Kind("number or string of a subclass", native_is(*_PLAIN_VALUE), _atom_subclass),
     Kind("bytearray", native_is(bytearray), _bytearray),
     Kind("instance of a Python class", native_is(object), _object),

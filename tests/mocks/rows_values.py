@@ -110,6 +110,13 @@ rows(
         things.Blob(b"blob"),
         sourced(things.Ratio(0.5), [t[0]]),
     ],
+    classes_with_constructors=lambda t, e: [
+        things.Offset(2, 3),
+        things.Pair(t[0], 2),
+        things.Task("name", max, t[0], [1]),
+        things.Buffer(2, b"ab"),
+        things.Options(t[0], [2]),
+    ],
     enums=lambda t, e: [things.Color.RED, things.Mode.READ | things.Mode.WRITE],
     classes=lambda t, e: [int, things.Plain, things.Registered, torch.Tensor],
     modules=lambda t, e: [math, torch.nn],

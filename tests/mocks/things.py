@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import functools
+import types
 import typing
 import weakref
 
@@ -225,6 +227,36 @@ class Ratio(float):
 
 class Blob(bytes):
     pass
+
+
+class Offset(int):
+    def __new__(cls, base, offset):
+        self = super().__new__(cls, base + offset)
+        self.offset = offset
+        return self
+
+
+class Pair(frozenset):
+    def __new__(cls, a, b):
+        return super().__new__(cls, (a, b))
+
+
+class Task(functools.partial):
+    def __new__(cls, name, func, *args):
+        self = super().__new__(cls, func, *args)
+        self.name = name
+        return self
+
+
+class Buffer(bytearray):
+    def __init__(self, size, fill):
+        super().__init__(fill * size)
+        self.size = size
+
+
+class Options(types.SimpleNamespace):
+    def __init__(self, first, second):
+        super().__init__(first=first, second=second)
 
 
 class Color(enum.Enum):
