@@ -1,10 +1,11 @@
 /* Record and Dispatcher: the path of every call of a compiled function.
  *
- *     Dispatcher(args) = first record, most recently hit first, whose program accepts args -> its mock
- *                      | miss(args, kwargs)
+ *     Dispatcher(args) = first record, most recently hit first, whose program accepts args -> its
+ * mock | miss(args, kwargs)
  *
- * Between a program's verdict and the moment when the record holds references to everything that it needs, no code
- * runs.  From then on the dispatcher and its records may be changed, called again or dropped by user code.
+ * Between a program's verdict and the moment when the record holds references to everything that it
+ * needs, no code runs.  From then on the dispatcher and its records may be changed, called again or
+ * dropped by user code.
  */
 #include "guard.h"
 
@@ -16,10 +17,9 @@ enum { STACK_INPUTS = 1024 };
 /* ---- records ---- */
 
 typedef struct {
-    PyObject_HEAD
-    guard_program *program;
+    PyObject_HEAD guard_program *program;
     PyObject *graph_fn;
-    PyObject *finish;      /* callable, or NULL */
+    PyObject *finish;       /* callable, or NULL */
     Py_ssize_t finish_item; /* item of the outputs to return, or -1 */
     Py_ssize_t n_inputs, n_finish;
     int32_t *slots; /* n_inputs of the graph, then n_finish */
@@ -86,10 +86,12 @@ set_finish(record *r, PyObject *finish)
 static PyObject *
 record_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"program", "graph_fn", "input_slots", "finish", "finish_slots", NULL};
+    static char *keywords[] = {"program", "graph_fn",     "input_slots",
+                               "finish",  "finish_slots", NULL};
     PyObject *program, *graph_fn, *inputs, *finish = Py_None, *finish_slots = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!|OO!:Record", keywords, &mj_program_type, &program, &graph_fn,
-                                     &PyTuple_Type, &inputs, &finish, &PyTuple_Type, &finish_slots)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!|OO!:Record", keywords, &mj_program_type,
+                                     &program, &graph_fn, &PyTuple_Type, &inputs, &finish,
+                                     &PyTuple_Type, &finish_slots)) {
         return NULL;
     }
     if (!PyCallable_Check(graph_fn)) {
@@ -106,7 +108,8 @@ record_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     r->n_finish = finish_slots != NULL ? PyTuple_GET_SIZE(finish_slots) : 0;
     r->slots = PyMem_Calloc((size_t)(r->n_inputs + r->n_finish + 1), sizeof(int32_t));
     Py_ssize_t n_slots = r->program->n_slots;
-    if (r->slots == NULL || set_finish(r, finish) < 0 || read_slots(inputs, n_slots, r->slots) < 0 ||
+    if (r->slots == NULL || set_finish(r, finish) < 0 ||
+        read_slots(inputs, n_slots, r->slots) < 0 ||
         (finish_slots != NULL && read_slots(finish_slots, n_slots, r->slots + r->n_inputs) < 0)) {
         if (!PyErr_Occurred()) {
             PyErr_NoMemory();
@@ -150,7 +153,8 @@ static PyObject *
 record_get_slots(PyObject *self, void *closure)
 {
     record *r = (record *)self;
-    return closure == NULL ? slots_tuple(r->slots, r->n_inputs) : slots_tuple(r->slots + r->n_inputs, r->n_finish);
+    return closure == NULL ? slots_tuple(r->slots, r->n_inputs)
+                           : slots_tuple(r->slots + r->n_inputs, r->n_finish);
 }
 
 static PyObject *
@@ -173,7 +177,8 @@ static PyMemberDef record_members[] = {
 static PyGetSetDef record_getset[] = {
     {"input_slots", record_get_slots, NULL, "slots of the graph's inputs", NULL},
     {"finish_slots", record_get_slots, NULL, "slots of the further arguments of finish", "finish"},
-    {"finish", record_get_finish, NULL, "None, the index of the output to return, or a callable", NULL},
+    {"finish", record_get_finish, NULL, "None, the index of the output to return, or a callable",
+     NULL},
     {NULL},
 };
 
@@ -181,7 +186,8 @@ static PyTypeObject record_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "magjit._C.Record",
     .tp_basicsize = sizeof(record),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "Record(program, graph_fn, input_slots, finish=None, finish_slots=()): one way to serve a call",
+    .tp_doc = "Record(program, graph_fn, input_slots, finish=None, finish_slots=()): one way to "
+              "serve a call",
     .tp_new = record_new,
     .tp_dealloc = record_dealloc,
     .tp_traverse = record_traverse,
@@ -204,15 +210,17 @@ output_item(PyObject *outs, Py_ssize_t i)
     return PySequence_GetItem(outs, i);
 }
 
-/* values: one free place, the graph's inputs, one free place, the further arguments of finish; all owned here.
- * graph_fn and finish are owned by the caller, so that the record may go away meanwhile. */
+/* values: one free place, the graph's inputs, one free place, the further arguments of finish; all
+ * owned here. graph_fn and finish are owned by the caller, so that the record may go away
+ * meanwhile. */
 static PyObject *
-run_graph(PyObject *graph_fn, PyObject *finish, Py_ssize_t item, PyObject **values, Py_ssize_t n_inputs,
-          Py_ssize_t n_finish)
+run_graph(PyObject *graph_fn, PyObject *finish, Py_ssize_t item, PyObject **values,
+          Py_ssize_t n_inputs, Py_ssize_t n_finish)
 {
     PyObject **inputs = values + 1, **further = inputs + n_inputs + 1;
-    PyObject *outs =
-        PyObject_Vectorcall(graph_fn, inputs, (size_t)n_inputs | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL), *result = outs;
+    PyObject *outs = PyObject_Vectorcall(graph_fn, inputs,
+                                         (size_t)n_inputs | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL),
+             *result = outs;
     if (outs != NULL && finish != NULL) {
         further[-1] = outs;
         result = PyObject_Vectorcall(finish, further - 1, (size_t)n_finish + 1, NULL);
@@ -281,8 +289,7 @@ serve(record *r, guard_run *run)
 /* ---- dispatchers ---- */
 
 typedef struct {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
+    PyObject_HEAD vectorcallfunc vectorcall;
     PyObject *miss;
     PyObject *bound; /* first argument of every call, or NULL */
     PyObject *weakrefs;
@@ -317,7 +324,8 @@ call_miss(dispatcher *d, const guard_call *call)
         PyTuple_SET_ITEM(args, i, Py_NewRef(call->args[i]));
     }
     for (Py_ssize_t i = 0; call->kwnames != NULL && i < PyTuple_GET_SIZE(call->kwnames); i++) {
-        if (PyDict_SetItem(kwargs, PyTuple_GET_ITEM(call->kwnames, i), call->args[call->nargs + i]) < 0) {
+        if (PyDict_SetItem(kwargs, PyTuple_GET_ITEM(call->kwnames, i),
+                           call->args[call->nargs + i]) < 0) {
             goto done;
         }
     }
@@ -336,7 +344,8 @@ dispatch(dispatcher *d, const guard_call *call)
     for (Py_ssize_t i = 0; d->enabled && i < d->n_records; i++) {
         record *r = d->records[i];
         guard_run run;
-        /* The reference covers programs that call C functions, which might change the list of records. */
+        /* The reference covers programs that call C functions, which might change the list of
+         * records. */
         Py_INCREF(r);
         bool hit = r->program != NULL && mj_program_enter(r->program, call, &run);
         if (hit) {
@@ -439,7 +448,8 @@ dispatcher_remove(PyObject *self, PyObject *item)
     for (Py_ssize_t i = 0; i < d->n_records; i++) {
         if ((PyObject *)d->records[i] == item) {
             d->n_records--;
-            memmove(d->records + i, d->records + i + 1, (size_t)(d->n_records - i) * sizeof(record *));
+            memmove(d->records + i, d->records + i + 1,
+                    (size_t)(d->n_records - i) * sizeof(record *));
             Py_DECREF(item);
             Py_RETURN_NONE;
         }
@@ -484,14 +494,16 @@ dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"miss", "records", "bound", NULL};
     PyObject *miss, *records = NULL, *bound = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:Dispatcher", keywords, &miss, &records, &bound)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:Dispatcher", keywords, &miss, &records,
+                                     &bound)) {
         return NULL;
     }
     if (!PyCallable_Check(miss)) {
         PyErr_SetString(PyExc_TypeError, "miss: expected a callable");
         return NULL;
     }
-    PyObject *items = records != NULL ? PySequence_Fast(records, "records: expected a list") : PyTuple_New(0);
+    PyObject *items =
+        records != NULL ? PySequence_Fast(records, "records: expected a list") : PyTuple_New(0);
     dispatcher *d = items != NULL ? (dispatcher *)type->tp_alloc(type, 0) : NULL;
     if (d == NULL) {
         Py_XDECREF(items);
@@ -549,22 +561,27 @@ dispatcher_dealloc(PyObject *self)
 
 static PyMethodDef dispatcher_methods[] = {
     {"add", dispatcher_add, METH_O, "add(record): try this record first from now on"},
-    {"remove", dispatcher_remove, METH_O, "remove(record): ValueError if it is not among the records"},
+    {"remove", dispatcher_remove, METH_O,
+     "remove(record): ValueError if it is not among the records"},
     {"clear", dispatcher_drop, METH_NOARGS, "clear(): drop all records"},
     {NULL},
 };
 
 static PyMemberDef dispatcher_members[] = {
-    {"miss", T_OBJECT, offsetof(dispatcher, miss), READONLY, "called as miss(args, kwargs) when no record hits"},
-    {"bound", T_OBJECT, offsetof(dispatcher, bound), READONLY, "first argument of every call, or None"},
-    {"misses", T_ULONGLONG, offsetof(dispatcher, misses), 0, "number of calls that no record served"},
+    {"miss", T_OBJECT, offsetof(dispatcher, miss), READONLY,
+     "called as miss(args, kwargs) when no record hits"},
+    {"bound", T_OBJECT, offsetof(dispatcher, bound), READONLY,
+     "first argument of every call, or None"},
+    {"misses", T_ULONGLONG, offsetof(dispatcher, misses), 0,
+     "number of calls that no record served"},
     {"enabled", T_BOOL, offsetof(dispatcher, enabled), 0, "False: every call is a miss"},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(dispatcher, weakrefs), READONLY, NULL},
     {NULL},
 };
 
 static PyGetSetDef dispatcher_getset[] = {
-    {"records", dispatcher_get_records, NULL, "the records, most recently hit first (a copy)", NULL},
+    {"records", dispatcher_get_records, NULL, "the records, most recently hit first (a copy)",
+     NULL},
     {NULL},
 };
 

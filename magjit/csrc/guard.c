@@ -32,8 +32,8 @@ enter_own_slots(guard_program *program, guard_run *run)
     }
 }
 
-/* The program's own slots unless they are in use, which needs a C function called by the program to have come back
- * here; such a call works on slots of its own and skips nothing. */
+/* The program's own slots unless they are in use, which needs a C function called by the program to
+ * have come back here; such a call works on slots of its own and skips nothing. */
 bool
 mj_program_enter(guard_program *program, const guard_call *call, guard_run *run)
 {
@@ -199,7 +199,8 @@ program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     static char *keywords[] = {"instrs", "n_slots", NULL};
     PyObject *instrs;
     Py_ssize_t n_slots;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "On:GuardProgram", keywords, &instrs, &n_slots)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "On:GuardProgram", keywords, &instrs,
+                                     &n_slots)) {
         return NULL;
     }
     if (n_slots < 0 || n_slots > INT32_MAX) {
@@ -250,8 +251,8 @@ program_free(guard_program *p)
     p->slots = p->temps = NULL;
 }
 
-/* Without instructions every check would hold, so a cleared program must not be reachable: only records hold one, and
- * those clear themselves first. */
+/* Without instructions every check would hold, so a cleared program must not be reachable: only
+ * records hold one, and those clear themselves first. */
 static void
 program_dealloc(PyObject *self)
 {
@@ -264,7 +265,8 @@ static PyObject *
 program_repr(PyObject *self)
 {
     guard_program *p = (guard_program *)self;
-    return PyUnicode_FromFormat("<GuardProgram of %zd instructions, %zd slots>", p->n_instrs, p->n_slots);
+    return PyUnicode_FromFormat("<GuardProgram of %zd instructions, %zd slots>", p->n_instrs,
+                                p->n_slots);
 }
 
 static PyObject *
@@ -275,7 +277,8 @@ program_get_fast(PyObject *self, void *closure)
 }
 
 static PyGetSetDef program_getset[] = {
-    {"fast", program_get_fast, NULL, "(roots, words, tensors, further instructions) of the fast path, or None", NULL},
+    {"fast", program_get_fast, NULL,
+     "(roots, words, tensors, further instructions) of the fast path, or None", NULL},
     {NULL},
 };
 
@@ -299,7 +302,8 @@ PyTypeObject mj_program_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "magjit._C.GuardProgram",
     .tp_basicsize = sizeof(guard_program),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "GuardProgram(instrs, n_slots): a list of guard instructions, verified and ready to check calls",
+    .tp_doc = "GuardProgram(instrs, n_slots): a list of guard instructions, verified and ready to "
+              "check calls",
     .tp_new = program_new,
     .tp_dealloc = program_dealloc,
     .tp_traverse = program_traverse,

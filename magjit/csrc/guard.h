@@ -1,18 +1,18 @@
 /* Guard programs: what the C files of the guard layer share.
  *
- * A program is a flat array of instructions over numbered slots.  Each slot is written by exactly one instruction
- * that precedes every reader, so a program is a DAG written in evaluation order:
+ * A program is a flat array of instructions over numbered slots.  Each slot is written by exactly
+ * one instruction that precedes every reader, so a program is a DAG written in evaluation order:
  *
  *     program  := instr*
  *     instr    := root | fetch | check | block
  *     root     := arg | kwarg | argc | const | weak | globals           (where objects come from)
- *     fetch    := dict | getitem | index | cell | slot | tp_attr | ...  (dst := part of src; fails if missing)
- *     check    := is | type_is | eq | len | keys | tensor | ...         (no dst)
- *     block    := dict_block n (fetch-from-that-dict | leaf check){n}   (skipped while the dict's version holds)
+ *     fetch    := dict | getitem | index | cell | slot | tp_attr | ...  (dst := part of src; fails
+ * if missing) check    := is | type_is | eq | len | keys | tensor | ...         (no dst) block :=
+ * dict_block n (fetch-from-that-dict | leaf check){n}   (skipped while the dict's version holds)
  *
- * Nothing here runs user code: no __eq__, no __hash__, no descriptor, no finaliser.  Slots hold borrowed pointers;
- * they are alive because everything on the path to them is, and because nothing can run between a check and the
- * moment when the caller takes its own references.
+ * Nothing here runs user code: no __eq__, no __hash__, no descriptor, no finaliser.  Slots hold
+ * borrowed pointers; they are alive because everything on the path to them is, and because nothing
+ * can run between a check and the moment when the caller takes its own references.
  */
 #ifndef MAGJIT_GUARD_H
 #define MAGJIT_GUARD_H
@@ -24,7 +24,6 @@ typedef enum {
     G_ARG,
     G_KWARG,
     G_ARGC,
-    G_KWARG_ORDER,
     G_CONST,
     G_GLOBALS,
     G_WEAK,
@@ -49,8 +48,6 @@ typedef enum {
     G_TP_ATTR,
     G_GETATTR_C,
     G_WEAKREF_CALL,
-    G_CONTEXT_VALUE,
-    G_CONTEXT_UNSET,
     /* checks */
     G_IS,
     G_IS_NOT,
@@ -122,20 +119,19 @@ typedef struct {
 } guard_call;
 
 typedef struct {
-    PyObject_HEAD
-    guard_instr *code;
+    PyObject_HEAD guard_instr *code;
     Py_ssize_t n_instrs;
     Py_ssize_t n_slots;
     Py_ssize_t n_temps; /* instructions that make a new reference to be held for the call */
     PyObject **slots;   /* the slots; those of a skipped block keep their last value */
     PyObject **temps;
-    bool busy; /* the slots are in use */
+    bool busy;        /* the slots are in use */
     uint8_t accepted; /* number of accepted calls, as far as it matters */
     fast_path *fast;  /* NULL: not built */
 } guard_program;
 
-/* One evaluation.  `slots` is valid from a successful mj_program_enter until mj_program_leave; the caller must take
- * its own references in between and must not run any other code. */
+/* One evaluation.  `slots` is valid from a successful mj_program_enter until mj_program_leave; the
+ * caller must take its own references in between and must not run any other code. */
 typedef struct {
     guard_program *program;
     const guard_call *call;
@@ -149,8 +145,8 @@ typedef struct {
 
 extern PyTypeObject mj_program_type;
 
-/* True: the call satisfies the guards, `run->slots` is filled.  False: run->failed is the instruction's index, or -1
- * when memory ran out (nothing to leave, no exception set). */
+/* True: the call satisfies the guards, `run->slots` is filled.  False: run->failed is the
+ * instruction's index, or -1 when memory ran out (nothing to leave, no exception set). */
 bool mj_program_enter(guard_program *program, const guard_call *call, guard_run *run);
 void mj_program_leave(guard_run *run);
 
@@ -158,7 +154,8 @@ void mj_program_leave(guard_run *run);
 Py_ssize_t mj_guard_execute(guard_run *run, Py_ssize_t from, Py_ssize_t to);
 
 int mj_guard_exec_init(void);
-/* What to store as the version of a block that held; 0 if the version would not show every change. */
+/* What to store as the version of a block that held; 0 if the version would not show every change.
+ */
 uint64_t mj_block_version(const guard_instr *block, PyObject *dict);
 
 PyObject **mj_instance_dict_address(PyObject *obj); /* NULL: not at a fixed place in the object */
@@ -177,16 +174,20 @@ int mj_guard_traverse_code(guard_program *program, visitproc visit, void *arg);
 const char *mj_guard_op_name(int op);
 
 /* guard_value.c: comparisons and look-ups that never run user code. */
-/* Same exact type and same value; V_UNKNOWN for types whose comparison is not known to be free of user code. */
+/* Same exact type and same value; V_UNKNOWN for types whose comparison is not known to be free of
+ * user code. */
 verdict mj_value_eq(PyObject *a, PyObject *b);
 /* V_YES: *value is borrowed; V_NO: no such key; V_UNKNOWN: only user code could tell. */
 verdict mj_dict_get(PyObject *dict, PyObject *key, Py_hash_t hash, PyObject **value);
-/* Of an OrderedDict: changes with every change of its order, which is not part of its version; else NULL. */
+/* Of an OrderedDict: changes with every change of its order, which is not part of its version; else
+ * NULL. */
 const void *mj_odict_state(PyObject *dict);
 bool mj_dict_keys_are(PyObject *dict, PyObject *keys);
-PyObject *mj_dict_key_at(PyObject *dict, Py_ssize_t index); /* borrowed, NULL if out of range or not knowable */
-bool mj_set_is(PyObject *set, PyObject *expected);          /* expected: {element: element} */
-/* Types of torch whose C comparison is safe (torch.device) or that compare as tuples (torch.Size). */
+PyObject *mj_dict_key_at(PyObject *dict,
+                         Py_ssize_t index); /* borrowed, NULL if out of range or not knowable */
+bool mj_set_is(PyObject *set, PyObject *expected); /* expected: {element: element} */
+/* Types of torch whose C comparison is safe (torch.device) or that compare as tuples (torch.Size).
+ */
 void mj_value_set_torch_types(PyTypeObject *device, PyTypeObject *size);
 int mj_value_init(void);
 
@@ -204,7 +205,8 @@ int mj_meta_traverse(tensor_meta *meta, visitproc visit, void *arg);
 bool mj_meta_check(const tensor_meta *meta, PyObject *tensor);
 /* Half-open range of the bytes that the tensor's elements lie in; false if not known. */
 bool mj_tensor_range(PyObject *tensor, uintptr_t *first, uintptr_t *last);
-/* 0: share no byte; 1: their byte ranges meet, *distance is from a's first element to b's; -1: not known. */
+/* 0: share no byte; 1: their byte ranges meet, *distance is from a's first element to b's; -1: not
+ * known. */
 int mj_tensor_relation(PyObject *a, PyObject *b, int64_t *distance);
 int mj_init_tensor_meta(PyObject *module);
 

@@ -1,4 +1,5 @@
-/* Guard programs: the executor, which evaluates any program on any call.  One small function for each operation. */
+/* Guard programs: the executor, which evaluates any program on any call.  One small function for
+ * each operation. */
 #define Py_BUILD_CORE 1 /* dict versions: deprecated for others, but kept by 3.12 and 3.13 */
 #include "guard.h"
 #undef Py_BUILD_CORE
@@ -53,25 +54,12 @@ op_argc(guard_run *run, guard_instr *in)
 {
     const guard_call *call = run->call;
     Py_ssize_t n = PyTuple_GET_SIZE(in->obj);
-    if (call->nargs != in->n || n != (call->kwnames != NULL ? PyTuple_GET_SIZE(call->kwnames) : 0)) {
+    if (call->nargs != in->n ||
+        n != (call->kwnames != NULL ? PyTuple_GET_SIZE(call->kwnames) : 0)) {
         return false;
     }
     for (Py_ssize_t i = 0; i < n; i++) {
         if (find_keyword(call, PyTuple_GET_ITEM(in->obj, i)) < 0) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool
-op_kwarg_order(guard_run *run, guard_instr *in)
-{
-    const guard_call *call = run->call;
-    Py_ssize_t n = PyTuple_GET_SIZE(in->obj);
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *name = PyTuple_GET_ITEM(in->obj, i);
-        if (find_keyword(call, name) != find_keyword(call, PyTuple_GET_ITEM(in->obj, 0)) + i) {
             return false;
         }
     }
@@ -134,7 +122,8 @@ static inline PyObject *
 instance_dict(PyObject *obj)
 {
     PyObject **address = mj_instance_dict_address(obj);
-    /* The dict, or NULL as long as there is none, or (3.12) tagged values of attributes that have no dict yet. */
+    /* The dict, or NULL as long as there is none, or (3.12) tagged values of attributes that have
+     * no dict yet. */
     uintptr_t word = address != NULL ? (uintptr_t)*address : 0;
     if (word != 0 && !(word & 1)) {
         return (PyObject *)word;
@@ -153,7 +142,8 @@ static bool
 op_getitem(guard_run *run, guard_instr *in)
 {
     PyObject *src = run->slots[in->src], *value = NULL;
-    return PyDict_Check(src) && mj_dict_get(src, in->obj, in->u.hash, &value) == V_YES && put(run, in, value);
+    return PyDict_Check(src) && mj_dict_get(src, in->obj, in->u.hash, &value) == V_YES &&
+           put(run, in, value);
 }
 
 static bool
@@ -211,7 +201,8 @@ op_closure(guard_run *run, guard_instr *in)
 {
     PyObject *src = run->slots[in->src];
     PyObject *closure = PyFunction_Check(src) ? PyFunction_GET_CLOSURE(src) : NULL;
-    return closure != NULL && in->n < PyTuple_GET_SIZE(closure) && put(run, in, PyTuple_GET_ITEM(closure, in->n));
+    return closure != NULL && in->n < PyTuple_GET_SIZE(closure) &&
+           put(run, in, PyTuple_GET_ITEM(closure, in->n));
 }
 
 static bool
@@ -322,33 +313,6 @@ op_weakref_call(guard_run *run, guard_instr *in)
 {
     PyObject *src = run->slots[in->src];
     return PyWeakref_CheckRef(src) && put(run, in, referent(src));
-}
-
-/* The value of a context variable in the current context, borrowed: the context holds it. */
-static PyObject *
-context_value(PyObject *var)
-{
-    PyObject *value = NULL;
-    if (PyContextVar_Get(var, mj_null, &value) < 0) {
-        PyErr_Clear();
-        return NULL;
-    }
-    Py_XDECREF(value);
-    return value == mj_null ? NULL : value;
-}
-
-static bool
-op_context_value(guard_run *run, guard_instr *in)
-{
-    PyObject *src = run->slots[in->src];
-    return PyContextVar_CheckExact(src) && put(run, in, context_value(src));
-}
-
-static bool
-op_context_unset(guard_run *run, guard_instr *in)
-{
-    PyObject *src = run->slots[in->src];
-    return PyContextVar_CheckExact(src) && context_value(src) == NULL;
 }
 
 /* ---- checks ---- */
@@ -495,7 +459,6 @@ static const op_function functions[G_COUNT] = {
     [G_ARG] = op_arg,
     [G_KWARG] = op_kwarg,
     [G_ARGC] = op_argc,
-    [G_KWARG_ORDER] = op_kwarg_order,
     [G_CONST] = op_const,
     [G_GLOBALS] = op_const,
     [G_WEAK] = op_weak,
@@ -518,8 +481,6 @@ static const op_function functions[G_COUNT] = {
     [G_TP_ATTR] = op_tp_attr,
     [G_GETATTR_C] = op_getattr_c,
     [G_WEAKREF_CALL] = op_weakref_call,
-    [G_CONTEXT_VALUE] = op_context_value,
-    [G_CONTEXT_UNSET] = op_context_unset,
     [G_IS_NOT] = op_is_not,
     [G_EQ] = op_eq,
     [G_LEN] = op_len,

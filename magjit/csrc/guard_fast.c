@@ -5,15 +5,17 @@
  *     word  := the 64 bits at this address are these
  *     rest  := an instruction evaluated as usual
  *
- * Most guards of a large model are about objects that stay where they are: the type of a module, its __dict__, the
- * version of each dict.  Once a call was accepted, each such guard is one memory word, and checking thousands of them
- * is one loop over an array.  A word may be read because the words before it hold: they say that the object whose
- * memory it is in is still referred to by the object before it on the path.  An equal pointer does not say that the
- * object is the same one as before, so whatever a guard says about it is a word again; only comparisons with objects
- * that the program owns are left out.
+ * Most guards of a large model are about objects that stay where they are: the type of a module,
+ * its __dict__, the version of each dict.  Once a call was accepted, each such guard is one memory
+ * word, and checking thousands of them is one loop over an array.  A word may be read because the
+ * words before it hold: they say that the object whose memory it is in is still referred to by the
+ * object before it on the path.  An equal pointer does not say that the object is the same one as
+ * before, so whatever a guard says about it is a word again; only comparisons with objects that the
+ * program owns are left out.
  *
- * A slot is `stable` if words fix the pointer in it.  An instruction that finds another object at every call is marked
- * volatile after the second time, and then it and all that depends on it belong to the rest.
+ * A slot is `stable` if words fix the pointer in it.  An instruction that finds another object at
+ * every call is marked volatile after the second time, and then it and all that depends on it
+ * belong to the rest.
  */
 #define Py_BUILD_CORE 1 /* dict versions: deprecated for others, but kept by 3.12 and 3.13 */
 #include "guard.h"
@@ -67,8 +69,8 @@ static const raw64 never = 0;
 
 /* ---- checking ---- */
 
-/* The block's dict has another version.  As long as it holds the same objects at the slots' keys, and its other guards
- * hold, all else stands. */
+/* The block's dict has another version.  As long as it holds the same objects at the slots' keys,
+ * and its other guards hold, all else stands. */
 static bool
 revalidate(guard_program *p, guard_run *run, Py_ssize_t at)
 {
@@ -81,7 +83,8 @@ revalidate(guard_program *p, guard_run *run, Py_ssize_t at)
     }
     PyObject *dict = run->slots[block->src];
     word *w = &f->words.item[at];
-    if (w->address != &never && block->flags & GF_ORDERED && PyODict_Check(dict) != !!(block->flags & GF_ODICT)) {
+    if (w->address != &never && block->flags & GF_ORDERED &&
+        PyODict_Check(dict) != !!(block->flags & GF_ODICT)) {
         return false;
     }
     for (Py_ssize_t i = pc + 1; i <= pc + block->n; i++) {
@@ -198,9 +201,10 @@ typedef struct {
     guard_program *program;
     fast_path *f;
     PyObject **slots;
-    /* By slot: the pointer is fixed; so is the type; it is known to be a dict; something is fetched from it. */
+    /* By slot: the pointer is fixed; so is the type; it is known to be a dict; something is fetched
+     * from it. */
     bool *stable, *typed, *is_dict, *derived;
-    bool failed;                    /* out of memory */
+    bool failed; /* out of memory */
 } builder;
 
 static bool
@@ -220,11 +224,11 @@ grow(builder *b, void **item, Py_ssize_t *cap, Py_ssize_t n, size_t size)
     return true;
 }
 
-#define PUSH(b, list, ...)                                                                             \
-    do {                                                                                               \
-        if (grow((b), (void **)&(list).item, &(list).cap, (list).n, sizeof((list).item[0]))) {         \
-            (list).item[(list).n++] = __VA_ARGS__;                                                     \
-        }                                                                                              \
+#define PUSH(b, list, ...)                                                                     \
+    do {                                                                                       \
+        if (grow((b), (void **)&(list).item, &(list).cap, (list).n, sizeof((list).item[0]))) { \
+            (list).item[(list).n++] = __VA_ARGS__;                                             \
+        }                                                                                      \
     } while (0)
 
 static inline int32_t
@@ -312,7 +316,9 @@ keep_length(builder *b, const guard_instr *in)
     }
     if (PyDict_Check(src) || PyAnySet_Check(src)) {
         keep_type(b, in);
-        keep_word(b, in, PyDict_Check(src) ? &((PyDictObject *)src)->ma_used : &((PySetObject *)src)->used);
+        keep_word(b, in,
+                  PyDict_Check(src) ? &((PyDictObject *)src)->ma_used
+                                    : &((PySetObject *)src)->used);
         return true;
     }
     return false;
@@ -391,8 +397,8 @@ keep_class_attributes(builder *b, guard_instr *in)
     return keep_type_version(b, in, b->slots[in->src]);
 }
 
-/* Entries of a dict whose version is a word.  A dict found in it is one as long as the version holds; found by its
- * pointer alone, after a new version, it must be looked at. */
+/* Entries of a dict whose version is a word.  A dict found in it is one as long as the version
+ * holds; found by its pointer alone, after a new version, it must be looked at. */
 static void
 add_block(builder *b, guard_instr *block)
 {
@@ -439,7 +445,8 @@ all_stable(const builder *b, const guard_instr *in)
     return true;
 }
 
-/* Arguments of which something is fetched are expected to be the same objects again: `self`, above all. */
+/* Arguments of which something is fetched are expected to be the same objects again: `self`, above
+ * all. */
 static bool
 add_argument(builder *b, guard_instr *in)
 {
@@ -505,7 +512,8 @@ build(builder *b)
     guard_program *p = b->program;
     for (guard_instr *in = p->code, *end = p->code + p->n_instrs; in < end; in++) {
         in->flags &= (uint8_t)~(GF_IN_REST | GF_DICT | GF_ODICT);
-        if (in->src >= 0 && in->op != G_TENSOR && in->op != G_EQ && in->op != G_PYEQ && in->op != G_SET_EQ) {
+        if (in->src >= 0 && in->op != G_TENSOR && in->op != G_EQ && in->op != G_PYEQ &&
+            in->op != G_SET_EQ) {
             b->derived[in->src] = b->derived[in->src] || in->dst >= 0 || in->op == G_DICT_BLOCK;
         }
     }
@@ -524,7 +532,8 @@ build(builder *b)
         }
         else if (in->dst >= 0) {
             b->stable[in->dst] = true;
-            b->is_dict[in->dst] = in->op == G_DICT || in->op == G_MODULE_DICT || in->op == G_GLOBALS;
+            b->is_dict[in->dst] =
+                in->op == G_DICT || in->op == G_MODULE_DICT || in->op == G_GLOBALS;
         }
     }
 }

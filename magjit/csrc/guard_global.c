@@ -2,10 +2,10 @@
  *
  *     state := {name: value}
  *
- * Each entry is read by an exported function of torch's libraries where there is one (1 to 3 ns), else by a function
- * of torch._C, called directly through its method definition, or is a variable of a module.  Nothing here runs user
- * code; modes are compared by identity, except the one of torch.device contexts, which is made anew for each `with`
- * and compared by its device.
+ * Each entry is read by an exported function of torch's libraries where there is one (1 to 3 ns),
+ * else by a function of torch._C, called directly through its method definition, or is a variable
+ * of a module.  Nothing here runs user code; modes are compared by identity, except the one of
+ * torch.device contexts, which is made anew for each `with` and compared by its device.
  */
 #include "guard_torch.h"
 
@@ -37,16 +37,17 @@ struct entry {
     bool present;
 };
 
-#define CONTEXT(name, symbol, attribute) {name, K_BYTE, "_ZNK2at7Context" symbol "Ev", "torch._C", attribute}
+#define CONTEXT(name, symbol, attribute) \
+    {name, K_BYTE, "_ZNK2at7Context" symbol "Ev", "torch._C", attribute}
 #define CALL(name, attribute) {name, K_CALL, NULL, "torch._C", attribute}
 #define VARIABLE(name, module, attribute) {name, K_VARIABLE, NULL, module, attribute}
 #define PRECISION_SYMBOL "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE"
 #define PRECISION(name, backend, op) {name, K_PRECISION, PRECISION_SYMBOL, NULL, NULL, backend, op}
 #define AUTOCAST(name, device) {name, K_AUTOCAST, NULL, NULL, NULL, device}
 
-enum { CPU = 0, CUDA = 1 };                             /* c10::DeviceType */
-enum { BACKEND_CUDA = 1, BACKEND_MKLDNN = 2 };          /* at::Float32Backend */
-enum { OP_CONV = 1, OP_RNN = 2, OP_MATMUL = 3 };        /* at::Float32Op */
+enum { CPU = 0, CUDA = 1 };                      /* c10::DeviceType */
+enum { BACKEND_CUDA = 1, BACKEND_MKLDNN = 2 };   /* at::Float32Backend */
+enum { OP_CONV = 1, OP_RNN = 2, OP_MATMUL = 3 }; /* at::Float32Op */
 
 /* In the order in which they are most likely to differ. */
 static entry entries[] = {
@@ -56,7 +57,8 @@ static entry entries[] = {
     AUTOCAST("autocast_cuda", CUDA),
     {"function_modes", K_STACK, "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", "torch._C",
      "_get_function_stack_at"},
-    {"dispatch_modes", K_STACK, "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", "torch._C", "_get_dispatch_stack_at"},
+    {"dispatch_modes", K_STACK, "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", "torch._C",
+     "_get_dispatch_stack_at"},
     {"functorch_level", K_LEVEL, NULL, "torch._C._functorch", "maybe_current_level"},
     {"jit_tracing", K_TLS_KEY, NULL, "torch._C", "_is_tracing"},
     {"autocast_cache", K_BYTE, "_ZN2at8autocast25is_autocast_cache_enabledEv", "torch._C",
@@ -64,7 +66,8 @@ static entry entries[] = {
     CALL("default_dtype", "get_default_dtype"),
     {"num_threads", K_INT, "_ZN2at15get_num_threadsEv", "torch._C", "get_num_threads"},
     CONTEXT("deterministic", "23deterministicAlgorithms", "_get_deterministic_algorithms"),
-    CONTEXT("deterministic_warn_only", "31deterministicAlgorithmsWarnOnly", "_get_deterministic_algorithms_warn_only"),
+    CONTEXT("deterministic_warn_only", "31deterministicAlgorithmsWarnOnly",
+            "_get_deterministic_algorithms_warn_only"),
     CONTEXT("deterministic_fill", "36deterministicFillUninitializedMemory",
             "_get_deterministic_fill_uninitialized_memory"),
     PRECISION("precision_cuda_matmul", BACKEND_CUDA, OP_MATMUL),
@@ -73,11 +76,15 @@ static entry entries[] = {
     PRECISION("precision_mkldnn_matmul", BACKEND_MKLDNN, OP_MATMUL),
     PRECISION("precision_mkldnn_conv", BACKEND_MKLDNN, OP_CONV),
     PRECISION("precision_mkldnn_rnn", BACKEND_MKLDNN, OP_RNN),
-    CALL("matmul_precision", "_get_float32_matmul_precision"), /* these two only without PRECISION */
+    CALL("matmul_precision",
+         "_get_float32_matmul_precision"), /* these two only without PRECISION */
     CALL("cudnn_tf32", "_get_cudnn_allow_tf32"),
-    CONTEXT("fp16_reduction", "24allowFP16ReductionCuBLAS", "_get_cublas_allow_fp16_reduced_precision_reduction"),
-    CONTEXT("bf16_reduction", "24allowBF16ReductionCuBLAS", "_get_cublas_allow_bf16_reduced_precision_reduction"),
-    CONTEXT("fp16_accumulation", "27allowFP16AccumulationCuBLAS", "_get_cublas_allow_fp16_accumulation"),
+    CONTEXT("fp16_reduction", "24allowFP16ReductionCuBLAS",
+            "_get_cublas_allow_fp16_reduced_precision_reduction"),
+    CONTEXT("bf16_reduction", "24allowBF16ReductionCuBLAS",
+            "_get_cublas_allow_bf16_reduced_precision_reduction"),
+    CONTEXT("fp16_accumulation", "27allowFP16AccumulationCuBLAS",
+            "_get_cublas_allow_fp16_accumulation"),
     CONTEXT("cudnn_enabled", "16userEnabledCuDNN", "_get_cudnn_enabled"),
     CONTEXT("cudnn_benchmark", "14benchmarkCuDNN", "_get_cudnn_benchmark"),
     CONTEXT("cudnn_deterministic", "18deterministicCuDNN", "_get_cudnn_deterministic"),
@@ -87,7 +94,8 @@ static entry entries[] = {
     CONTEXT("sdp_efficient", "26userEnabledMemEfficientSDP", "_get_mem_efficient_sdp_enabled"),
     CONTEXT("sdp_math", "18userEnabledMathSDP", "_get_math_sdp_enabled"),
     CONTEXT("sdp_cudnn", "19userEnabledCuDNNSDP", "_get_cudnn_sdp_enabled"),
-    CONTEXT("sdp_math_reduction", "29allowFP16BF16ReductionMathSDP", "_get_math_sdp_allow_fp16_bf16_reduction"),
+    CONTEXT("sdp_math_reduction", "29allowFP16BF16ReductionMathSDP",
+            "_get_math_sdp_allow_fp16_bf16_reduction"),
     CALL("function_enabled", "_is_torch_function_enabled"),
     CALL("function_all_disabled", "_is_torch_function_all_disabled"),
     CALL("forward_ad", "_is_fwd_grad_enabled"),
@@ -132,13 +140,15 @@ read_number(const entry *e)
 {
     switch (e->kind) {
     case K_BYTE:
-        return ((uint8_t(*)(void *))e->function)(torch.context);
+        return ((uint8_t (*)(void *))e->function)(torch.context);
     case K_INT:
-        return ((int32_t(*)(void *))e->function)(torch.context);
+        return ((int32_t (*)(void *))e->function)(torch.context);
     case K_PRECISION:
-        return ((int32_t(*)(void *, int32_t, int32_t))e->function)(torch.context, e->first, e->second);
+        return ((int32_t (*)(void *, int32_t, int32_t))e->function)(torch.context, e->first,
+                                                                    e->second);
     case K_AUTOCAST:
-        return torch.autocast_enabled((int8_t)e->first) ? torch.autocast_dtype((int8_t)e->first) : -1;
+        return torch.autocast_enabled((int8_t)e->first) ? torch.autocast_dtype((int8_t)e->first)
+                                                        : -1;
     default:
         return torch.key_included((uint16_t)torch.tracer_key);
     }
@@ -156,7 +166,7 @@ call_function(PyObject *function)
 static PyObject *
 read_stack(const entry *e)
 {
-    int64_t n = ((int64_t(*)(void))e->function)();
+    int64_t n = ((int64_t (*)(void))e->function)();
     PyObject *modes = PyTuple_New((Py_ssize_t)n);
     for (Py_ssize_t i = 0; modes != NULL && i < n; i++) {
         PyObject *index = PyLong_FromSsize_t(i);
@@ -179,7 +189,8 @@ read_value(const entry *e)
     if (e->kind == K_VARIABLE) {
         return mj_dict_get(e->object, e->key, e->hash, &value) == V_YES ? Py_NewRef(value) : NULL;
     }
-    if (e->kind == K_LEVEL && torch.key_included != NULL && !torch.key_included((uint16_t)torch.functorch_key)) {
+    if (e->kind == K_LEVEL && torch.key_included != NULL &&
+        !torch.key_included((uint16_t)torch.functorch_key)) {
         return Py_NewRef(Py_None);
     }
     /* Tuples are made below, and a collection could run finalisers. */
@@ -197,7 +208,8 @@ read_value(const entry *e)
 static PyObject *
 attribute_of(const char *module, const char *attribute)
 {
-    PyObject *name = PyUnicode_FromString(module), *m = name != NULL ? PyImport_GetModule(name) : NULL;
+    PyObject *name = PyUnicode_FromString(module),
+             *m = name != NULL ? PyImport_GetModule(name) : NULL;
     PyObject *value = m != NULL ? PyObject_GetAttrString(m, attribute) : NULL;
     Py_XDECREF(m);
     Py_XDECREF(name);
@@ -220,7 +232,8 @@ prepare_function(entry *e)
 {
     e->object = e->attribute != NULL ? attribute_of(e->module, e->attribute) : NULL;
     if (e->kind == K_TLS_KEY) {
-        e->function = torch.key_included != NULL && torch.tracer_key >= 0 ? (void *)torch.key_included : NULL;
+        e->function =
+            torch.key_included != NULL && torch.tracer_key >= 0 ? (void *)torch.key_included : NULL;
     }
     else {
         e->function = e->symbol != NULL ? mj_torch_symbol(e->symbol) : NULL;
@@ -268,7 +281,8 @@ prepare_library(void)
     torch.context = context != NULL ? context() : NULL;
     *(void **)&torch.autocast_enabled =
         mj_torch_symbol("_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE");
-    *(void **)&torch.autocast_dtype = mj_torch_symbol("_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE");
+    *(void **)&torch.autocast_dtype =
+        mj_torch_symbol("_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE");
     *(void **)&torch.key_included =
         mj_torch_symbol("_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE");
     torch.tracer_key = key_number("Tracer");
@@ -281,8 +295,9 @@ prepare_library(void)
     torch.device_hash = torch.device_name != NULL ? PyObject_Hash(torch.device_name) : -1;
 }
 
-static const char *const required[] = {"grad_mode", "inference_mode", "autocast_cpu", "autocast_cuda",
-                                       "function_modes", "dispatch_modes", "functorch_level", "default_dtype"};
+static const char *const required[] = {"grad_mode",       "inference_mode", "autocast_cpu",
+                                       "autocast_cuda",   "function_modes", "dispatch_modes",
+                                       "functorch_level", "default_dtype"};
 
 static bool
 is_present(const char *name)
@@ -318,12 +333,14 @@ prepare(void)
         else if (torch.context != NULL || e->kind != K_PRECISION) {
             prepare_function(e);
         }
-        bool superseded = strcmp(e->name, "matmul_precision") == 0 || strcmp(e->name, "cudnn_tf32") == 0;
+        bool superseded =
+            strcmp(e->name, "matmul_precision") == 0 || strcmp(e->name, "cudnn_tf32") == 0;
         e->present = e->present && !(precision && superseded);
     }
     for (size_t i = 0; i < sizeof(required) / sizeof(required[0]); i++) {
         if (!is_present(required[i])) {
-            PyErr_Format(PyExc_RuntimeError, "this torch does not show its state '%s'", required[i]);
+            PyErr_Format(PyExc_RuntimeError, "this torch does not show its state '%s'",
+                         required[i]);
             return -1;
         }
     }
@@ -345,7 +362,8 @@ same_mode(PyObject *a, PyObject *b)
     PyObject **da = _PyObject_GetDictPtr(a), **db = _PyObject_GetDictPtr(b), *x, *y;
     return da != NULL && db != NULL && *da != NULL && *db != NULL &&
            mj_dict_get(*da, torch.device_name, torch.device_hash, &x) == V_YES &&
-           mj_dict_get(*db, torch.device_name, torch.device_hash, &y) == V_YES && mj_value_eq(x, y) == V_YES;
+           mj_dict_get(*db, torch.device_name, torch.device_hash, &y) == V_YES &&
+           mj_value_eq(x, y) == V_YES;
 }
 
 static bool
@@ -367,7 +385,7 @@ static bool
 value_holds(const entry *e, PyObject *expected)
 {
     if (e->kind == K_STACK && expected != NULL && PyTuple_GET_SIZE(expected) == 0) {
-        return ((int64_t(*)(void))e->function)() == 0;
+        return ((int64_t (*)(void))e->function)() == 0;
     }
     PyObject *now = read_value(e);
     bool same = expected == now;
@@ -383,7 +401,8 @@ mj_state_check(const global_state *state)
 {
     for (int i = 0; i < state->n; i++) {
         const entry *e = state->item[i].entry;
-        bool same = is_number(e) ? read_number(e) == state->item[i].number : value_holds(e, state->item[i].value);
+        bool same = is_number(e) ? read_number(e) == state->item[i].number
+                                 : value_holds(e, state->item[i].value);
         if (!same) {
             return false;
         }
@@ -480,7 +499,8 @@ global_state_of(PyObject *module, PyObject *unused)
     for (int i = 0; dict != NULL && i < state->n; i++) {
         const entry *e = state->item[i].entry;
         PyObject *value = state->item[i].value;
-        value = is_number(e) ? PyLong_FromLongLong(state->item[i].number) : Py_NewRef(value != NULL ? value : mj_null);
+        value = is_number(e) ? PyLong_FromLongLong(state->item[i].number)
+                             : Py_NewRef(value != NULL ? value : mj_null);
         if (value == NULL || PyDict_SetItemString(dict, e->name, value) < 0) {
             Py_CLEAR(dict);
         }

@@ -1,12 +1,13 @@
-/* Guard programs: from tuples to instructions, with every static fact verified once so that the executor need not. */
+/* Guard programs: from tuples to instructions, with every static fact verified once so that the
+ * executor need not. */
 #include "guard.h"
 
 #include <structmember.h>
 
-/* Operands, in order: d slot written, s slot read, 2 second slot read, i index or count, o any object, n str,
- * k dict key, T type, K tuple, D dict, C code object, w weak reference, M member of __slots__, G C getset or member,
- * L tuple of slots, m tensor metadata, N class attributes, S type or slot that holds one, f set of primitive values,
- * g global state (optional), c C function. */
+/* Operands, in order: d slot written, s slot read, 2 second slot read, i index or count, o any
+ * object, n str, k dict key, T type, K tuple, D dict, C code object, w weak reference, M member of
+ * __slots__, G C getset or member, L tuple of slots, m tensor metadata, N class attributes, S type
+ * or slot that holds one, f set of primitive values, g global state (optional), c C function. */
 typedef struct {
     const char *name;
     const char *operands;
@@ -16,7 +17,6 @@ static const op_spec specs[G_COUNT] = {
     [G_ARG] = {"arg", "di"},
     [G_KWARG] = {"kwarg", "dn"},
     [G_ARGC] = {"argc", "iK"},
-    [G_KWARG_ORDER] = {"kwarg_order", "K"},
     [G_CONST] = {"const", "do"},
     [G_GLOBALS] = {"globals", "dD"},
     [G_WEAK] = {"weak", "dw"},
@@ -40,8 +40,6 @@ static const op_spec specs[G_COUNT] = {
     [G_TP_ATTR] = {"tp_attr", "dsn"},
     [G_GETATTR_C] = {"getattr_c", "dsG"},
     [G_WEAKREF_CALL] = {"weakref_call", "ds"},
-    [G_CONTEXT_VALUE] = {"context_value", "ds"},
-    [G_CONTEXT_UNSET] = {"context_unset", "s"},
     [G_IS] = {"is", "so"},
     [G_IS_NOT] = {"is_not", "so"},
     [G_TYPE_IS] = {"type_is", "sT"},
@@ -74,16 +72,16 @@ typedef struct {
     PyObject *tuple;
     Py_ssize_t index;
     guard_instr *in;
-    bool *defined;      /* by slot */
-    Py_ssize_t block;   /* instruction of the open dict_block, or -1 */
+    bool *defined;    /* by slot */
+    Py_ssize_t block; /* instruction of the open dict_block, or -1 */
     Py_ssize_t block_end;
 } parser;
 
 static int
 bad(const parser *p, const char *what)
 {
-    if (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_OverflowError) ||
-        PyErr_ExceptionMatches(PyExc_ValueError)) {
+    if (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_TypeError) ||
+        PyErr_ExceptionMatches(PyExc_OverflowError) || PyErr_ExceptionMatches(PyExc_ValueError)) {
         PyErr_Format(PyExc_ValueError, "instruction %zd (%s): %s", p->index,
                      p->in != NULL ? specs[p->in->op].name : "?", what);
     }
@@ -289,7 +287,8 @@ parse_operand(const parser *p, char kind, PyObject *item)
         return parse_slots(p, item);
     case 'm':
         in->u.meta = mj_meta_parse(item);
-        return in->u.meta != NULL ? 0 : bad(p, "expected tensor metadata as _C.tensor_meta gives it");
+        return in->u.meta != NULL ? 0
+                                  : bad(p, "expected tensor metadata as _C.tensor_meta gives it");
     case 'N':
         return parse_class_attributes(p, item);
     case 'f':
@@ -337,7 +336,9 @@ verify_in_block(const parser *p)
     case G_LEN:
         return in->src == block->src ? 0 : bad(p, "reads another object than its dict_block's");
     case G_TYPE_IS:
-        return class_is_fixed(in->obj) ? 0 : bad(p, "class may change without a new version of the dict");
+        return class_is_fixed(in->obj)
+                   ? 0
+                   : bad(p, "class may change without a new version of the dict");
     case G_IS:
     case G_IS_NOT:
     case G_EQ:

@@ -1,8 +1,9 @@
 /* Binding of the loaded torch: see guard_torch.h.
  *
- * The functions have C linkage in torch's stable shim (aoti_torch_*), or are exported C++ functions whose mangled name
- * includes their parameter types: a changed signature is another name and is not found.  Every measured offset is
- * verified against what Python says about tensors of many kinds; where that fails the slow public way is used.
+ * The functions have C linkage in torch's stable shim (aoti_torch_*), or are exported C++ functions
+ * whose mangled name includes their parameter types: a changed signature is another name and is not
+ * found.  Every measured offset is verified against what Python says about tensors of many kinds;
+ * where that fails the slow public way is used.
  */
 #define _GNU_SOURCE
 #include "guard_torch.h"
@@ -57,7 +58,8 @@ int
 mj_torch_slow_requires_grad(const torch_lib *l, PyObject *tensor)
 {
     PyObject *type = (PyObject *)Py_TYPE(tensor);
-    if (l->requires_grad_getset == NULL || (type != l->plain_types[0] && type != l->plain_types[1])) {
+    if (l->requires_grad_getset == NULL ||
+        (type != l->plain_types[0] && type != l->plain_types[1])) {
         return -1;
     }
     PyObject *value = l->requires_grad_getset->get(tensor, l->requires_grad_getset->closure);
@@ -126,7 +128,8 @@ static const char sample_source[] =
     "import torch, warnings\n"
     "from torch.utils._python_dispatch import _disable_current_modes\n"
     "def make():\n"
-    "    with (warnings.catch_warnings(), torch._C.DisableTorchFunction(), _disable_current_modes(),\n"
+    "    with (warnings.catch_warnings(), torch._C.DisableTorchFunction(), "
+    "_disable_current_modes(),\n"
     "          torch.inference_mode(False)):\n"
     "        warnings.simplefilter('ignore')\n"
     "        a = torch.zeros(2, 3)\n"
@@ -136,15 +139,21 @@ static const char sample_source[] =
     "            d = torch.zeros(7, dtype=torch.bfloat16)\n"
     "        with torch.enable_grad():\n"
     "            e = b.transpose(0, 2) * 2\n"
-    "        return [a, b, c, c.conj(), c.conj().imag, d, e, b.detach(), torch.zeros((), dtype=torch.int64),\n"
-    "                torch.zeros(1, 2, 1, 2, 1, 2, 1, dtype=torch.bool), torch.zeros(2, 3, device='meta'),\n"
-    "                torch.nn.Parameter(torch.zeros(9)), torch.eye(3).to_sparse(), torch.zeros(2, 0),\n"
+    "        return [a, b, c, c.conj(), c.conj().imag, d, e, b.detach(), torch.zeros((), "
+    "dtype=torch.int64),\n"
+    "                torch.zeros(1, 2, 1, 2, 1, 2, 1, dtype=torch.bool), torch.zeros(2, 3, "
+    "device='meta'),\n"
+    "                torch.nn.Parameter(torch.zeros(9)), torch.eye(3).to_sparse(), torch.zeros(2, "
+    "0),\n"
     "                torch.zeros(6, 5, 4, 3, 2).permute(4, 0, 2, 1, 3)]\n"
     "samples = make()\n"
-    "described = [(t._cdata, torch._C._dispatch_keys(t).raw_repr(), t.requires_grad, tuple(t.shape),\n"
-    "              tuple(t.stride()) if t.layout is torch.strided else None, t.element_size()) for t in samples]\n"
+    "described = [(t._cdata, torch._C._dispatch_keys(t).raw_repr(), t.requires_grad, "
+    "tuple(t.shape),\n"
+    "              tuple(t.stride()) if t.layout is torch.strided else None, t.element_size()) for "
+    "t in samples]\n"
     "refused = 0\n"
-    "for key in ('Python', 'PythonTLSSnapshot', 'NestedTensor', 'FuncTorchBatched', 'FuncTorchGradWrapper',\n"
+    "for key in ('Python', 'PythonTLSSnapshot', 'NestedTensor', 'FuncTorchBatched', "
+    "'FuncTorchGradWrapper',\n"
     "            'Functionalize'):\n"
     "    key = getattr(torch._C.DispatchKey, key, None)\n"
     "    if key is not None:\n"
@@ -185,7 +194,8 @@ same_ints(PyObject *tuple, const int64_t *values, int64_t n)
     return true;
 }
 
-/* The only offset in TensorImpl at which every sample has what is expected of it; -1 if there is none or several. */
+/* The only offset in TensorImpl at which every sample has what is expected of it; -1 if there is
+ * none or several. */
 static Py_ssize_t
 find_offset(PyObject *samples, PyObject *described, Py_ssize_t step,
             bool (*expected)(const char *address, void *handle, PyObject *described))
@@ -211,7 +221,8 @@ find_offset(PyObject *samples, PyObject *described, Py_ssize_t step,
 static bool
 is_keys(const char *address, void *handle, PyObject *described)
 {
-    return *(const uint64_t *)address == PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(described, 1));
+    return *(const uint64_t *)address ==
+           PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(described, 1));
 }
 
 static bool
@@ -244,7 +255,8 @@ is_dims(const char *address, void *handle, PyObject *described)
     if (n > INLINE_DIMS && (lib.sizes(handle, &shim) || raw_sizes != shim)) {
         return false;
     }
-    return same_ints(sizes, raw_sizes, n) && (strides == Py_None || same_ints(strides, raw_strides, n));
+    return same_ints(sizes, raw_sizes, n) &&
+           (strides == Py_None || same_ints(strides, raw_strides, n));
 }
 
 static void
@@ -254,7 +266,8 @@ find_impl_offsets(PyObject *samples, PyObject *described)
     lib.dims_offset = find_offset(samples, described, 8, is_dims);
     lib.dtype_offset = find_offset(samples, described, 2, is_dtype);
     lib.device_offset = find_offset(samples, described, 1, is_device);
-    lib.raw = lib.keys_offset >= 0 && lib.dims_offset >= 0 && lib.dtype_offset >= 0 && lib.device_offset >= 0;
+    lib.raw = lib.keys_offset >= 0 && lib.dims_offset >= 0 && lib.dtype_offset >= 0 &&
+              lib.device_offset >= 0;
 }
 
 /* The shim must agree with Python about every sample. */
@@ -264,11 +277,13 @@ verify_sample(PyObject *tensor, PyObject *described)
     void *handle = mj_torch_handle(&lib, tensor);
     int64_t n, *sizes, *strides;
     int32_t dtype;
-    if (lib.dim(handle, &n) || lib.sizes(handle, &sizes) || !same_ints(PyTuple_GET_ITEM(described, 3), sizes, n)) {
+    if (lib.dim(handle, &n) || lib.sizes(handle, &sizes) ||
+        !same_ints(PyTuple_GET_ITEM(described, 3), sizes, n)) {
         return false;
     }
     PyObject *expected = PyTuple_GET_ITEM(described, 4);
-    if (expected != Py_None && (lib.strides(handle, &strides) || !same_ints(expected, strides, n))) {
+    if (expected != Py_None &&
+        (lib.strides(handle, &strides) || !same_ints(expected, strides, n))) {
         return false;
     }
     if (lib.dtype(handle, &dtype) ||
@@ -313,7 +328,8 @@ measure(PyObject *names)
     }
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(samples); i++) {
         if (!verify_sample(PyList_GET_ITEM(samples, i), PyList_GET_ITEM(described, i))) {
-            PyErr_Format(PyExc_RuntimeError, "torch's C shim disagrees with Python about sample tensor %zd", i);
+            PyErr_Format(PyExc_RuntimeError,
+                         "torch's C shim disagrees with Python about sample tensor %zd", i);
             return -1;
         }
     }

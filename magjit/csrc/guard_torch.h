@@ -1,5 +1,6 @@
-/* The loaded torch, without its headers: functions of the stable C shim and a few exported C++ functions, found by
- * name in the libraries that the process has loaded, and two offsets that are measured and verified. */
+/* The loaded torch, without its headers: functions of the stable C shim and a few exported C++
+ * functions, found by name in the libraries that the process has loaded, and two offsets that are
+ * measured and verified. */
 #ifndef MAGJIT_GUARD_TORCH_H
 #define MAGJIT_GUARD_TORCH_H
 
@@ -20,19 +21,21 @@ typedef struct {
 
     Py_ssize_t tensor_offset; /* of at::Tensor in its Python object */
     Py_ssize_t keys_offset;   /* of the dispatch key set in TensorImpl, -1: unknown */
-    /* Of number of dimensions, dtype (16 bits) and device (type, index: 8 bits each) in TensorImpl; all or none. */
+    /* Of number of dimensions, dtype (16 bits) and device (type, index: 8 bits each) in TensorImpl;
+     * all or none. */
     bool raw;
     Py_ssize_t dims_offset, dtype_offset, device_offset;
-    uint64_t refused_keys;    /* keys with which reading sizes would run user code or is not defined */
-    PyTypeObject *tensor_type;     /* torch._C.TensorBase */
+    uint64_t refused_keys; /* keys with which reading sizes would run user code or is not defined */
+    PyTypeObject *tensor_type; /* torch._C.TensorBase */
     PyGetSetDef *requires_grad_getset;
-    PyObject *plain_types[2];      /* torch.Tensor, torch.nn.Parameter */
-    PyObject *dispatch_keys;       /* torch._C._dispatch_keys */
+    PyObject *plain_types[2]; /* torch.Tensor, torch.nn.Parameter */
+    PyObject *dispatch_keys;  /* torch._C._dispatch_keys */
 } torch_lib;
 
 /* NULL while torch is not imported or could not be bound; never sets an exception. */
 const torch_lib *mj_torch(void);
-/* The same, after one more attempt if torch was imported since; NULL with an exception set if it cannot be bound. */
+/* The same, after one more attempt if torch was imported since; NULL with an exception set if it
+ * cannot be bound. */
 const torch_lib *mj_torch_bind(void);
 
 /* An exported function of torch's libraries, or NULL; only after binding. */

@@ -1,7 +1,8 @@
 /* Guards on class attributes: what a look-up in the class and its bases finds is unchanged.
  *
- * A type's version tag is unique and changes with every change of the type or of one of its bases, so one compare
- * answers for all names; the look-ups are made again only when the tag is another one.
+ * A type's version tag is unique and changes with every change of the type or of one of its bases,
+ * so one compare answers for all names; the look-ups are made again only when the tag is another
+ * one.
  */
 #include "guard.h"
 
@@ -39,7 +40,8 @@ mj_type_names_new(PyObject *pairs)
     }
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *pair = PyTuple_GET_ITEM(pairs, i);
-        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2 || !PyUnicode_CheckExact(PyTuple_GET_ITEM(pair, 0))) {
+        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2 ||
+            !PyUnicode_CheckExact(PyTuple_GET_ITEM(pair, 0))) {
             mj_type_names_free(names);
             return NULL;
         }

@@ -1,7 +1,7 @@
 /* Comparisons and look-ups that never run user code.
  *
- * dict look-ups of CPython call __eq__ of stored keys whose hash collides; here such a key makes the answer
- * V_UNKNOWN, which fails the guard.
+ * dict look-ups of CPython call __eq__ of stored keys whose hash collides; here such a key makes
+ * the answer V_UNKNOWN, which fails the guard.
  */
 #define Py_BUILD_CORE 1
 #include "guard.h"
@@ -86,7 +86,8 @@ value_eq(PyObject *a, PyObject *b, int depth)
     if (type != Py_TYPE(b)) {
         return V_NO;
     }
-    if (type == &PyLong_Type || type == &PyUnicode_Type || type == &PyBytes_Type || type == torch_device_type) {
+    if (type == &PyLong_Type || type == &PyUnicode_Type || type == &PyBytes_Type ||
+        type == torch_device_type) {
         return richcompare_eq(type, a, b);
     }
     if (type == &PyFloat_Type) {
@@ -164,7 +165,8 @@ entry_value(PyDictObject *d, Py_ssize_t ix)
         return d->ma_values->values[ix];
     }
     PyDictKeysObject *keys = d->ma_keys;
-    return DK_IS_UNICODE(keys) ? DK_UNICODE_ENTRIES(keys)[ix].me_value : DK_ENTRIES(keys)[ix].me_value;
+    return DK_IS_UNICODE(keys) ? DK_UNICODE_ENTRIES(keys)[ix].me_value
+                               : DK_ENTRIES(keys)[ix].me_value;
 }
 
 /* The probe sequence of dictobject.c, without its calls of __eq__. */
@@ -181,13 +183,15 @@ probe(PyDictObject *d, PyObject *key, Py_hash_t hash, PyObject **value)
             return V_NO;
         }
         if (ix >= 0) {
-            PyObject *stored = unicode ? DK_UNICODE_ENTRIES(keys)[ix].me_key : DK_ENTRIES(keys)[ix].me_key;
+            PyObject *stored =
+                unicode ? DK_UNICODE_ENTRIES(keys)[ix].me_key : DK_ENTRIES(keys)[ix].me_key;
             verdict v = V_NO;
             if (stored == key) {
                 v = V_YES;
             }
             else if (stored != NULL) {
-                Py_hash_t h = unicode ? ((PyASCIIObject *)stored)->hash : DK_ENTRIES(keys)[ix].me_hash;
+                Py_hash_t h =
+                    unicode ? ((PyASCIIObject *)stored)->hash : DK_ENTRIES(keys)[ix].me_hash;
                 v = h == hash ? key_eq(stored, key) : V_NO;
             }
             if (v != V_NO) {
@@ -213,8 +217,8 @@ mj_dict_get(PyObject *dict, PyObject *key, Py_hash_t hash, PyObject **value)
 
 /* ---- order of keys ---- */
 
-/* The order of an OrderedDict is in a linked list of its own (Objects/odictobject.c, the same in 3.11 to 3.13);
- * mj_value_init verifies the layout. */
+/* The order of an OrderedDict is in a linked list of its own (Objects/odictobject.c, the same
+ * in 3.11 to 3.13); mj_value_init verifies the layout. */
 typedef struct odict_node {
     PyObject *key;
     Py_hash_t hash;
@@ -343,11 +347,13 @@ move_to_end(PyObject *od, PyObject *key)
     return result != NULL;
 }
 
-/* Make an OrderedDict whose own order differs from that of the dict below it, and see that we read the former. */
+/* Make an OrderedDict whose own order differs from that of the dict below it, and see that we read
+ * the former. */
 static int
 verify_odict(void)
 {
-    PyObject *od = PyODict_New(), *key = PyUnicode_FromString("a"), *other = PyUnicode_FromString("b");
+    PyObject *od = PyODict_New(), *key = PyUnicode_FromString("a"),
+             *other = PyUnicode_FromString("b");
     int status = -1;
     if (od == NULL || key == NULL || other == NULL || PyODict_SetItem(od, key, Py_None) < 0 ||
         PyODict_SetItem(od, other, Py_None) < 0) {
@@ -360,10 +366,12 @@ verify_odict(void)
         goto done;
     }
     size_t between = large ? o->state : 0;
-    odict_known = large && before != between && o->first != NULL && o->first->key == other && o->last != NULL &&
-                  o->last->key == key && o->first->next == o->last && o->last->next == NULL;
+    odict_known = large && before != between && o->first != NULL && o->first->key == other &&
+                  o->last != NULL && o->last->key == key && o->first->next == o->last &&
+                  o->last->next == NULL;
     status = move_to_end(od, other) ? 0 : -1;
-    odict_known = odict_known && o->state != between && o->first->key == key && o->last->key == other;
+    odict_known =
+        odict_known && o->state != between && o->first->key == key && o->last->key == other;
 done:
     Py_XDECREF(other);
     Py_XDECREF(key);

@@ -2,9 +2,10 @@
  *
  *     meta := (type, dtype, device_type, device_index, sizes, strides | None, requires_grad, keys)
  *
- * dtype, device_type and device_index are torch's own numbers, keys the raw dispatch key set, which says layout,
- * conjugation, negation, inference mode and subclass hooks.  sizes and strides may have None for a free dimension;
- * requires_grad None is not compared.  A tensor whose metadata only user code knows (a subclass with
+ * dtype, device_type and device_index are torch's own numbers, keys the raw dispatch key set, which
+ * says layout, conjugation, negation, inference mode and subclass hooks.  sizes and strides may
+ * have None for a free dimension; requires_grad None is not compared.  A tensor whose metadata only
+ * user code knows (a subclass with
  * __torch_dispatch__, a nested tensor, one inside vmap or grad) has none.
  */
 #include "guard_torch.h"
@@ -15,7 +16,7 @@ struct tensor_meta {
     PyObject *type;
     uint64_t keys;
     int32_t dtype, device_type, device_index;
-    uint16_t device; /* type and index as TensorImpl has them */
+    uint16_t device;      /* type and index as TensorImpl has them */
     int8_t requires_grad; /* -1: any */
     bool has_strides;
     int64_t ndim;
@@ -48,7 +49,8 @@ keys_of(const torch_lib *lib, PyObject *tensor, const char *impl, uint64_t *keys
 static inline int
 requires_grad_of(const torch_lib *lib, PyObject *tensor, const char *impl)
 {
-    return lib->requires_grad != NULL ? lib->requires_grad(impl) : mj_torch_slow_requires_grad(lib, tensor);
+    return lib->requires_grad != NULL ? lib->requires_grad(impl)
+                                      : mj_torch_slow_requires_grad(lib, tensor);
 }
 
 static bool
@@ -56,13 +58,15 @@ shim_matches(const torch_lib *lib, const tensor_meta *meta, void *handle)
 {
     int32_t dtype, device_type, device_index;
     int64_t n, *dims;
-    if (lib->dtype(handle, &dtype) || dtype != meta->dtype || lib->device_type(handle, &device_type) ||
-        device_type != meta->device_type || lib->device_index(handle, &device_index) ||
-        device_index != meta->device_index || lib->dim(handle, &n) || n != meta->ndim || lib->sizes(handle, &dims) ||
+    if (lib->dtype(handle, &dtype) || dtype != meta->dtype ||
+        lib->device_type(handle, &device_type) || device_type != meta->device_type ||
+        lib->device_index(handle, &device_index) || device_index != meta->device_index ||
+        lib->dim(handle, &n) || n != meta->ndim || lib->sizes(handle, &dims) ||
         !dims_match(meta->dims, dims, n)) {
         return false;
     }
-    return !meta->has_strides || (!lib->strides(handle, &dims) && dims_match(meta->dims + n, dims, n));
+    return !meta->has_strides ||
+           (!lib->strides(handle, &dims) && dims_match(meta->dims + n, dims, n));
 }
 
 static inline bool
@@ -75,7 +79,8 @@ raw_matches(const torch_lib *lib, const tensor_meta *meta, const char *impl)
         return false;
     }
     mj_torch_raw_dims(impl + lib->dims_offset, &n, &sizes, &strides);
-    return n == meta->ndim && dims_match(meta->dims, sizes, n) && dims_match(meta->dims + n, strides, n);
+    return n == meta->ndim && dims_match(meta->dims, sizes, n) &&
+           dims_match(meta->dims + n, strides, n);
 }
 
 bool
@@ -92,9 +97,11 @@ mj_meta_check(const tensor_meta *meta, PyObject *tensor)
         return false;
     }
     /* Strided tensors keep their sizes and strides in the TensorImpl. */
-    bool same = lib->raw && meta->has_strides ? raw_matches(lib, meta, impl)
-                                              : shim_matches(lib, meta, mj_torch_handle(lib, tensor));
-    return same && (meta->requires_grad < 0 || requires_grad_of(lib, tensor, impl) == meta->requires_grad);
+    bool same = lib->raw && meta->has_strides
+                    ? raw_matches(lib, meta, impl)
+                    : shim_matches(lib, meta, mj_torch_handle(lib, tensor));
+    return same &&
+           (meta->requires_grad < 0 || requires_grad_of(lib, tensor, impl) == meta->requires_grad);
 }
 
 /* ---- from and to tuples ---- */
@@ -128,14 +135,16 @@ fill_meta(tensor_meta *meta, PyObject *tuple, const torch_lib *lib)
 {
     PyObject *type = PyTuple_GET_ITEM(tuple, 0), *strides = PyTuple_GET_ITEM(tuple, 5);
     PyObject *requires_grad = PyTuple_GET_ITEM(tuple, 6), *keys = PyTuple_GET_ITEM(tuple, 7);
-    if (!PyType_Check(type) || !PyType_IsSubtype((PyTypeObject *)type, lib->tensor_type) || !PyLong_Check(keys)) {
+    if (!PyType_Check(type) || !PyType_IsSubtype((PyTypeObject *)type, lib->tensor_type) ||
+        !PyLong_Check(keys)) {
         return false;
     }
     meta->type = Py_NewRef(type);
     meta->keys = PyLong_AsUnsignedLongLongMask(keys);
     meta->has_strides = strides != Py_None;
     meta->requires_grad = requires_grad == Py_None ? -1 : requires_grad == Py_True;
-    bool ok = (requires_grad == Py_None || PyBool_Check(requires_grad)) && !(meta->keys & lib->refused_keys) &&
+    bool ok = (requires_grad == Py_None || PyBool_Check(requires_grad)) &&
+              !(meta->keys & lib->refused_keys) &&
               parse_int32(PyTuple_GET_ITEM(tuple, 1), &meta->dtype) &&
               parse_int32(PyTuple_GET_ITEM(tuple, 2), &meta->device_type) &&
               parse_int32(PyTuple_GET_ITEM(tuple, 3), &meta->device_index) &&
@@ -216,7 +225,8 @@ tensor_meta_of(PyObject *module, PyObject *tensor)
         return NULL;
     }
     if (!PyObject_TypeCheck(tensor, lib->tensor_type)) {
-        PyErr_Format(PyExc_TypeError, "expected a torch.Tensor, not %.100s", Py_TYPE(tensor)->tp_name);
+        PyErr_Format(PyExc_TypeError, "expected a torch.Tensor, not %.100s",
+                     Py_TYPE(tensor)->tp_name);
         return NULL;
     }
     const char *impl = mj_torch_impl(lib, tensor);
@@ -232,8 +242,8 @@ tensor_meta_of(PyObject *module, PyObject *tensor)
     int32_t dtype, device_type, device_index, layout;
     int64_t n, *dims;
     if (requires_grad < 0 || lib->dtype(handle, &dtype) || lib->device_type(handle, &device_type) ||
-        lib->device_index(handle, &device_index) || lib->layout(handle, &layout) || lib->dim(handle, &n) ||
-        lib->sizes(handle, &dims)) {
+        lib->device_index(handle, &device_index) || lib->layout(handle, &layout) ||
+        lib->dim(handle, &n) || lib->sizes(handle, &dims)) {
         return refuse("torch's C shim cannot read it");
     }
     PyObject *sizes = dims_tuple(dims, n), *strides = Py_NewRef(Py_None);
@@ -245,8 +255,8 @@ tensor_meta_of(PyObject *module, PyObject *tensor)
         Py_XDECREF(strides);
         return NULL;
     }
-    return Py_BuildValue("(OiiiNNOK)", Py_TYPE(tensor), dtype, device_type, device_index, sizes, strides,
-                         requires_grad ? Py_True : Py_False, (unsigned long long)keys);
+    return Py_BuildValue("(OiiiNNOK)", Py_TYPE(tensor), dtype, device_type, device_index, sizes,
+                         strides, requires_grad ? Py_True : Py_False, (unsigned long long)keys);
 }
 
 /* ---- overlap ---- */
@@ -264,8 +274,9 @@ mj_tensor_range(PyObject *tensor, uintptr_t *first, uintptr_t *last)
     int32_t dtype, layout;
     int64_t n, *sizes, *strides, *data, extent = 1;
     if (impl == NULL || !keys_of(lib, tensor, impl, &keys) || (keys & lib->refused_keys) ||
-        lib->layout(handle, &layout) || layout != 0 || lib->dim(handle, &n) || lib->sizes(handle, &sizes) ||
-        lib->strides(handle, &strides) || lib->dtype(handle, &dtype)) {
+        lib->layout(handle, &layout) || layout != 0 || lib->dim(handle, &n) ||
+        lib->sizes(handle, &sizes) || lib->strides(handle, &strides) ||
+        lib->dtype(handle, &dtype)) {
         return false;
     }
     *first = *last = 0;
@@ -313,9 +324,11 @@ tensor_relation(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"tensor_meta", tensor_meta_of, METH_O, "tensor_meta(tensor): the metadata as a guard program compares it"},
+    {"tensor_meta", tensor_meta_of, METH_O,
+     "tensor_meta(tensor): the metadata as a guard program compares it"},
     {"tensor_relation", tensor_relation, METH_VARARGS,
-     "tensor_relation(a, b): None if they share no byte, else the distance in bytes from a's first element to b's"},
+     "tensor_relation(a, b): None if they share no byte, else the distance in bytes from a's first "
+     "element to b's"},
     {NULL},
 };
 
