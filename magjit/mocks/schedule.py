@@ -16,7 +16,7 @@ from magjit.mocks.recipes import Fill, Make, SetState, get_dict, state_steps
 _ON_STACK, _DONE = 1, 2
 
 
-class Cycle(Exception):  # noqa: N818 - it says what was found
+class Cycle(Exception):
     """A cycle of references through objects that all need their contents to be made."""
 
     def __init__(self, index: int) -> None:
