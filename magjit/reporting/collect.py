@@ -9,14 +9,13 @@ from typing import Any
 
 from magjit.annotations import missing_entry, qualified_name
 from magjit.errors import Location
-from magjit.guards.plan import Check
 from magjit.monitor.operator_graph import Operator, OperatorGraph, ValueRef
 from magjit.monitor.operator_graph import qualified_name as operator_name
 from magjit.records import Captured, SplitPoint
 from magjit.refgraph import relations as r
-from magjit.refgraph.nodes import ABSENT, Edge, Leaf, Target
-from magjit.reporting.content import Content, Function, GuardLine, OperatorCall, Split
+from magjit.reporting.content import Content, Function, OperatorCall, Split
 from magjit.reporting.effects import effect_text
+from magjit.reporting.guard_lines import guard_lines
 from magjit.reporting.objects import object_views, tensor_text
 from magjit.reporting.places import (
     Places,
@@ -38,7 +37,7 @@ def collect(captured: Captured, content: Content) -> None:
     content.refgraph_text = str(captured.refgraph)
     content.side_effects += _tensor_changes(captured, places)
     if captured.guard_plan is not None:
-        content.guard_lines += _guards(captured, places)
+        content.guard_lines += guard_lines(captured, places)
         content.guards += Counter(line.kind for line in content.guard_lines)
     if captured.mock_plan is not None:
         plan = captured.mock_plan
@@ -166,75 +165,3 @@ def _functions(captured: Captured) -> list[Function]:
 
 def _codes_of(graph: OperatorGraph) -> Sequence[types.CodeType]:
     return [op.code for op in graph.operators if op.code is not None]
-
-
-# -- guards -------------------------------------------------------------------------------------
-
-
-_BACKEND_ORIGIN = "the backend's guard: "
-
-
-def _guards(captured: Captured, places: Places) -> list[GuardLine]:
-    plan = captured.guard_plan
-    assert plan is not None
-    graph = captured.refgraph
-    keywords = f" and keywords {', '.join(plan.keywords)}" if plan.keywords else ""
-    lines = [GuardLine("Call", f"{plan.argument_count} positional arguments{keywords}")]
-    for check in plan.checks:
-        if isinstance(check.relation, r.Root):
-            continue  # the same object at every call: nothing to check
-        text = _guard_text(captured, places, check)
-        lines.append(GuardLine(type(check.relation).__name__, text))
-    tensors = set(plan.tensors)
-    for node in plan.nodes:
-        if node.node_id not in tensors:
-            text = f"type({places.path(node.node_id)}) is {type(node.obj).__qualname__}"
-            lines.append(GuardLine("Type", text))
-    for node_id in plan.tensors:
-        tensor = graph.nodes[node_id].obj
-        lines.append(GuardLine("Tensor", f"{places.path(node_id)}: {tensor_text(tensor)}"))
-    for group in plan.distinct:
-        names = [places.path(node_id) for node_id in group]
-        text = f"different objects: {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}"
-        lines.append(GuardLine("Distinct", text))
-    if plan.mutates and len(plan.tensors) > 1:
-        lines.append(GuardLine("Overlap", "no two of the graph's inputs share memory"))
-    lines.append(GuardLine("GlobalState", "torch's global state: grad mode, autocast, defaults"))
-    if captured.record is not None:
-        stated = [text for text in captured.record.origins if text.startswith(_BACKEND_ORIGIN)]
-        texts = dict.fromkeys(origin.removeprefix(_BACKEND_ORIGIN) for origin in stated)
-        lines += [GuardLine("Backend", text) for text in texts]
-    return lines
-
-
-def _guard_text(captured: Captured, places: Places, check: Check) -> str:
-    path = places.path(check.node_id)
-    target = check.target
-    found = not isinstance(target, Leaf) or target.value is not ABSENT
-    match check.relation:
-        case r.Length():
-            return f"len({path}) {_target(places, target)}"
-        case r.Keys():
-            return f"keys of {path} {_target(places, target)}"
-        case r.Members():
-            return f"members of {path} {_target(places, target)}"
-        case r.Code():
-            return f"{path} has {_target(places, target).removeprefix('is ')}"
-        case r.Has(key=key):
-            return f"{path} has {'' if found else 'no '}{short(key.key)}"
-        case r.Item(key=key) if not found:
-            return f"{path} has no {short(key.key)}"
-    edge = places.edge(check.node_id, check.relation)
-    if isinstance(target, Edge):
-        node = captured.refgraph.nodes[target.node_id]
-        if not node.fixed and node.parent == check.node_id and node.relation == check.relation:
-            return f"{edge} is there"
-    return f"{edge} {_target(places, target)}"
-
-
-def _target(places: Places, target: Target) -> str:
-    if isinstance(target, Edge):
-        return f"is {places.path(target.node_id)}"
-    if target.value is ABSENT:
-        return "is not there"
-    return f"{'is' if target.identity else '=='} {short(target.value)}"

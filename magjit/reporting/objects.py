@@ -134,7 +134,7 @@ def _facts(places: Places, node: ShadowNode) -> list[str]:
 
 def _fact_name(relation: r.Relation, node: ShadowNode) -> str:
     match relation:
-        case r.Length() | r.Keys() | r.Members():
+        case r.Length() | r.Keys() | r.Members() | r.NonEmpty() | r.TypeIs():
             return type(relation).__name__.lower()
         case r.Item(key=key) | r.Has(key=key) if isinstance(
             node.relation, (r.InstanceDict, r.ModuleDict)

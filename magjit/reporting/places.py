@@ -130,9 +130,11 @@ def step(relation: r.Relation, owner: Any) -> str:
             return f".{name}"
         case r.SlotOf(descriptor=descriptor) | r.CAttr(descriptor=descriptor):
             return f".{descriptor.__name__}"
+        case r.CResult(descriptor=descriptor):
+            return f".{descriptor.__name__}()"
         case r.Closure(index=index):
-            code = getattr(owner, "__code__", None)
-            return f".<{code.co_freevars[index]}>" if code is not None else f".<cell {index}>"
+            names = owner.__code__.co_freevars if isinstance(owner, types.FunctionType) else ()
+            return f".<{names[index]}>" if index < len(names) else f".<cell {index}>"
         case r.Cell():
             return ""
         case _:
@@ -146,6 +148,7 @@ _STEPS: dict[type[r.Relation], str] = {
     r.MethodFunc: ".__func__",
     r.MethodSelf: ".__self__",
     r.Referent: "()",
+    r.ContextValue: ".get()",
 }
 
 
