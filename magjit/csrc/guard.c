@@ -3,6 +3,72 @@
 
 #include <structmember.h>
 
+/* ---- what a program owns ---- */
+
+static void
+free_code(guard_program *program)
+{
+    guard_instr *code = program->code;
+    Py_ssize_t n = program->n_instrs;
+    program->code = NULL;
+    program->n_instrs = 0;
+    for (Py_ssize_t i = 0; code != NULL && i < n; i++) {
+        guard_instr *in = &code[i];
+        switch (in->op) {
+        case G_DISTINCT:
+        case G_NO_OVERLAP:
+            PyMem_Free(in->u.slots);
+            break;
+        case G_TP_NAMES:
+            mj_type_names_free(in->u.names);
+            break;
+        case G_TENSOR:
+            mj_meta_free(in->u.meta);
+            break;
+        case G_GLOBAL_STATE:
+            mj_state_free(in->u.state);
+            break;
+        case G_PYEQ:
+            Py_XDECREF(in->u.obj2);
+            break;
+        default:
+            break;
+        }
+        Py_XDECREF(in->obj);
+    }
+    PyMem_Free(code);
+}
+
+static int
+traverse_code(guard_program *program, visitproc visit, void *arg)
+{
+    for (Py_ssize_t i = 0; program->code != NULL && i < program->n_instrs; i++) {
+        guard_instr *in = &program->code[i];
+        Py_VISIT(in->obj);
+        int status = 0;
+        switch (in->op) {
+        case G_TP_NAMES:
+            status = mj_type_names_traverse(in->u.names, visit, arg);
+            break;
+        case G_TENSOR:
+            status = mj_meta_traverse(in->u.meta, visit, arg);
+            break;
+        case G_GLOBAL_STATE:
+            status = mj_state_traverse(in->u.state, visit, arg);
+            break;
+        case G_PYEQ:
+            Py_VISIT(in->u.obj2);
+            break;
+        default:
+            break;
+        }
+        if (status != 0) {
+            return status;
+        }
+    }
+    return 0;
+}
+
 /* ---- one evaluation ---- */
 
 static bool
@@ -237,13 +303,13 @@ program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static int
 program_traverse(PyObject *self, visitproc visit, void *arg)
 {
-    return mj_guard_traverse_code((guard_program *)self, visit, arg);
+    return traverse_code((guard_program *)self, visit, arg);
 }
 
 static void
 program_free(guard_program *p)
 {
-    mj_guard_free_code(p);
+    free_code(p);
     mj_fast_free(p->fast);
     p->fast = NULL;
     PyMem_Free(p->slots);
@@ -316,7 +382,7 @@ PyTypeObject mj_program_type = {
 int
 mj_init_guard(PyObject *module)
 {
-    if (mj_value_init() < 0 || mj_guard_exec_init() < 0 || mj_init_tensor_meta(module) < 0 ||
+    if (mj_value_init() < 0 || mj_guard_fetch_init() < 0 || mj_init_tensor_meta(module) < 0 ||
         mj_init_global_state(module) < 0) {
         return -1;
     }

@@ -24,7 +24,6 @@ typedef enum {
     G_ARG,
     G_KWARG,
     G_ARGC,
-    G_KWARG_ORDER,
     G_CONST,
     G_GLOBALS,
     G_WEAK,
@@ -49,8 +48,6 @@ typedef enum {
     G_TP_ATTR,
     G_GETATTR_C,
     G_WEAKREF_CALL,
-    G_CONTEXT_VALUE,
-    G_CONTEXT_UNSET,
     /* checks */
     G_IS,
     G_IS_NOT,
@@ -156,7 +153,7 @@ void mj_program_leave(guard_run *run);
 /* guard_exec.c: index of the first failing instruction, or -1. */
 Py_ssize_t mj_guard_execute(guard_run *run, Py_ssize_t from, Py_ssize_t to);
 
-int mj_guard_exec_init(void);
+int mj_guard_fetch_init(void);
 /* What to store as the version of a block that held; 0 if the version would not show every change.
  */
 uint64_t mj_block_version(const guard_instr *block, PyObject *dict);
@@ -172,9 +169,6 @@ PyObject *mj_fast_describe(const fast_path *fast);
 
 /* guard_parse.c */
 int mj_guard_parse(guard_program *program, PyObject *instrs);
-void mj_guard_free_code(guard_program *program);
-int mj_guard_traverse_code(guard_program *program, visitproc visit, void *arg);
-const char *mj_guard_op_name(int op);
 
 /* guard_value.c: comparisons and look-ups that never run user code. */
 /* Same exact type and same value; V_UNKNOWN for types whose comparison is not known to be free of

@@ -1,44 +1,15 @@
-/* Global state of torch that decides which graph a program would have.
+/* Global state of torch that decides which graph a program would have: what it consists of, and how
+ * each entry is read.
  *
- *     state := {name: value}
- *
- * Each entry is read by an exported function of torch's libraries where there is one (1 to 3 ns),
- * else by a function of torch._C, called directly through its method definition, or is a variable
- * of a module.  Nothing here runs user code; modes are compared by identity, except the one of
- * torch.device contexts, which is made anew for each `with` and compared by its device.
+ * By an exported function of torch's libraries where there is one (1 to 3 ns), else by a function of
+ * torch._C, called directly through its method definition, or it is a variable of a module.  Nothing
+ * here runs user code.
  */
-#include "guard_torch.h"
+#include "guard_state.h"
 
-typedef struct entry entry;
-
-typedef enum {
-    K_BYTE,      /* exported function -> bool or 8-bit enum; its argument, if any, is the Context */
-    K_INT,       /* the same, 32 bits */
-    K_PRECISION, /* Context::float32Precision(backend, operation) */
-    K_AUTOCAST,  /* dtype while enabled for a device type, else -1 */
-    K_TLS_KEY,   /* whether a dispatch key is included for this thread */
-    K_CALL,      /* function of torch._C */
-    K_VARIABLE,  /* variable of a module */
-    K_STACK,     /* stack of modes, as a tuple */
-    K_LEVEL,     /* innermost functorch level, or None */
-} entry_kind;
-
-struct entry {
-    const char *name;
-    entry_kind kind;
-    const char *symbol; /* exported function, or NULL */
-    const char *module; /* where the Python function or variable is */
-    const char *attribute;
-    int first, second; /* arguments */
-    void *function;
-    PyObject *object; /* the Python function, or the dict that holds the variable */
-    PyObject *key;
-    Py_hash_t hash;
-    bool present;
-};
-
+#define CONTEXT_PREFIX "_ZNK2at7Context"
 #define CONTEXT(name, symbol, attribute) \
-    {name, K_BYTE, "_ZNK2at7Context" symbol "Ev", "torch._C", attribute}
+    {name, K_BYTE, CONTEXT_PREFIX symbol "Ev", "torch._C", attribute}
 #define CALL(name, attribute) {name, K_CALL, NULL, "torch._C", attribute}
 #define VARIABLE(name, module, attribute) {name, K_VARIABLE, NULL, module, attribute}
 #define PRECISION_SYMBOL "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE"
@@ -107,14 +78,9 @@ static entry entries[] = {
 
 enum { N_ENTRIES = sizeof(entries) / sizeof(entries[0]) };
 
-struct global_state {
-    int n;
-    struct {
-        const entry *entry;
-        int64_t number;
-        PyObject *value; /* of the kinds that are not numbers; NULL: not known then */
-    } item[N_ENTRIES];
-};
+const entry *const mj_entries = entries;
+const int mj_n_entries = N_ENTRIES;
+PyObject *mj_device_context_type;
 
 static struct {
     bool ready;
@@ -123,20 +89,12 @@ static struct {
     int8_t (*autocast_dtype)(int8_t device_type);
     bool (*key_included)(uint16_t key);
     int tracer_key, functorch_key;
-    PyObject *device_context, *device_name;
-    Py_hash_t device_hash;
 } torch;
 
 /* ---- readers ---- */
 
-static inline bool
-is_number(const entry *e)
-{
-    return e->kind <= K_TLS_KEY && (e->function != NULL || e->object == NULL);
-}
-
-static int64_t
-read_number(const entry *e)
+int64_t
+mj_entry_number(const entry *e)
 {
     switch (e->kind) {
     case K_BYTE:
@@ -181,9 +139,14 @@ read_stack(const entry *e)
     return modes;
 }
 
-/* New reference; NULL without an exception if torch does not tell. */
-static PyObject *
-read_value(const entry *e)
+bool
+mj_entry_stack_is_empty(const entry *e)
+{
+    return ((int64_t (*)(void))e->function)() == 0;
+}
+
+PyObject *
+mj_entry_value(const entry *e)
 {
     PyObject *value = NULL;
     if (e->kind == K_VARIABLE) {
@@ -236,7 +199,10 @@ prepare_function(entry *e)
             torch.key_included != NULL && torch.tracer_key >= 0 ? (void *)torch.key_included : NULL;
     }
     else {
-        e->function = e->symbol != NULL ? mj_torch_symbol(e->symbol) : NULL;
+        bool method = e->symbol != NULL &&
+                      strncmp(e->symbol, CONTEXT_PREFIX, sizeof(CONTEXT_PREFIX) - 1) == 0;
+        bool usable = e->symbol != NULL && (!method || torch.context != NULL);
+        e->function = usable ? mj_torch_symbol(e->symbol) : NULL;
     }
     bool callable = e->object != NULL && PyCFunction_CheckExact(e->object);
     if (e->kind == K_STACK) {
@@ -245,7 +211,8 @@ prepare_function(entry *e)
     }
     if (e->function != NULL && callable && e->kind < K_CALL) {
         PyObject *value = call_function(e->object);
-        if (value != NULL && PyLong_Check(value) && PyLong_AsLongLong(value) != read_number(e)) {
+        if (value != NULL && PyLong_Check(value) &&
+            PyLong_AsLongLong(value) != mj_entry_number(e)) {
             e->function = NULL;
         }
         Py_XDECREF(value);
@@ -290,9 +257,7 @@ prepare_library(void)
     if (torch.functorch_key < 0) {
         torch.key_included = NULL;
     }
-    torch.device_context = attribute_of("torch.utils._device", "DeviceContext");
-    torch.device_name = PyUnicode_InternFromString("device");
-    torch.device_hash = torch.device_name != NULL ? PyObject_Hash(torch.device_name) : -1;
+    mj_device_context_type = attribute_of("torch.utils._device", "DeviceContext");
 }
 
 static const char *const required[] = {"grad_mode",       "inference_mode", "autocast_cpu",
@@ -310,9 +275,8 @@ is_present(const char *name)
     return false;
 }
 
-/* Once torch is there; -1 with an exception if it is not. */
-static int
-prepare(void)
+int
+mj_entries_prepare(void)
 {
     if (mj_torch_bind() == NULL) {
         return -1;
@@ -330,7 +294,7 @@ prepare(void)
         else if (e->kind == K_AUTOCAST) {
             prepare_autocast(e);
         }
-        else if (torch.context != NULL || e->kind != K_PRECISION) {
+        else {
             prepare_function(e);
         }
         bool superseded =
@@ -346,178 +310,4 @@ prepare(void)
     }
     torch.ready = true;
     return 0;
-}
-
-/* ---- comparison ---- */
-
-static bool
-same_mode(PyObject *a, PyObject *b)
-{
-    if (a == b) {
-        return true;
-    }
-    if ((PyObject *)Py_TYPE(a) != torch.device_context || Py_TYPE(a) != Py_TYPE(b)) {
-        return false;
-    }
-    PyObject **da = _PyObject_GetDictPtr(a), **db = _PyObject_GetDictPtr(b), *x, *y;
-    return da != NULL && db != NULL && *da != NULL && *db != NULL &&
-           mj_dict_get(*da, torch.device_name, torch.device_hash, &x) == V_YES &&
-           mj_dict_get(*db, torch.device_name, torch.device_hash, &y) == V_YES &&
-           mj_value_eq(x, y) == V_YES;
-}
-
-static bool
-same_modes(PyObject *expected, PyObject *now)
-{
-    Py_ssize_t n = PyTuple_GET_SIZE(expected);
-    if (n != PyTuple_GET_SIZE(now)) {
-        return false;
-    }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        if (!same_mode(PyTuple_GET_ITEM(expected, i), PyTuple_GET_ITEM(now, i))) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool
-value_holds(const entry *e, PyObject *expected)
-{
-    if (e->kind == K_STACK && expected != NULL && PyTuple_GET_SIZE(expected) == 0) {
-        return ((int64_t (*)(void))e->function)() == 0;
-    }
-    PyObject *now = read_value(e);
-    bool same = expected == now;
-    if (!same && expected != NULL && now != NULL) {
-        same = e->kind == K_STACK ? same_modes(expected, now) : mj_value_eq(expected, now) == V_YES;
-    }
-    Py_XDECREF(now);
-    return same;
-}
-
-bool
-mj_state_check(const global_state *state)
-{
-    for (int i = 0; i < state->n; i++) {
-        const entry *e = state->item[i].entry;
-        bool same = is_number(e) ? read_number(e) == state->item[i].number
-                                 : value_holds(e, state->item[i].value);
-        if (!same) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* ---- capture, and to and from dicts ---- */
-
-static bool
-take_given(global_state *state, const entry *e, PyObject *value)
-{
-    int64_t number = 0;
-    if (is_number(e)) {
-        if (!PyLong_Check(value)) {
-            return false;
-        }
-        number = PyLong_AsLongLong(value);
-    }
-    else if (e->kind == K_STACK && !PyTuple_CheckExact(value)) {
-        return false;
-    }
-    state->item[state->n].entry = e;
-    state->item[state->n].number = number;
-    state->item[state->n].value = is_number(e) || value == mj_null ? NULL : Py_NewRef(value);
-    state->n++;
-    return true;
-}
-
-static bool
-fill(global_state *state, PyObject *given)
-{
-    Py_ssize_t known = 0;
-    for (int i = 0; i < N_ENTRIES; i++) {
-        const entry *e = &entries[i];
-        if (given != NULL) {
-            PyObject *value = PyDict_GetItemString(given, e->name);
-            known += value != NULL;
-            if (value != NULL && e->present && !take_given(state, e, value)) {
-                return false;
-            }
-        }
-        else if (e->present) {
-            state->item[state->n].entry = e;
-            state->item[state->n].number = is_number(e) ? read_number(e) : 0;
-            state->item[state->n].value = is_number(e) ? NULL : read_value(e);
-            state->n++;
-        }
-    }
-    return given == NULL || known == PyDict_GET_SIZE(given);
-}
-
-global_state *
-mj_state_parse(PyObject *given)
-{
-    if (prepare() < 0 || (given != NULL && !PyDict_CheckExact(given))) {
-        return NULL;
-    }
-    global_state *state = PyMem_Calloc(1, sizeof(global_state));
-    if (state == NULL) {
-        PyErr_NoMemory();
-        return NULL;
-    }
-    if (!fill(state, given)) {
-        mj_state_free(state);
-        return NULL;
-    }
-    return state;
-}
-
-void
-mj_state_free(global_state *state)
-{
-    for (int i = 0; state != NULL && i < state->n; i++) {
-        Py_XDECREF(state->item[i].value);
-    }
-    PyMem_Free(state);
-}
-
-int
-mj_state_traverse(global_state *state, visitproc visit, void *arg)
-{
-    for (int i = 0; state != NULL && i < state->n; i++) {
-        Py_VISIT(state->item[i].value);
-    }
-    return 0;
-}
-
-static PyObject *
-global_state_of(PyObject *module, PyObject *unused)
-{
-    global_state *state = mj_state_parse(NULL);
-    PyObject *dict = state != NULL ? PyDict_New() : NULL;
-    for (int i = 0; dict != NULL && i < state->n; i++) {
-        const entry *e = state->item[i].entry;
-        PyObject *value = state->item[i].value;
-        value = is_number(e) ? PyLong_FromLongLong(state->item[i].number)
-                             : Py_NewRef(value != NULL ? value : mj_null);
-        if (value == NULL || PyDict_SetItemString(dict, e->name, value) < 0) {
-            Py_CLEAR(dict);
-        }
-        Py_XDECREF(value);
-    }
-    mj_state_free(state);
-    return dict;
-}
-
-static PyMethodDef methods[] = {
-    {"global_state", global_state_of, METH_NOARGS,
-     "global_state(): {name: value} of torch's global state as a guard program compares it"},
-    {NULL},
-};
-
-int
-mj_init_global_state(PyObject *module)
-{
-    return PyModule_AddFunctions(module, methods);
 }

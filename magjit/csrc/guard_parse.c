@@ -17,7 +17,6 @@ static const op_spec specs[G_COUNT] = {
     [G_ARG] = {"arg", "di"},
     [G_KWARG] = {"kwarg", "dn"},
     [G_ARGC] = {"argc", "iK"},
-    [G_KWARG_ORDER] = {"kwarg_order", "K"},
     [G_CONST] = {"const", "do"},
     [G_GLOBALS] = {"globals", "dD"},
     [G_WEAK] = {"weak", "dw"},
@@ -41,8 +40,6 @@ static const op_spec specs[G_COUNT] = {
     [G_TP_ATTR] = {"tp_attr", "dsn"},
     [G_GETATTR_C] = {"getattr_c", "dsG"},
     [G_WEAKREF_CALL] = {"weakref_call", "ds"},
-    [G_CONTEXT_VALUE] = {"context_value", "ds"},
-    [G_CONTEXT_UNSET] = {"context_unset", "s"},
     [G_IS] = {"is", "so"},
     [G_IS_NOT] = {"is_not", "so"},
     [G_TYPE_IS] = {"type_is", "sT"},
@@ -61,12 +58,6 @@ static const op_spec specs[G_COUNT] = {
     [G_PYEQ] = {"pyeq", "soc"},
     [G_DICT_BLOCK] = {"dict_block", "si"},
 };
-
-const char *
-mj_guard_op_name(int op)
-{
-    return specs[op].name;
-}
 
 /* ---- errors ---- */
 
@@ -453,68 +444,4 @@ mj_guard_parse(guard_program *program, PyObject *instrs)
 done:
     PyMem_Free(p.defined);
     return status;
-}
-
-void
-mj_guard_free_code(guard_program *program)
-{
-    guard_instr *code = program->code;
-    Py_ssize_t n = program->n_instrs;
-    program->code = NULL;
-    program->n_instrs = 0;
-    for (Py_ssize_t i = 0; code != NULL && i < n; i++) {
-        guard_instr *in = &code[i];
-        switch (in->op) {
-        case G_DISTINCT:
-        case G_NO_OVERLAP:
-            PyMem_Free(in->u.slots);
-            break;
-        case G_TP_NAMES:
-            mj_type_names_free(in->u.names);
-            break;
-        case G_TENSOR:
-            mj_meta_free(in->u.meta);
-            break;
-        case G_GLOBAL_STATE:
-            mj_state_free(in->u.state);
-            break;
-        case G_PYEQ:
-            Py_XDECREF(in->u.obj2);
-            break;
-        default:
-            break;
-        }
-        Py_XDECREF(in->obj);
-    }
-    PyMem_Free(code);
-}
-
-int
-mj_guard_traverse_code(guard_program *program, visitproc visit, void *arg)
-{
-    for (Py_ssize_t i = 0; program->code != NULL && i < program->n_instrs; i++) {
-        guard_instr *in = &program->code[i];
-        Py_VISIT(in->obj);
-        int status = 0;
-        switch (in->op) {
-        case G_TP_NAMES:
-            status = mj_type_names_traverse(in->u.names, visit, arg);
-            break;
-        case G_TENSOR:
-            status = mj_meta_traverse(in->u.meta, visit, arg);
-            break;
-        case G_GLOBAL_STATE:
-            status = mj_state_traverse(in->u.state, visit, arg);
-            break;
-        case G_PYEQ:
-            Py_VISIT(in->u.obj2);
-            break;
-        default:
-            break;
-        }
-        if (status != 0) {
-            return status;
-        }
-    }
-    return 0;
 }

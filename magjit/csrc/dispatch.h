@@ -1,0 +1,22 @@
+/* Records, and what the dispatcher needs of them. */
+#ifndef MAGJIT_DISPATCH_H
+#define MAGJIT_DISPATCH_H
+
+#include "guard.h"
+
+typedef struct {
+    PyObject_HEAD guard_program *program;
+    PyObject *graph_fn;
+    PyObject *finish;       /* callable, or NULL */
+    Py_ssize_t finish_item; /* item of the outputs to return, or -1 */
+    Py_ssize_t n_inputs, n_finish;
+    int32_t *slots; /* n_inputs of the graph, then n_finish */
+    unsigned long long hits;
+} record;
+
+extern PyTypeObject mj_record_type;
+
+/* The result of a call that the record's program has accepted; leaves the program. */
+PyObject *mj_record_serve(record *r, guard_run *run);
+
+#endif /* MAGJIT_DISPATCH_H */
