@@ -112,6 +112,8 @@ class DiskCache:
         if size > self.limit_bytes:
             return None
         try:
+            # What lies here is loaded and run: nobody else may write to it.
+            self.directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._write(path, _MAGIC + hashlib.sha256(payload).digest() + payload)
         except OSError:

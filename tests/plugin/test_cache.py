@@ -86,6 +86,11 @@ def test_unwritable_directory_is_an_empty_cache(tmp_path: Path) -> None:
     cache.clear()
 
 
+def test_the_directory_is_the_users_own(tmp_path: Path) -> None:
+    DiskCache(tmp_path / "new", 1 << 20).put("k", fingerprint(1), b"x")
+    assert (tmp_path / "new").stat().st_mode & 0o077 == 0
+
+
 def test_interrupted_write_leaves_nothing(cache: DiskCache, monkeypatch) -> None:
     def interrupt(*_):
         raise KeyboardInterrupt
