@@ -57,7 +57,15 @@ class _GraphResolver:
 
     def is_tensor(self, obj: Any) -> bool:
         """See `Resolver`."""
-        return isinstance(obj, torch.Tensor)
+        return issubclass(type(obj), torch.Tensor)
+
+    def created(self, obj: Any) -> bool | None:
+        """Whether a function or a class was made in the run; None when that is not known."""
+        if isinstance(obj, type):
+            return obj in self._recorder.made_classes
+        if isinstance(obj, types.FunctionType):
+            return obj.__code__ in self._recorder.made_codes and self.external(obj) is None
+        return None
 
 
 @dataclass(slots=True, eq=False)

@@ -88,7 +88,10 @@ def _mock(build: Build) -> None:
         return
     build.captured.mock_plan = plan
     emitted = emit_mock(plan)
-    build.finish, build.node_ids, build.value_ids, build.mock_source = emitted
+    # Without a mock the result is the tuple of outputs; a backend may give them as a list.
+    build.finish = tuple if emitted.finish is None else emitted.finish
+    build.node_ids, build.value_ids = emitted.slots, emitted.outputs
+    build.mock_source = emitted.source
 
 
 def _guard_plan(build: Build) -> None:

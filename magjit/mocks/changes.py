@@ -17,6 +17,7 @@ from magjit.mocks.writes import (
     ItemWrite,
     ListState,
     SetState,
+    SlotWrite,
     TensorAttrWrite,
     Write,
 )
@@ -68,7 +69,7 @@ def _edge(change: EdgeWrite) -> Write:
         case r.ClassAttr(name=name):
             return AttrWrite(target, name, value)
         case r.SlotOf(descriptor=descriptor):
-            return AttrWrite(target, descriptor.__name__, value, via="object.__setattr__")
+            return SlotWrite(target, descriptor, value)
         case r.CAttr(descriptor=descriptor):
             return TensorAttrWrite(target, descriptor.__name__, value)
     raise AssertionError(f"{change.relation} is never written")

@@ -144,7 +144,7 @@ class RefGraph:
 
     def paths(self) -> Paths:
         """The paths of all nodes so far; they keep none of the user's objects alive."""
-        return Paths([(n.parent, n.relation, root_label(n)) for n in self.nodes])
+        return Paths([(n.parent, n.relation, root_label(n.relation, n.obj)) for n in self.nodes])
 
     def verify(self) -> None:
         """Raise AssertionError when the graph is not well formed."""

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import types
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from magjit.refgraph import relations as r
-
-if TYPE_CHECKING:
-    from magjit.refgraph.nodes import ShadowNode
 
 NAMED = (
     type,
@@ -49,11 +46,10 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def root_label(node: ShadowNode) -> str:
-    """The name of a root; empty for any other node."""
-    if not isinstance(node.relation, r.Root):
+def root_label(relation: r.Relation, obj: Any) -> str:
+    """The name of a root; empty for any other object."""
+    if not isinstance(relation, r.Root):
         return ""
-    obj = node.obj
     if isinstance(obj, dict):
         name = dict.get(obj, "__name__", "?")
         return f"<globals of {name if isinstance(name, str) else '?'}>"
