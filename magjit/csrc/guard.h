@@ -24,6 +24,7 @@ typedef enum {
     G_ARG,
     G_KWARG,
     G_ARGC,
+    G_KWARG_ORDER,
     G_CONST,
     G_GLOBALS,
     G_WEAK,
@@ -48,6 +49,8 @@ typedef enum {
     G_TP_ATTR,
     G_GETATTR_C,
     G_WEAKREF_CALL,
+    G_CONTEXT_VALUE,
+    G_CONTEXT_UNSET,
     /* checks */
     G_IS,
     G_IS_NOT,

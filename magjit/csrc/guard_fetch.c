@@ -56,6 +56,20 @@ op_argc(guard_run *run, guard_instr *in)
 }
 
 static bool
+op_kwarg_order(guard_run *run, guard_instr *in)
+{
+    const guard_call *call = run->call;
+    Py_ssize_t n = PyTuple_GET_SIZE(in->obj);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *name = PyTuple_GET_ITEM(in->obj, i);
+        if (find_keyword(call, name) != find_keyword(call, PyTuple_GET_ITEM(in->obj, 0)) + i) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
 op_const(guard_run *run, guard_instr *in)
 {
     return mj_put(run, in, in->obj);
@@ -304,10 +318,38 @@ op_weakref_call(guard_run *run, guard_instr *in)
     return PyWeakref_CheckRef(src) && mj_put(run, in, referent(src));
 }
 
+/* The value of a context variable in the current context, borrowed: the context holds it. */
+static PyObject *
+context_value(PyObject *var)
+{
+    PyObject *value = NULL;
+    if (PyContextVar_Get(var, mj_null, &value) < 0) {
+        PyErr_Clear();
+        return NULL;
+    }
+    Py_XDECREF(value);
+    return value == mj_null ? NULL : value;
+}
+
+static bool
+op_context_value(guard_run *run, guard_instr *in)
+{
+    PyObject *src = run->slots[in->src];
+    return PyContextVar_CheckExact(src) && mj_put(run, in, context_value(src));
+}
+
+static bool
+op_context_unset(guard_run *run, guard_instr *in)
+{
+    PyObject *src = run->slots[in->src];
+    return PyContextVar_CheckExact(src) && context_value(src) == NULL;
+}
+
 const op_function mj_fetch_functions[G_COUNT] = {
     [G_ARG] = op_arg,
     [G_KWARG] = op_kwarg,
     [G_ARGC] = op_argc,
+    [G_KWARG_ORDER] = op_kwarg_order,
     [G_CONST] = op_const,
     [G_GLOBALS] = op_const,
     [G_WEAK] = op_weak,
@@ -330,6 +372,8 @@ const op_function mj_fetch_functions[G_COUNT] = {
     [G_TP_ATTR] = op_tp_attr,
     [G_GETATTR_C] = op_getattr_c,
     [G_WEAKREF_CALL] = op_weakref_call,
+    [G_CONTEXT_VALUE] = op_context_value,
+    [G_CONTEXT_UNSET] = op_context_unset,
 };
 
 int
