@@ -7,9 +7,9 @@ PyObject *mj_skip_always;
 
 /* ---- readers and writer ---- */
 
-/* The value stack of `frame` as (base, depth).  The interpreter stores the stack pointer of a
- * running frame on 3.11 while a trace function runs, and of any suspended generator; otherwise the
- * caller must give the static depth. */
+/* The value stack of a frame as (base, depth).  The interpreter stores the stack pointer of any
+ * suspended generator and, on 3.11, of a frame whose trace function runs; the tracer knows the
+ * depth in the frame whose event it reports.  Otherwise the caller must give it. */
 static int
 locate_stack(PyObject *object, Py_ssize_t given, PyObject ***base, Py_ssize_t *depth)
 {
@@ -20,7 +20,13 @@ locate_stack(PyObject *object, Py_ssize_t given, PyObject ***base, Py_ssize_t *d
     mj_frame *frame = ((PyFrameObject *)object)->f_frame;
     PyCodeObject *code = mj_frame_code(frame);
     *base = mj_frame_stack_base(frame);
-    *depth = given >= 0 ? given : frame->stacktop - code->co_nlocalsplus;
+    *depth = given;
+    if (given < 0) {
+        *depth = frame->stacktop - code->co_nlocalsplus;
+    }
+    if (*depth < 0) {
+        *depth = mj_handled_depth(frame);
+    }
     if (*depth < 0 || *depth > code->co_stacksize) {
         PyErr_SetString(PyExc_ValueError,
                         given >= 0
@@ -45,8 +51,9 @@ PyDoc_STRVAR(
     stack_doc,
     "stack(frame, depth=-1) -> list\n\n"
     "The value stack of a frame, bottom first, empty slots as NULL.  depth is the static depth at\n"
-    "the frame's instruction; without it the interpreter's own stack pointer is used, which 3.12\n"
-    "and later keep only for suspended generators.  Raises ValueError where neither is known.");
+    "the frame's instruction, not needed for suspended generators and for the frame whose event a\n"
+    "handler of a Tracer looks at.  Raises ValueError where it is not known.  A frame in the\n"
+    "midst of an instruction, such as a caller of the current one, must not be read.");
 
 static PyObject *
 frame_stack(PyObject *self, PyObject *args)

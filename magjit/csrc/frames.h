@@ -72,4 +72,7 @@ mj_frame_top(PyThreadState *tstate)
 #endif
 }
 
+/* Depth of the stack of the frame whose event a handler looks at, or -1 (tracer_core.c). */
+int mj_handled_depth(mj_frame *frame);
+
 #endif /* MAGJIT_FRAMES_H */

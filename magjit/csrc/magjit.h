@@ -17,6 +17,10 @@
 #error "magjit._C supports CPython 3.11, 3.12 and 3.13"
 #endif
 
+#ifdef Py_GIL_DISABLED
+#error "magjit._C needs an interpreter with the GIL"
+#endif
+
 #define MJ_PY312 (PY_VERSION_HEX >= 0x030C0000)
 #define MJ_PY313 (PY_VERSION_HEX >= 0x030D0000)
 

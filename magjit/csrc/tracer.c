@@ -156,6 +156,10 @@ PyDoc_STRVAR(
 static PyObject *
 tracer_pause(Tracer *tracer, PyObject *ignored)
 {
+    if (tracer->attached && tracer->tstate != PyThreadState_Get()) {
+        PyErr_SetString(PyExc_RuntimeError, "the tracer was started in another thread");
+        return NULL;
+    }
     if (tracer->attached && tracer->paused++ == 0) {
         mj_events_pause(tracer);
     }
@@ -169,6 +173,10 @@ PyDoc_STRVAR(resume_doc,
 static PyObject *
 tracer_resume(Tracer *tracer, PyObject *ignored)
 {
+    if (tracer->attached && tracer->tstate != PyThreadState_Get()) {
+        PyErr_SetString(PyExc_RuntimeError, "the tracer was started in another thread");
+        return NULL;
+    }
     if (tracer->attached && tracer->paused == 0) {
         PyErr_SetString(PyExc_RuntimeError, "resume() without pause()");
         return NULL;

@@ -37,6 +37,7 @@ typedef struct {
 #define MJ_QUIET 1 /* mode of a unit of kind 0 that comes after no event: it need not be seen */
 #define MJ_UNREACHABLE 0xFFFF
 #define MJ_KINDS 128
+#define MJ_PRESENT 1024
 
 enum mj_input_mode {
     INPUT_STACK = 0,      /* the top ninputs values */
@@ -109,7 +110,8 @@ typedef struct Tracer {
     size_t codes_mask, codes_used;
     mj_entry *entries;
     Py_ssize_t depth, capacity;
-    uint16_t present[256]; /* entries per hash of their frame: one look rules most frames out */
+    uint16_t present[MJ_PRESENT]; /* entries per hash: one look rules most frames out */
+    mj_frame *handling;           /* the frame whose instruction event a handler is looking at */
     mj_suspended *suspended;
     Py_ssize_t n_suspended, suspended_capacity;
 

@@ -200,8 +200,10 @@ deliver_pending(Tracer *tracer, mj_entry *entry, int here, PyObject *const *top)
         Py_DECREF(post);
         return 0;
     }
+    tracer->handling = entry->frame;
     PyObject *values = pack_posts(unit, here, top);
     PyObject *result = values == NULL ? NULL : PyObject_CallOneArg(post, values);
+    tracer->handling = NULL;
     Py_XDECREF(values);
     Py_DECREF(post);
     if (result == NULL) {
@@ -246,6 +248,7 @@ call_handler(Tracer *tracer, mj_entry *entry, mj_frame *frame, const mj_unit *un
         return 0;
     }
     tracer->n_handled++;
+    tracer->handling = frame;
     PyObject *inputs = pack_inputs(frame, unit, values);
     PyObject *offset =
         inputs == NULL ? NULL : PyLong_FromLong((long)unit->home * (long)sizeof(_Py_CODEUNIT));
@@ -254,6 +257,7 @@ call_handler(Tracer *tracer, mj_entry *entry, mj_frame *frame, const mj_unit *un
         PyObject *args[4] = {NULL, entry->state, offset, inputs};
         result = PyObject_Vectorcall(handler, args + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     }
+    tracer->handling = NULL;
     Py_XDECREF(offset);
     Py_XDECREF(inputs);
     if (result == NULL) {
@@ -302,6 +306,19 @@ mj_on_instruction(Tracer *tracer, mj_frame *frame, int here)
         }
     }
     return unit->kind == 0 ? 0 : call_handler(tracer, entry, frame, unit, top);
+}
+
+/* The depth of the value stack of the frame whose event is being handled; -1 for any other: while a
+ * frame executes an instruction its stack must not be read. */
+int
+mj_handled_depth(mj_frame *frame)
+{
+    Tracer *tracer = mj_active_tracer;
+    if (tracer == NULL || tracer->handling != frame) {
+        return -1;
+    }
+    mj_entry *entry = mj_entry_find(tracer, frame);
+    return entry == NULL ? -1 : entry->code->units[mj_frame_unit(frame)].depth;
 }
 
 /* ---- frames ---- */

@@ -103,7 +103,7 @@ mj_code_load_plan(Tracer *tracer, mj_code *item)
 static inline uint16_t *
 present_count(Tracer *tracer, const mj_frame *frame)
 {
-    return &tracer->present[hash_pointer(frame) & 255];
+    return &tracer->present[hash_pointer(frame) & (MJ_PRESENT - 1)];
 }
 
 mj_entry *

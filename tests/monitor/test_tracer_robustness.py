@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 import threading
 import weakref
@@ -517,10 +518,10 @@ def test_handler_replaces_a_value_on_the_stack() -> None:
             frame = sys._getframe(2)
             assert frame.f_code is state
             depth = decode(state).depths.before[offset // 2]
-            assert _C.stack(frame, depth)[-2:] == list(inputs)
+            assert _C.stack(frame, depth) == _C.stack(frame) == list(inputs)
             assert _C.localsplus(frame) == [inputs[0]]
             assert _C.function(frame) is double
-            _C.replace_stack(frame, 0, 100, depth)
+            _C.replace_stack(frame, 0, 100)
             _C.replace_stack(frame, 1, fresh, depth)
 
     fresh = int("1000")
@@ -530,6 +531,62 @@ def test_handler_replaces_a_value_on_the_stack() -> None:
     assert sys.getrefcount(fresh) == before
 
 
+def test_program_stops_the_tracer_in_its_middle() -> None:
+    def inner() -> int:
+        observer.tracer.stop()
+        return double(3)
+
+    def body() -> int:
+        total = double(1) + inner()
+        for n in range(3):
+            total += double(n)
+        return total
+
+    observer = Observer()
+    observer.tracer.start()
+    assert body() == 14
+    assert not observer.tracer.running and observer.tracer.error is None
+    assert observer.frames == ["body", "double", "inner"]
+    assert body() == 14
+
+
+def test_signal_handlers_and_finalizers() -> None:
+    class Dying:
+        def __del__(self) -> None:
+            seen.append(double(1))
+
+    def on_signal(number: int, frame: Any) -> None:
+        seen.append(double(2))
+
+    def body() -> int:
+        made = Dying()
+        del made
+        signal.raise_signal(signal.SIGUSR1)
+        return double(3)
+
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, on_signal)
+    try:
+        observer = Observer()
+        assert observer.run(body) == 6
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [2, 4]
+    assert observer.frames.count("double") == 3 and observer.tracer.error is None
+
+
+def test_interrupt_of_the_program() -> None:
+    def body() -> int:
+        signal.raise_signal(signal.SIGINT)
+        return work()
+
+    observer = Observer()
+    with pytest.raises(KeyboardInterrupt):
+        observer.run(body)
+    assert observer.tracer.error is None
+    assert ("body", _C.NULL) in observer.exits
+
+
 def test_stack_readers_check_their_arguments() -> None:
     with pytest.raises(TypeError):
         _C.stack(1)  # type: ignore[arg-type]
@@ -537,6 +594,8 @@ def test_stack_readers_check_their_arguments() -> None:
         _C.localsplus(1)  # type: ignore[arg-type]
     with pytest.raises(ValueError):
         _C.stack(sys._getframe(), 10_000)
+    with pytest.raises(ValueError, match="give it"):
+        _C.stack(sys._getframe())
     generator = count_to(3)
     next(generator)
     frame = generator.gi_frame  # type: ignore[attr-defined]
