@@ -16,14 +16,9 @@ from magjit.refgraph import relations as r
 from magjit.reporting.content import Content, Function, OperatorCall, Split
 from magjit.reporting.effects import effect_text
 from magjit.reporting.guard_lines import guard_lines
+from magjit.reporting.names import is_library_code, location_of, short, short_file
 from magjit.reporting.objects import object_views, tensor_text
-from magjit.reporting.places import (
-    Places,
-    is_library_code,
-    location_of,
-    short,
-    short_file,
-)
+from magjit.reporting.places import Places
 
 
 def collect(captured: Captured, content: Content) -> None:
@@ -34,7 +29,6 @@ def collect(captured: Captured, content: Content) -> None:
     content.operator_calls += [_operator(op) for op in captured.operators.operators]
     content.functions += _functions(captured)
     content.objects += object_views(captured.refgraph, places)
-    content.refgraph_text = str(captured.refgraph)
     content.side_effects += _tensor_changes(captured, places)
     if captured.guard_plan is not None:
         content.guard_lines += guard_lines(captured, places)
@@ -156,7 +150,7 @@ def _changed_values(op: Operator) -> list[int]:
 def _functions(captured: Captured) -> list[Function]:
     codes: dict[types.CodeType, None] = {}
     for node in captured.refgraph.nodes:
-        if r.Code() in node.first.refs and isinstance(node.obj, types.FunctionType):
+        if r.Code() in node.first.refs and type(node.obj) is types.FunctionType:
             codes[node.obj.__code__] = None
     for code in _codes_of(captured.operators):
         codes[code] = None

@@ -173,7 +173,6 @@ class Content:
     missing: dict[str, str] = field(default_factory=dict)
     functions: list[Function] = field(default_factory=list)
     objects: list[ObjectView] = field(default_factory=list)
-    refgraph_text: str = ""
     mock_text: str = ""
     mock_source: str = ""
     backend_dumps: dict[str, str] = field(default_factory=dict)
@@ -194,6 +193,21 @@ class Content:
         for kind, texts in by_kind.items():
             parts += [f"{kind} ({len(texts)})", *(f"    {text}" for text in texts)]
         return "\n".join(parts)
+
+    @property
+    def refgraph_text(self) -> str:
+        """The reference graph: each object, what was found in it, what it leads to."""
+        reached: dict[int, list[int]] = {view.node_id: list(view.links) for view in self.objects}
+        for view in self.objects[1:]:
+            reached[view.parent].append(view.node_id)
+        lines = []
+        for view in self.objects:
+            kind = f": {view.type_name}" if view.type_name else ""
+            lines.append(f"#{view.node_id} {view.path}{kind}{' (changed)' if view.changed else ''}")
+            lines += [f"    {fact}" for fact in view.facts]
+            if found := reached[view.node_id]:
+                lines.append(f"    leads to {', '.join(f'#{n}' for n in sorted(found))}")
+        return "\n".join(lines)
 
     @property
     def whole(self) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from magjit.errors import ArgumentError
 from magjit.reporting.content import Content, Function
-from magjit.reporting.places import short_file
+from magjit.reporting.names import short_file
 
 
 class File(NamedTuple):

@@ -22,7 +22,8 @@ from magjit.mocks.ir import (
     render,
 )
 from magjit.refgraph.relations import Item
-from magjit.reporting.places import Places, short
+from magjit.reporting.names import short
+from magjit.reporting.places import Places
 
 _DEEPEST = 4
 _BUILTINS = ("setattr", "delattr", "_quiet_delattr")
@@ -34,7 +35,9 @@ def effect_text(step: Step, plan: MockPlan, places: Places) -> str:
     writer = _Writer(plan, places)
     match step:
         case SetAttr(target=target, name=name, value=value):
-            return f"{writer.text(target)}.{name} = {writer.text(value)}"
+            place = writer.text(target)
+            place = place if name == "cell_contents" else f"{place}.{name}"
+            return f"{place} = {writer.text(value)}"
         case SetItem(target=target, key=key, value=value):
             return f"{writer.item(target, key)} = {writer.text(value)}"
         case Do(call=call):
@@ -54,6 +57,8 @@ class _Writer:
     def item(self, target: Expr, key: Expr) -> str:
         """``target[key]``, or the attribute or global that a namespace keeps under the key."""
         name = key.value if isinstance(key, Const) else None
+        if type(name) is slice:
+            return f"{self.text(target)}[{slice_text(name)}]"
         if isinstance(name, str):
             if isinstance(target, Slot):
                 return self._places.edge(target.node_id, Item.of(name))
@@ -73,6 +78,8 @@ class _Writer:
         target, *rest = call.args
         if name in ("__setitem__", "__delitem__"):
             return self._statement(self.item(target, rest[0]), rest[1:])
+        if name == "pop" and len(rest) == 2:  # how a mock deletes what may not be there
+            return self._statement(self.item(target, rest[0]), [])
         if name in _BUILTINS or name in ("__setattr__", "__delattr__"):
             attribute = rest[0].value if isinstance(rest[0], Const) else self.text(rest[0])
             return self._statement(f"{self.text(target)}.{attribute}", rest[1:])
@@ -95,10 +102,22 @@ class _Writer:
                 raise TypeError(f"not a leaf: {expr!r}")
 
     def _made_object(self, index: int) -> str:
-        if self._depth >= _DEEPEST or index not in self._made:
+        """How an object is made; one that is filled after it was made, by its type alone."""
+        expr = self._made.get(index)
+        func: Any = expr.func if isinstance(expr, Apply) else None
+        bare = func is types.FunctionType or getattr(func, "__name__", "") == "__new__"
+        if expr is None or bare or self._depth >= _DEEPEST:
             return f"new {self._types.get(index, 'object')}"
         self._depth += 1
         try:
-            return self.text(self._made[index])
+            return self.text(expr)
         finally:
             self._depth -= 1
+
+
+def slice_text(value: slice) -> str:
+    """``1:`` for ``slice(1, None)``."""
+    start, stop, step = (
+        "" if part is None else short(part) for part in (value.start, value.stop, value.step)
+    )
+    return f"{start}:{stop}:{step}" if step else f"{start}:{stop}"

@@ -9,8 +9,9 @@ from magjit.records import Captured
 from magjit.refgraph import relations as r
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, Target
 from magjit.reporting.content import GuardLine
+from magjit.reporting.names import class_name, short
 from magjit.reporting.objects import tensor_text
-from magjit.reporting.places import Places, short
+from magjit.reporting.places import Places
 
 _BACKEND_ORIGIN = "the backend's guard: "
 
@@ -45,7 +46,7 @@ def _of_objects(plan: GuardPlan, places: Places) -> Iterator[GuardLine]:
     tensors = set(plan.tensors)
     for node in plan.nodes:
         if node.node_id not in tensors:
-            text = f"type({places.path(node.node_id)}) is {type(node.obj).__qualname__}"
+            text = f"type({places.path(node.node_id)}) is {class_name(type(node.obj))}"
             yield GuardLine("Type", text)
     for node_id in plan.tensors:
         tensor = plan.graph.nodes[node_id].obj

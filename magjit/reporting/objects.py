@@ -12,7 +12,8 @@ from magjit.refgraph import relations as r
 from magjit.refgraph.kinds import CONTAINERS, is_atom
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, RefGraph, ShadowNode
 from magjit.reporting.content import ObjectView, Role
-from magjit.reporting.places import Places, is_library_code, is_module, short, step
+from magjit.reporting.names import class_name, is_code, is_library_code, module_name, short
+from magjit.reporting.places import Places, is_module, step
 
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch"})
 
@@ -30,7 +31,7 @@ def _view(graph: RefGraph, places: Places, node: ShadowNode) -> ObjectView:
         node.node_id,
         node.parent,
         _label(graph, places, node, path),
-        type(node.obj).__qualname__,
+        class_name(type(node.obj)),
         _role(node),
         path,
         changed=node.changed,
@@ -67,31 +68,9 @@ _ROLES: list[tuple[Any, Role]] = [
     (lambda node: is_module(node.obj), Role.MODULE),
     (lambda node: isinstance(node.relation, (r.Arg, r.Kwarg)), Role.ARGUMENT),
     (lambda node: _is_code(node.obj), Role.CODE),
-    (lambda node: isinstance(node.obj, CONTAINERS), Role.CONTAINER),
+    (lambda node: issubclass(type(node.obj), CONTAINERS), Role.CONTAINER),
     (lambda node: True, Role.OBJECT),
 ]
-
-
-def _is_code(obj: Any) -> bool:
-    kinds = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
-    if issubclass(type(obj), kinds):
-        return True
-    if type(obj) is dict:
-        return "__builtins__" in obj or "__loader__" in obj
-    return type(obj) in _DESCRIPTORS
-
-
-_DESCRIPTORS = (
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-    types.ClassMethodDescriptorType,
-    types.MethodWrapperType,
-    property,
-    classmethod,
-    staticmethod,
-)
 
 
 def _is_library(node: ShadowNode) -> bool:
@@ -99,25 +78,15 @@ def _is_library(node: ShadowNode) -> bool:
     obj = node.obj
     if not _is_code(obj):
         return node.fixed and is_atom(obj)
-    if isinstance(obj, types.FunctionType):
+    if type(obj) is types.FunctionType:
         return is_library_code(obj.__code__)
-    name = _module_name(obj)
-    if not isinstance(name, str):
-        return True
-    return name.split(".")[0] in _LIBRARIES
+    name = obj.get("__name__") if type(obj) is dict else module_name(obj)
+    return not isinstance(name, str) or name.split(".")[0] in _LIBRARIES
 
 
-def _module_name(obj: Any) -> Any:
-    if isinstance(obj, dict):
-        return obj.get("__name__")
-    if isinstance(obj, types.ModuleType):
-        return obj.__name__
-    if isinstance(obj, property):
-        obj = obj.fget
-    elif isinstance(obj, (classmethod, staticmethod)):
-        obj = obj.__func__
-    owner = getattr(obj, "__objclass__", None) or obj
-    return getattr(owner, "__module__", None)
+def _is_code(obj: Any) -> bool:
+    """Whether an object is code, or the globals of a module."""
+    return is_code(obj) or (type(obj) is dict and isinstance(obj.get("__name__"), str))
 
 
 def _facts(places: Places, node: ShadowNode) -> list[str]:

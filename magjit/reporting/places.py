@@ -1,28 +1,22 @@
-"""Readable names of places: of objects as the program would write them, of lines of code."""
+"""Paths of objects, as the program would write them: ``model.layers[0].weight``."""
 
 from __future__ import annotations
 
-import os
-import re
-import sys
-import sysconfig
 import types
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from magjit.errors import Location
 from magjit.refgraph import relations as r
 from magjit.refgraph.nodes import RefGraph, ShadowNode
+from magjit.reporting.names import short
 
 _MODULE_TABLES = ("_modules", "_parameters", "_buffers")
-_TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_PYTHON_FOLDER = sysconfig.get_path("stdlib") + os.sep
 
 
 class Places:
-    """Paths of the objects of one reference graph: ``model.layers[0].weight``.
+    """Paths of the objects of one reference graph.
 
     The tables in which an ``nn.Module`` keeps its parts, and each ``__dict__``, are left out of
     a path: the program does not write them either.
@@ -49,13 +43,25 @@ class Places:
         if not isinstance(node.relation, r.Root):
             return None
         obj = node.obj
-        if node.node_id == 1 and isinstance(obj, torch.nn.Module):
+        if node.node_id == 1 and is_module(obj):
             return "model"
-        if isinstance(obj, types.ModuleType):
-            return obj.__name__
-        if isinstance(obj, dict):
-            return f"globals of {dict.get(obj, '__name__', '?')}"
-        return code_name(obj) or short(obj)
+        if type(obj) is dict and isinstance(name := obj.get("__name__"), str):
+            return f"globals of {name}"
+        if type(obj) is types.CellType:
+            return self._variables.get(id(obj), "<cell>")
+        return short(obj)
+
+    @cached_property
+    def _variables(self) -> dict[int, str]:
+        """Closure cells, by the name that they have in the first function that holds them."""
+        found: dict[int, str] = {}
+        for node in self._graph.nodes:
+            if type(node.obj) is types.FunctionType:
+                for name, cell in zip(
+                    node.obj.__code__.co_freevars, node.obj.__closure__ or (), strict=True
+                ):
+                    found.setdefault(id(cell), f"{node.obj.__name__}.<{name}>")
+        return found
 
     def edge(self, node_id: int, relation: r.Relation) -> str:
         """The path of what an object holds behind a relation."""
@@ -67,6 +73,10 @@ class Places:
                 return f"kwargs[{name!r}]"
             case r.Item(key=key) | r.Has(key=key):
                 return self._item(node, key.key)
+            case r.Closure(index=index) if type(node.obj) is types.FunctionType:
+                cell = (node.obj.__closure__ or ())[index : index + 1]
+                known = self._variables.get(id(cell[0])) if cell else None
+                return known or self.path(node_id) + step(relation, node.obj)
             case _:
                 return self.path(node_id) + step(relation, node.obj)
 
@@ -75,7 +85,7 @@ class Places:
         if owner is not None and isinstance(key, str):
             path = self.path(owner)
             return f"{path}[{key}]" if key.isdigit() else f"{path}.{key}"
-        name = dict.get(node.obj, "__name__") if isinstance(node.obj, dict) else None
+        name = node.obj.get("__name__") if type(node.obj) is dict else None
         if isinstance(node.relation, r.Root) and isinstance(name, str):
             return f"{name}.{key}"
         return f"{self.path(node.node_id)}[{short(key)}]"
@@ -97,26 +107,6 @@ def is_module(obj: Any) -> bool:
     return issubclass(type(obj), torch.nn.Module)
 
 
-_NAMED = (type, types.FunctionType, types.GetSetDescriptorType, types.MemberDescriptorType)
-_GENERATED = re.compile(r"pybind11_detail_function_record\w*\.")
-
-
-def code_name(obj: Any) -> str | None:
-    """The full name of a function, class, descriptor or C callable."""
-    if not isinstance(obj, _NAMED) and not callable(obj):
-        return None
-    try:
-        name = obj.__qualname__
-        module = getattr(obj, "__module__", None)
-    except Exception:  # an instance whose class has a `__getattr__` of its own
-        return None
-    if not isinstance(name, str):
-        return None
-    name = _GENERATED.sub("", name)
-    plain = not isinstance(module, str) or module in ("builtins", "__main__")
-    return name if plain else f"{module}.{name}"
-
-
 def step(relation: r.Relation, owner: Any) -> str:
     """How a path goes on from an object along a relation."""
     match relation:
@@ -133,7 +123,7 @@ def step(relation: r.Relation, owner: Any) -> str:
         case r.CResult(descriptor=descriptor):
             return f".{descriptor.__name__}()"
         case r.Closure(index=index):
-            names = owner.__code__.co_freevars if isinstance(owner, types.FunctionType) else ()
+            names = owner.__code__.co_freevars if type(owner) is types.FunctionType else ()
             return f".<{names[index]}>" if index < len(names) else f".<cell {index}>"
         case r.Cell():
             return ""
@@ -150,56 +140,3 @@ _STEPS: dict[type[r.Relation], str] = {
     r.Referent: "()",
     r.ContextValue: ".get()",
 }
-
-
-def short(value: Any) -> str:
-    """A value in few characters, without running a user's code."""
-    kind = type(value)
-    if isinstance(value, types.CodeType):
-        return f"code of {value.co_qualname}, {short_file(value.co_filename)}:{_first(value)}"
-    name = code_name(value)
-    if name is not None:
-        return name
-    if kind.__module__ not in ("builtins", "torch") or kind in (dict, list, set):
-        return f"<{kind.__qualname__}>"
-    if issubclass(kind, (tuple, frozenset)):
-        inner = ", ".join(short(item) for item in list(value)[:8])
-        rest = ", ..." if len(value) > 8 else "," if len(value) == 1 else ""
-        return f"({inner}{rest})"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _first(code: types.CodeType) -> int:
-    return code.co_firstlineno
-
-
-def line_of(code: types.CodeType, offset: int) -> int:
-    """The line of an instruction."""
-    for start, end, number in code.co_lines():
-        if start <= offset < end and number is not None:
-            return number
-    return code.co_firstlineno
-
-
-def location_of(code: types.CodeType, offset: int) -> Location:
-    """The place of an instruction, with a short file name."""
-    return Location(short_file(code.co_filename), line_of(code, offset), code.co_qualname)
-
-
-def short_file(filename: str) -> str:
-    """A file name as short as it can be and still be found: from here, or from an import path."""
-    here = os.getcwd() + os.sep
-    if filename.startswith(here):
-        return filename[len(here) :]
-    folders = [path.rstrip(os.sep) + os.sep for path in sys.path if path]
-    matching = [folder for folder in folders if filename.startswith(folder)]
-    return filename[len(max(matching, key=len)) :] if matching else filename
-
-
-def is_library_code(code: types.CodeType) -> bool:
-    """Whether code belongs to torch, to Python or to MagJIT, not to the program."""
-    name = code.co_filename
-    if name.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<frozen")):
-        return True
-    return name.startswith(_PYTHON_FOLDER) and "site-packages" not in name

@@ -91,8 +91,8 @@ def test_paths_of_other_places() -> None:
     paths = [view.path for view in shown(captured_of(world)).objects]
     prefix = f"{__name__}.{outer.__qualname__}.<locals>.inner"
     assert paths[func.node_id] == prefix
-    assert paths[names.node_id] == f"{prefix}.<names>"
-    assert paths[first.node_id] == f"{prefix}.<names>[0]"
+    assert paths[names.node_id] == "inner.<names>"
+    assert paths[first.node_id] == "inner.<names>[0]"
     assert paths[module.node_id] == "types"
     assert paths[shared.node_id] == f"{__name__}.SHARED"
     assert paths[keyed.node_id] == f"{__name__}.SHARED[('k', 1)]"
@@ -102,6 +102,33 @@ def test_paths_of_other_places() -> None:
 def captured_of(world: World, **parts) -> Captured:
     world.graph.verify()
     return Captured(world.graph, parts.pop("operators", OperatorGraph()), **parts)
+
+
+GRAPH = """\
+#0 outside
+    leads to #1, #2
+#1 model: Sequential
+    leads to #3
+#2 args[0]: Tensor
+    Tensor float32 (4, 2)
+#3 model.__dict__: dict
+    .training = True
+    .forward is not there
+    leads to #4
+#4 model._modules: dict
+    leads to #5
+#5 model[0]: Linear
+    leads to #6
+#6 model[0].__dict__: dict
+    leads to #7
+#7 model[0]._parameters: dict
+    leads to #8
+#8 model[0].weight: Parameter
+    Parameter float32 (3, 2) requires_grad"""
+
+
+def test_the_graph_as_text() -> None:
+    assert shown(captured_of(model_world()[0])).refgraph_text == GRAPH
 
 
 def planned(world: World, *tensors: int, mutates: bool = False) -> GuardPlan:
@@ -206,6 +233,12 @@ def test_effects_of_every_form() -> None:
     model, namespace, x = nodes["model"].node_id, nodes["dict"].node_id, nodes["x"].node_id
     listed = world.add(nodes["dict"], r.Item.of("log"), []).node_id
     target, log = Slot(model), Slot(listed)
+
+    def function():
+        return world
+
+    world.root(function)
+    cell = world.root(function.__closure__[0]).node_id
     made = Let(0, Seq("list", (Out(5), Const(None))))
     effects = (
         SetAttr(target, "calls", Const(1)),
@@ -213,13 +246,17 @@ def test_effects_of_every_form() -> None:
         SetItem(log, Const(0), Slot(x)),
         SetItem(Const(globals()), Const("SHARED"), Out(5)),
         Do(Apply(list.append, (log, Out(5)))),
-        Do(Apply(list.__setitem__, (log, Const(slice(1, 2)), Seq("list", ())))),
+        Do(Apply(list.__setitem__, (log, Const(slice(1, None)), Seq("list", ())))),
         Do(Apply(dict.__delitem__, (Slot(namespace), Const("old")))),
         Do(Apply(delattr, (target, Const("gone")))),
         Do(Apply(object.__setattr__, (target, Const("frozen"), Const("a")))),
+        Do(Apply(dict.pop, (Slot(namespace), Const("maybe"), Const(None)))),
+        SetAttr(Slot(cell), "cell_contents", Out(5)),
+        SetAttr(target, "other", Ref(1)),
         Do(Apply(print, (Const("hello"), Out(5)))),
     )
-    plan = MockPlan((made,), effects, Const(None), (5,), (), {0: "list"})
+    lines = (made, Let(1, Apply(object.__new__, (Const(World),))))
+    plan = MockPlan(lines, effects, Const(None), (5,), (), {0: "list", 1: "World"})
     content = shown(captured_of(world, mock_plan=plan))
     assert content.side_effects == [
         "model.calls = 1",
@@ -227,10 +264,13 @@ def test_effects_of_every_form() -> None:
         "model.log[0] = args[0]",
         f"{__name__}.SHARED = %5",
         "model.log.append(%5)",
-        "model.log[slice(1, 2, None)] = []",
+        "model.log[1:] = []",
         "del model.old",
         "del model.gone",
         "model.frozen = 'a'",
+        "del model.maybe",
+        "function.<world> = %5",
+        "model.other = new World",
         "print('hello', %5)",
     ]
     assert content.mock_text == str(plan)
@@ -255,28 +295,46 @@ def test_a_split_and_the_time_it_took() -> None:
     assert content.verdict == "not one graph, for 1 reason"
 
 
-def test_hostile_objects_are_named_without_running_their_code() -> None:
-    class Hostile:
-        def __getattr__(self, name):
-            raise AssertionError(name)
+class HostileMeta(type):
+    def __getattribute__(cls, name):
+        raise AssertionError(name)
 
-        def __repr__(self):
-            raise AssertionError("repr")
 
-        def __eq__(self, other):
-            raise AssertionError("eq")
+class Hostile(metaclass=HostileMeta):
+    """Whatever asks it something fails; so does what asks its class."""
 
-        __hash__ = None
+    __hash__ = None
 
-    world = World()
+    def __getattribute__(self, name):
+        raise AssertionError(name)
+
+    def __repr__(self):
+        raise AssertionError("repr")
+
+    def __eq__(self, other):
+        raise AssertionError("eq")
+
+    def __call__(self):
+        raise AssertionError("call")
+
+
+def test_names_are_found_without_running_the_programs_code() -> None:
+    world, thing = World(), Hostile()
     held = world.root({"__name__": "m"})
-    node = world.add(held, r.Item.of("thing"), Hostile())
-    node.first.refs[r.Index(0)] = Leaf(Hostile())
-    content = shown(captured_of(world))
-    assert content.objects[node.node_id].path == "m.thing"
-    assert content.objects[node.node_id].facts == (
-        "[0] = <test_hostile_objects_are_named_without_running_their_code.<locals>.Hostile>",
+    node = world.add(held, r.Item.of("thing"), thing)
+    world.root(Hostile)
+    for index, value in enumerate([thing, slice(thing), (thing,), [thing], types.MethodType]):
+        node.first.refs[r.Index(index)] = Leaf(value)
+    content = shown(captured_of(world, guard_plan=planned(world)))
+    shows = content.objects[node.node_id]
+    assert shows.path == "m.thing" and shows.type_name == "Hostile"
+    assert shows.facts[:4] == (
+        "[0] = <Hostile>",
+        "[1] = <slice>",
+        "[2] = (<Hostile>,)",
+        "[3] = <list>",
     )
+    assert content.objects[3].path == f"{__name__}.Hostile"
 
 
 RELATIONS = [

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
-from magjit.reporting.content import GuardLine, OperatorCall, Split
+from magjit.reporting.content import GuardLine, ObjectView, OperatorCall, Role, Split
 from magjit.reporting.explaining import explain
 from magjit.reporting.report import Report
 
@@ -84,7 +84,9 @@ def test_what_the_program_says_is_escaped() -> None:
     report.guards[evil] = 1
     report.side_effects.append(evil)
     report.splits.append(Split(evil, evil, 1, evil, evil))
-    report.refgraph_text = report.mock_text = report.mock_source = evil
+    report.mock_text = report.mock_source = evil
+    report.objects.append(ObjectView(0, 0, evil, evil, Role.OUTSIDE, evil))
+    report.objects.append(ObjectView(1, 0, evil, evil, Role.OBJECT, evil, facts=(evil,)))
     report.backend_dumps[evil] = evil
     checker = Checker(report.to_html())
     assert "script" not in checker.seen
