@@ -314,6 +314,8 @@ program_free(guard_program *p)
     p->fast = NULL;
     PyMem_Free(p->slots);
     PyMem_Free(p->temps);
+    PyMem_Free(p->written);
+    p->written = NULL;
     p->slots = p->temps = NULL;
 }
 
@@ -344,7 +346,9 @@ program_get_fast(PyObject *self, void *closure)
 
 static PyGetSetDef program_getset[] = {
     {"fast", program_get_fast, NULL,
-     "(roots, words, tensors, further instructions) of the fast path, or None", NULL},
+     "the fast path, or None while there is none: numbers of roots, words and tensors, and the "
+     "indices of the instructions that are evaluated as usual",
+     NULL},
     {NULL},
 };
 

@@ -127,6 +127,7 @@ typedef struct {
     Py_ssize_t n_slots;
     Py_ssize_t n_temps; /* instructions that make a new reference to be held for the call */
     PyObject **slots;   /* the slots; those of a skipped block keep their last value */
+    bool *written;      /* by slot: some instruction writes it */
     PyObject **temps;
     bool busy;        /* the slots are in use */
     uint8_t accepted; /* number of accepted calls, as far as it matters */

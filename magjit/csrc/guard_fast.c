@@ -150,5 +150,14 @@ mj_fast_free(fast_path *f)
 PyObject *
 mj_fast_describe(const fast_path *f)
 {
-    return Py_BuildValue("(nnnn)", f->roots.n, f->words.n, f->tensors.n, f->rest.n);
+    PyObject *rest = PyTuple_New(f->rest.n);
+    for (Py_ssize_t i = 0; rest != NULL && i < f->rest.n; i++) {
+        PyObject *index = PyLong_FromLong(f->rest.item[i].instr);
+        if (index == NULL) {
+            Py_CLEAR(rest);
+            break;
+        }
+        PyTuple_SET_ITEM(rest, i, index);
+    }
+    return Py_BuildValue("(nnnN)", f->roots.n, f->words.n, f->tensors.n, rest);
 }

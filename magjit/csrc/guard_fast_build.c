@@ -289,6 +289,9 @@ add_stable(builder *b, guard_instr *in)
         return false;
     }
     switch (in->op) {
+    case G_EQ: /* the same object, which the program holds, is equal; another one may come to differ
+                */
+        return b->slots[in->src] == in->obj;
     case G_IS: /* with the slot's pointer fixed, these have been decided */
     case G_IS_NOT:
     case G_SAME:

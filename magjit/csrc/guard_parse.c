@@ -69,7 +69,6 @@ typedef struct {
     PyObject *tuple;
     Py_ssize_t index;
     guard_instr *in;
-    bool *defined;    /* by slot */
     Py_ssize_t block; /* instruction of the open dict_block, or -1 */
     Py_ssize_t block_end;
 } parser;
@@ -93,11 +92,11 @@ parse_slot(const parser *p, PyObject *item, bool written, int32_t *out)
         return bad(p, "slot out of range");
     }
     if (written) {
-        if (p->defined[slot]) {
+        if (p->program->written[slot]) {
             return bad(p, "slot written twice");
         }
     }
-    else if (!p->defined[slot]) {
+    else if (!p->program->written[slot]) {
         return bad(p, "slot read before it is written");
     }
     *out = (int32_t)slot;
@@ -372,7 +371,7 @@ verify_instr(parser *p)
         }
     }
     if (in->dst >= 0) {
-        p->defined[in->dst] = true;
+        p->program->written[in->dst] = true;
     }
     return 0;
 }
@@ -427,24 +426,20 @@ mj_guard_parse(guard_program *program, PyObject *instrs)
     Py_ssize_t n = PyTuple_GET_SIZE(instrs);
     program->n_instrs = n;
     program->code = PyMem_Calloc((size_t)n + 1, sizeof(guard_instr));
-    parser p = {.program = program, .block = -1};
-    p.defined = PyMem_Calloc((size_t)program->n_slots + 1, sizeof(bool));
-    int status = -1;
-    if (program->code == NULL || p.defined == NULL) {
+    program->written = PyMem_Calloc((size_t)program->n_slots + 1, sizeof(bool));
+    if (program->code == NULL || program->written == NULL) {
         PyErr_NoMemory();
-        goto done;
+        return -1;
     }
+    parser p = {.program = program, .block = -1};
     for (p.index = 0; p.index < n; p.index++) {
         if (p.block >= 0 && p.index >= p.block_end) {
             p.block = -1;
         }
         p.tuple = PyTuple_GET_ITEM(instrs, p.index);
         if (parse_instr(&p) < 0) {
-            goto done;
+            return -1;
         }
     }
-    status = 0;
-done:
-    PyMem_Free(p.defined);
-    return status;
+    return 0;
 }

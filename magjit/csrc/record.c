@@ -28,15 +28,15 @@ slots_tuple(const int32_t *slots, Py_ssize_t n)
 }
 
 static int
-read_slots(PyObject *tuple, Py_ssize_t n_slots, int32_t *out)
+read_slots(PyObject *tuple, const guard_program *program, int32_t *out)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
         long slot = PyLong_AsLong(PyTuple_GET_ITEM(tuple, i));
         if (slot == -1 && PyErr_Occurred()) {
             return -1;
         }
-        if (slot < 0 || slot >= n_slots) {
-            PyErr_Format(PyExc_ValueError, "slot %ld out of range", slot);
+        if (slot < 0 || slot >= program->n_slots || !program->written[slot]) {
+            PyErr_Format(PyExc_ValueError, "slot %ld is not one that the program fills", slot);
             return -1;
         }
         out[i] = (int32_t)slot;
@@ -91,10 +91,10 @@ record_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     r->n_inputs = PyTuple_GET_SIZE(inputs);
     r->n_finish = finish_slots != NULL ? PyTuple_GET_SIZE(finish_slots) : 0;
     r->slots = PyMem_Calloc((size_t)(r->n_inputs + r->n_finish + 1), sizeof(int32_t));
-    Py_ssize_t n_slots = r->program->n_slots;
     if (r->slots == NULL || set_finish(r, finish) < 0 ||
-        read_slots(inputs, n_slots, r->slots) < 0 ||
-        (finish_slots != NULL && read_slots(finish_slots, n_slots, r->slots + r->n_inputs) < 0)) {
+        read_slots(inputs, r->program, r->slots) < 0 ||
+        (finish_slots != NULL &&
+         read_slots(finish_slots, r->program, r->slots + r->n_inputs) < 0)) {
         if (!PyErr_Occurred()) {
             PyErr_NoMemory();
         }

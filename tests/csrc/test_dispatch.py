@@ -1,4 +1,4 @@
-"""Records and the dispatcher: who serves a call, with what, and what happens while user code runs."""
+"""Records and the dispatcher: who serves a call, with what, and what user code may do meanwhile."""
 
 from __future__ import annotations
 
@@ -194,10 +194,12 @@ def test_inputs_stay_alive_while_user_code_runs() -> None:
 
 def test_arguments_are_checked() -> None:
     program = takes(1)
-    with pytest.raises(ValueError, match="slot 1 out of range"):
+    with pytest.raises(ValueError, match="slot 1 is not one"):
         _C.Record(program, outputs, (1,))
-    with pytest.raises(ValueError, match="slot -1 out of range"):
+    with pytest.raises(ValueError, match="slot -1 is not one"):
         _C.Record(program, outputs, (), None, (-1,))
+    with pytest.raises(ValueError, match="slot 1 is not one"):
+        _C.Record(_C.GuardProgram([("arg", 0, 0)], 2), outputs, (1,))
     with pytest.raises(ValueError, match="finish"):
         _C.Record(program, outputs, (), -1)
     bad_records: list[tuple[Any, ...]] = [

@@ -1,4 +1,4 @@
-"""Every operation of a guard program: when it holds, when it fails, and the odd cases."""
+"""Guard programs: where objects come from, blocks, and programs that are refused."""
 
 from __future__ import annotations
 
@@ -6,78 +6,25 @@ import collections
 import functools
 import gc
 import sys
-import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from magjit import _C
-
-Instr = tuple[Any, ...]
-ARG = ("arg", 0, 0)
-
-
-def program(*instrs: Instr, slots: int = 12) -> _C.GuardProgram:
-    return _C.GuardProgram(list(instrs), slots)
-
-
-def on_arg(*instrs: Instr) -> Callable[[object], bool]:
-    """A check of one argument, which is in slot 0; full and quick evaluation must agree."""
-    guards = program(ARG, *instrs)
-
-    def check(value: object) -> bool:
-        answer = guards.check((value,))
-        assert answer is guards.check((value,)), "second check differs"
-        assert answer is (guards.explain((value,)) is None)
-        return answer
-
-    return check
-
-
-def fetched(value: object, *instrs: Instr) -> Any:
-    """What slot 1 holds after fetching from `value` in slot 0; KeyError if the fetch fails."""
-    slots = program(ARG, *instrs).slots((value,))
-    if slots is None:
-        raise KeyError
-    return slots[1]
-
-
-class Hostile:
-    """Any user code that runs is a failure."""
-
-    def __init__(self, hash_value: int = 1) -> None:
-        self.hash_value = hash_value
-        self.armed = False
-
-    def __eq__(self, other: object) -> bool:
-        assert not self.armed, "__eq__ ran"
-        return self is other
-
-    def __hash__(self) -> int:
-        assert not self.armed, "__hash__ ran"
-        return self.hash_value
-
-
-class Plain:
-    attribute = 1
-
-    def method(self) -> None: ...
-
-
-class Slotted:
-    __slots__ = ("full", "__weakref__")
-    full: object
-
-
-class Str(str):
-    def __eq__(self, other: object) -> bool:
-        raise AssertionError("__eq__ ran")
-
-    __hash__ = str.__hash__
-
+from tests.csrc.guard_helpers import (
+    ARG,
+    Hostile,
+    Instr,
+    Plain,
+    Slotted,
+    Str,
+    fetched,
+    on_arg,
+    program,
+)
 
 # -- roots ---------------------------------------------------------------------------------------
 
@@ -321,166 +268,6 @@ def test_getattr_c_holds_what_it_makes() -> None:
     assert after == count
 
 
-# -- checks --------------------------------------------------------------------------------------
-
-NAN = float("nan")
-VALUES = [
-    0, 1, -1, 2**70, -(2**70), True, False, None, ..., NotImplemented, 0.0, -0.0, 1.0, NAN,
-    float("inf"), 0j, -0j, complex(0.0, -0.0), 1j, "", "a", "\xe4", "\u1234", "\ud800", b"", b"a",
-    (), (1,), (True,), (1, ("a", None)), range(3), range(0, 3, 2), range(0), range(1, 1), slice(3),
-    slice(1, 3), slice(0, 3), int, "A" * 300, b"A" * 300,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("index", range(len(VALUES)), ids=lambda i: repr(VALUES[i])[:20])
-def test_eq_is_exact_type_and_exact_value(index: int) -> None:
-    check = on_arg(("eq", 0, VALUES[index]))
-    for j, value in enumerate(VALUES):
-        assert check(value) is (j == index), value
-
-
-def test_eq_of_equal_but_other_objects() -> None:
-    for make in [
-        lambda: int("1" * 30),
-        lambda: float("1.25"),
-        lambda: complex("1+2j"),
-        lambda: "".join(["ab", "cd"]),
-        lambda: b"".join([b"ab", b"cd"]),
-        lambda: tuple([1, "".join(["x", "y"])]),
-        lambda: range(int("1000"), int("2000")),
-        lambda: slice(int("1000"), None, None),
-        lambda: -float("nan"),
-    ]:
-        assert on_arg(("eq", 0, make()))(make())
-
-
-def test_eq_of_subclasses_and_unknown_types() -> None:
-    assert not on_arg(("eq", 0, "a"))(Str("a"))
-    assert not on_arg(("eq", 0, 1))(type("I", (int,), {})(1))
-    assert not on_arg(("eq", 0, (1,)))(type("T", (tuple,), {})((1,)))
-    obj = [1]
-    assert on_arg(("eq", 0, obj))(obj), "the same object"
-    assert not on_arg(("eq", 0, obj))([1])
-    deep_a: Any = ()
-    deep_b: Any = ()
-    for _ in range(100):
-        deep_a, deep_b = (deep_a, 1), (deep_b, 1)
-    assert not on_arg(("eq", 0, deep_a))(deep_b), "too deep to be worth it"
-
-
-def test_identity_and_type() -> None:
-    a, b = Plain(), Plain()
-    assert on_arg(("is", 0, a))(a) and not on_arg(("is", 0, a))(b)
-    assert on_arg(("is_not", 0, a))(b) and not on_arg(("is_not", 0, a))(a)
-    check = on_arg(("type_is", 0, Plain))
-    assert check(a) and not check(type("Sub", (Plain,), {})()) and not check(1)
-    a.__class__ = type("Other", (Plain,), {})
-    assert not check(a)
-    assert on_arg(("type_is", 0, bool))(True) and not on_arg(("type_is", 0, int))(True)
-    two = program(ARG, ("arg", 1, 1), ("same", 0, 1))
-    assert two.check((a, a)) and not two.check((a, b))
-    apart = program(ARG, ("arg", 1, 1), ("arg", 2, 2), ("distinct", 0, [1, 2]))
-    assert apart.check((a, b, b)) and not apart.check((a, b, a)) and not apart.check((a, a, b))
-
-
-def test_freed_object_at_the_same_address_is_another_one() -> None:
-    guards = program(ARG, ("weak", 1, weakref.ref(first := Plain())), ("same", 0, 1))
-    assert guards.check((first,))
-    address = id(first)
-    del first
-    reborn = next((o for o in (Plain() for _ in range(1000)) if id(o) == address), Plain())
-    assert not guards.check((reborn,))
-
-
-def test_len() -> None:
-    check = on_arg(("len", 0, 2))
-    containers = [list, tuple, set, frozenset, collections.deque, dict.fromkeys,
-                  collections.OrderedDict.fromkeys, type("S", (set,), {}),
-                  type("L", (list,), {"__len__": lambda self: 7})]  # fmt: skip
-    for make in containers:
-        assert check(make((1, 2))) and not check(make((1,))) and not check(make(()))
-    for value in ("ab", b"ab", 2, range(2), None):
-        assert not check(value)
-
-
-def test_keys() -> None:
-    check = on_arg(("keys", 0, ("a", 1, None)))
-    assert check({"a": 0, 1: 0, None: 0})
-    assert check(collections.OrderedDict({"a": 0, 1: 0, None: 0}))
-    for other in (
-        {1: 0, "a": 0, None: 0},
-        {"a": 0, 1: 0},
-        {"a": 0, 1: 0, None: 0, 2: 0},
-        {"a": 0, True: 0, None: 0},
-        {Str("a"): 0, 1: 0, None: 0},
-        ["a", 1, None],
-    ):
-        assert not check(other)
-    assert on_arg(("keys", 0, ()))({}) and not on_arg(("keys", 0, ()))({1: 1})
-    od = collections.OrderedDict(a=1, b=2)
-    ordered = on_arg(("keys", 0, ("a", "b")))
-    assert ordered(od)
-    od.move_to_end("a")
-    assert not ordered(od)
-    od.move_to_end("b")
-    assert ordered(od)
-    del od["a"]
-    od["a"] = 1
-    assert not ordered(od)
-
-
-def test_set_eq() -> None:
-    check = on_arg(("set_eq", 0, frozenset([1, "a", None, 2.5])))
-    assert check({1, "a", None, 2.5}) and check(frozenset([2.5, None, "a", 1]))
-    for other in ({True, "a", None, 2.5}, {1, "a", None}, {1, "a", None, 2.5, 3}, {1, Str("a"), None, 2.5},
-                  {1.0, "a", None, 2.5}, [1, "a", None, 2.5], set()):  # fmt: skip
-        assert not check(other)
-    assert on_arg(("set_eq", 0, frozenset()))(set())
-    thinned = set(range(1000))
-    for i in range(3, 1000):
-        thinned.discard(i)
-    assert on_arg(("set_eq", 0, frozenset([0, 1, 2])))(thinned)
-    hostile = Hostile(hash("a"))
-    bad = {hostile}
-    one = on_arg(("set_eq", 0, frozenset(["a"])))
-    hostile.armed = True
-    assert not one(bad)
-    hostile.armed = False
-
-
-def test_tp_names() -> None:
-    class Base:
-        a = 1
-
-    class Sub(Base):
-        b = 2
-
-    guards = program(("tp_names", Sub, (("a", 1), ("b", 2), ("c", _C.NULL))))
-    by_slot = program(ARG, ("tp_names", 0, (("a", 1), ("c", _C.NULL))))
-    assert guards.check(()) and guards.check(()) and by_slot.check((Sub,))
-    assert not by_slot.check((1,)) and not by_slot.check((int,))
-    Sub.unrelated = 3
-    assert guards.check(()) and by_slot.check((Sub,))
-    Base.c = 1
-    assert guards.explain(()) == 0 and not guards.check(()) and not by_slot.check((Sub,))
-    del Base.c
-    assert guards.check(()) and by_slot.check((Sub,))
-    Base.a = 5
-    assert not guards.check(())
-    Base.a = 1
-    assert guards.check(())
-    Sub.__bases__ = (type("Empty", (), {}),)
-    assert not guards.check(()) and not by_slot.check((Sub,))
-
-
-def test_pyeq_calls_a_c_function() -> None:
-    check = on_arg(("pyeq", 0, b"\x01\x00", memoryview.tobytes))
-    assert check(memoryview(b"\x01\x00")) and not check(memoryview(b"\x01\x01"))
-    assert not check(1), "an exception is a failed guard"
-    with pytest.raises(ValueError, match=r"instruction 1 \(pyeq\)"):
-        program(ARG, ("pyeq", 0, 1, lambda x: 1))
-
-
 # -- blocks --------------------------------------------------------------------------------------
 
 
@@ -619,63 +406,11 @@ def test_bad_calls() -> None:
             guards.check(*args)
 
 
-# -- life ----------------------------------------------------------------------------------------
+def test_malformed_programs_leak_nothing() -> None:
+    def allocated() -> int:
+        gc.collect()
+        return sys.getallocatedblocks()
 
-
-def big_program(obj: object) -> _C.GuardProgram:
-    return program(
-        ARG,
-        ("const", 1, obj),
-        ("same", 0, 1),
-        ("dict", 2, 0),
-        ("dict_block", 2, 3),
-        ("getitem", 3, 2, "a"),
-        ("eq", 3, 1),
-        ("keys", 2, ("a", "cycle")),
-        ("tp_names", type(obj), (("method", Plain.method), ("zzz", _C.NULL))),
-        ("getattr_c", 4, 0, Plain.__dict__["__dict__"]),
-        ("pyeq", 3, 1, abs),
-        ("is_not", 0, None),
-    )
-
-
-def test_garbage_collection_of_cycles() -> None:
-    obj = Plain()
-    obj.a = 1
-    obj.cycle = big_program(obj)
-    assert obj.cycle.check((obj,))
-    alive = weakref.ref(obj)
-    del obj
-    gc.collect()
-    assert alive() is None
-
-
-@pytest.fixture
-def allocated() -> Iterator[Callable[[], int]]:
-    yield lambda: (gc.collect(), sys.getallocatedblocks())[1]
-
-
-def test_a_hundred_thousand_checks_leak_nothing(allocated: Callable[[], int]) -> None:
-    obj, other = Plain(), Plain()
-    obj.a = other.a = 1
-    obj.cycle = None
-    guards = big_program(obj)
-    objects = (obj, other, guards, Plain, abs)
-
-    def rounds(n: int) -> None:
-        for _ in range(n):
-            assert guards.check((obj,))
-            guards.check((other,))
-            obj.a = 1
-
-    rounds(1000)
-    counts, before = [sys.getrefcount(o) for o in objects], allocated()
-    rounds(50_000)
-    assert [sys.getrefcount(o) for o in objects] == counts
-    assert allocated() - before < 50
-
-
-def test_malformed_programs_leak_nothing(allocated: Callable[[], int]) -> None:
     def rounds(n: int) -> None:
         for _ in range(n):
             for instrs, _message in MALFORMED:
@@ -686,51 +421,3 @@ def test_malformed_programs_leak_nothing(allocated: Callable[[], int]) -> None:
     before = allocated()
     rounds(50)
     assert allocated() - before < 100
-
-
-def test_threads() -> None:
-    objects = []
-    for _ in range(4):
-        obj = Plain()
-        obj.a, obj.cycle = 1, None
-        objects.append(obj)
-    guards = program(
-        ARG, ("dict", 1, 0), ("dict_block", 1, 2), ("getitem", 2, 1, "a"), ("eq", 2, 1)
-    )
-    wrong: list[str] = []
-
-    def work(obj: Plain, other: object) -> None:
-        for i in range(3000):
-            if not guards.check((obj,)):
-                wrong.append("missed")
-            obj.a = 2
-            if guards.check((obj,)):
-                wrong.append("stale")
-            obj.a = 1
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        threads = [threading.Thread(target=work, args=(o, None)) for o in objects]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert not wrong
-
-
-def test_a_c_function_that_comes_back_gets_slots_of_its_own() -> None:
-    """A weak proxy of nothing in particular: `sorted` calls a key function, which calls the program."""
-    results: list[object] = []
-
-    class Back:
-        def __index__(self) -> int:
-            results.append(guards.slots((1,)) is None)
-            results.append(guards.check((1,)))
-            return 3
-
-    guards = program(ARG, ("pyeq", 0, "0x3", hex))
-    assert guards.check((Back(),))
-    assert results == [True, False]

@@ -184,10 +184,18 @@ def test_metadata_that_only_user_code_knows_is_refused() -> None:
 def test_malformed_metadata() -> None:
     good = _C.tensor_meta(torch.zeros(2, 3))
     bad: list[Any] = [
-        (), good[:7], (*good, 1), (int, *good[1:]), (*good[:1], "x", *good[2:]), (*good[:4], [2, 3], *good[5:]),
-        (*good[:4], (2, -1), *good[5:]), (*good[:5], (1,), *good[6:]), (*good[:6], 1, good[7]),
-        (*good[:7], None), (*good[:1], 2**40, *good[2:]),
-    ]  # fmt: skip
+        (),
+        good[:7],
+        (*good, 1),
+        (int, *good[1:]),
+        (*good[:1], "x", *good[2:]),
+        (*good[:1], 2**40, *good[2:]),
+        (*good[:4], [2, 3], *good[5:]),
+        (*good[:4], (2, -1), *good[5:]),
+        (*good[:5], (1,), *good[6:]),
+        (*good[:6], 1, good[7]),
+        (*good[:7], None),
+    ]
     for meta in bad:
         with pytest.raises(ValueError, match=r"instruction 1 \(tensor\)"):
             _C.GuardProgram([("arg", 0, 0), ("tensor", 0, meta)], 1)
