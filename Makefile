@@ -3,7 +3,8 @@
 #   make setup      create or update .venv, build the C part in place
 #   make demo       the nine example models: graphs, cost and times beside torch.compile's
 #   make test       the tests that belong to every change
-#   make test-all   those and the slow ones
+#   make test-all   those, the slow ones, and test-pythons
+#   make test-pythons   what needs no torch, on the other interpreters: PYTHONS="python3.12 ..."
 #   make lint       ruff and mypy
 #   make bench      the benchmarks, results under benchmarks/results/
 #   make test-gpu   the tests on a machine with a GPU, for the interpreter at hand, without a
@@ -24,7 +25,7 @@ export HF_HUB_OFFLINE := 1
 SOURCES := $(wildcard magjit/csrc/*.c magjit/csrc/*.h)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-.PHONY: setup demo test test-all lint format bench test-gpu clean
+.PHONY: setup demo test test-all test-pythons lint format bench test-gpu clean
 
 setup: $(VENV)/.stamp
 
@@ -42,6 +43,23 @@ test: setup
 
 test-all: setup
 	$(PYTEST) $(TESTS)
+	$(MAKE) test-pythons
+
+# The C part and the bytecode layer know CPython's versions, and nothing of torch.
+PYTHONS ?= python3.12 python3.13
+WITHOUT_TORCH := tests/bytecode tests/csrc tests/monitor
+
+test-pythons:
+	for python in $(PYTHONS); do \
+	  if ! $$python -c '' 2>/dev/null; then echo "$$python: not here, left out"; continue; fi; \
+	  venv=.venv-$$(basename $$python); \
+	  test -x $$venv/bin/python || $$python -m venv $$venv || exit 1; \
+	  $$venv/bin/python -m pip install -q -c constraints.txt setuptools wheel \
+	    pytest pytest-xdist pytest-timeout hypothesis numpy PyYAML networkx rich || exit 1; \
+	  rm -rf build/lib*; \
+	  $$venv/bin/python -m pip install -q --no-deps --no-build-isolation --force-reinstall . || exit 1; \
+	  PYTHONSAFEPATH=1 $$venv/bin/python -m pytest -n $(WORKERS) $(WITHOUT_TORCH) || exit 1; \
+	done
 
 lint: setup
 	$(BIN)/ruff check .
@@ -72,4 +90,4 @@ test-gpu:
 	  -n $(GPU_WORKERS) --dist loadgroup $(if $(PART),--part $(PART)) $(TESTS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info magjit/_C*.so
+	rm -rf $(VENV) $(VENV)-* build dist *.egg-info magjit/_C*.so
