@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from magjit.plugin import make_graph_module
 from magjit.monitor.operator_graph import Operator, OperatorGraph, ValueRef, refs_in
 
 _DUNDERS: dict[str, Callable[..., Any]] = {
@@ -86,9 +87,7 @@ def lower(graph: OperatorGraph, outputs: tuple[int, ...], names: dict[int, str])
     for op in graph.operators:
         lowering.add(op)
     lowering.fx.output(tuple(lowering.nodes[value_id] for value_id in outputs))
-    gm = GraphModule(torch.nn.Module(), lowering.fx, class_name="MagJITGraph")
-    gm.graph.lint()
-    return gm
+    return make_graph_module(torch.nn.Module(), lowering.fx)
 
 
 class _Lowering:

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from magjit import _C
 from magjit import config as settings
-from magjit.errors import Unrebuildable
+from magjit.errors import BackendError, Unrebuildable
 from magjit.guards import emit as guard_emit
 from magjit.guards import plan as guard_plan
 from magjit.lower_fx import lower
@@ -58,13 +58,20 @@ def build_record(observation: Observation, backend: Backend, context: BackendCon
     )
     broken = observation.recorder.broken
     if broken is not None:
-        captured.split = SplitPoint(broken.reason, broken.location, broken.remedy)
+        captured.split = SplitPoint(broken.reason, broken.location, broken.remedy, broken.error)
         return captured
     build = Build(observation, backend, context, captured)
     started = time.perf_counter()
     for name, run in PASSES:
         build.trace.append(name)
-        run(build)
+        try:
+            run(build)
+        except BackendError:
+            raise
+        except Exception as error:
+            captured.split = SplitPoint(
+                f"MagJIT's own pass {name!r} failed: {error!r}", observation.location, error=error
+            )
         if captured.split is not None:
             return captured
     timings = captured.timings
@@ -137,8 +144,13 @@ def _backend(build: Build) -> None:
         with build.observation.ambient():
             build.compiled = run_backend(build.backend, build.gm, inputs, build.context)
     else:
-        build.compiled = build.gm.forward
+        build.compiled = _no_operators
     build.captured.timings.backend_ms = (time.perf_counter() - started) * 1e3
+
+
+def _no_operators(*inputs: Any) -> tuple[()]:
+    """The graph of a program without tensor operations."""
+    return ()
 
 
 def _emit(build: Build) -> None:

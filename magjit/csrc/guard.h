@@ -68,6 +68,7 @@ typedef enum {
     G_OVERLAP,
     G_GLOBAL_STATE,
     G_PYEQ,
+    G_PREDICATE,
     /* blocks */
     G_DICT_BLOCK,
     G_COUNT

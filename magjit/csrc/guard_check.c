@@ -139,6 +139,27 @@ op_pyeq(guard_run *run, guard_instr *in)
     return ok;
 }
 
+/* A backend's own condition on some inputs: the only check that may run Python code. */
+static bool
+op_predicate(guard_run *run, guard_instr *in)
+{
+    Py_ssize_t n = in->u.slots->n;
+    PyObject *args = PyTuple_New(n);
+    if (args == NULL) {
+        PyErr_Clear();
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyTuple_SET_ITEM(args, i, Py_NewRef(run->slots[in->u.slots->slot[i]]));
+    }
+    PyObject *value = PyObject_Call(in->obj, args, NULL);
+    bool ok = value != NULL && PyObject_IsTrue(value) == 1;
+    PyErr_Clear();
+    Py_XDECREF(value);
+    Py_DECREF(args);
+    return ok;
+}
+
 const op_function mj_check_functions[G_COUNT] = {
     [G_IS_NOT] = op_is_not,
     [G_EQ] = op_eq,
@@ -153,4 +174,5 @@ const op_function mj_check_functions[G_COUNT] = {
     [G_OVERLAP] = op_overlap,
     [G_GLOBAL_STATE] = op_global_state,
     [G_PYEQ] = op_pyeq,
+    [G_PREDICATE] = op_predicate,
 };

@@ -1,9 +1,9 @@
 /* Global state of torch that decides which graph a program would have: what it consists of, and how
  * each entry is read.
  *
- * By an exported function of torch's libraries where there is one (1 to 3 ns), else by a function of
- * torch._C, called directly through its method definition, or it is a variable of a module.  Nothing
- * here runs user code.
+ * By an exported function of torch's libraries where there is one (1 to 3 ns), else by a function
+ * of torch._C, called directly through its method definition, or it is a variable of a module.
+ * Nothing here runs user code.
  */
 #include "guard_state.h"
 

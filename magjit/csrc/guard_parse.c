@@ -59,6 +59,7 @@ static const op_spec specs[G_COUNT] = {
     [G_OVERLAP] = {"overlap", "s2o"},
     [G_GLOBAL_STATE] = {"global_state", "g"},
     [G_PYEQ] = {"pyeq", "soc"},
+    [G_PREDICATE] = {"predicate", "Lo"},
     [G_DICT_BLOCK] = {"dict_block", "si"},
 };
 

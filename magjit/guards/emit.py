@@ -8,7 +8,7 @@ from typing import Any
 from magjit import _C
 from magjit.errors import BackendError
 from magjit.guards.plan import GuardPlan
-from magjit.plugin import SameInput, StorageRelation
+from magjit.plugin import CustomGuard, SameInput, ShapeGuard, StorageRelation
 from magjit.refgraph import relations as r
 from magjit.refgraph.kinds import is_atom
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, ShadowNode, Target
@@ -363,11 +363,12 @@ def add_backend_guards(code: GuardCode, guards: list[Any]) -> None:
                 _storage_relation(
                     code, [slots[i] for i in overlapping], [slots[i] for i in disjoint]
                 )
+            case ShapeGuard():
+                pass  # the metadata of every input is compared, sizes and strides included
+            case CustomGuard(inputs=inputs, check=check):
+                code.emit("predicate", [slots[i] for i in inputs], check)
             case _:
-                raise BackendError(
-                    f"The backend states a guard that cannot be checked: {guard}",
-                    remedy="compile with dynamic=False",
-                )
+                raise BackendError(f"The backend states a guard of an unknown kind: {guard}")
 
 
 def _storage_relation(code: GuardCode, overlapping: list[int], disjoint: list[int]) -> None:
