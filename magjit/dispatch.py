@@ -7,6 +7,7 @@ compiled object. Records belong to the controller, so two compiles of one class 
 from __future__ import annotations
 
 import logging
+import types
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -69,7 +70,14 @@ class Controller:
 
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """A call for which no guard holds."""
-        kwargs = kwargs or {}
+        try:
+            return self._missed(args, kwargs or {})
+        except BaseException as error:
+            # Neither readers of the traceback nor what it keeps alive need our own frames.
+            error.__traceback__ = _users_part(error.__traceback__)
+            raise
+
+    def _missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.eager_reason is not None or _is_traced():
             return self._eagerly(args, kwargs)
         if not capture_lock.acquire(blocking=False):
@@ -142,7 +150,7 @@ class Controller:
                 f"{self.name} is not one graph: {split.reason}",
                 location=split.location,
                 remedy=split.remedy or "compile with fullgraph=False to run such calls eagerly",
-            )
+            ) from split.error
         self.failures += 1
         if self.failures == 1:
             self._warn(
@@ -158,7 +166,7 @@ class Controller:
 
     def _warn(self, text: str) -> None:
         log.warning("%s", text)
-        warnings.warn(text, MagJITWarning, stacklevel=4)
+        warnings.warn(text, MagJITWarning, stacklevel=5)
 
     @property
     def name(self) -> str:
@@ -192,6 +200,16 @@ def all_stats() -> Stats:
         total.eager_calls += stats.eager_calls
         total.records += stats.records
     return total
+
+
+def _users_part(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback from the first frame on that is not MagJIT's; all of it where there is none."""
+    found = traceback
+    while found is not None:
+        if not str(found.tb_frame.f_globals.get("__name__", "")).startswith("magjit."):
+            return found
+        found = found.tb_next
+    return traceback
 
 
 def _is_traced() -> bool:

@@ -23,10 +23,11 @@ from magjit.plugin import GraphInput, InputDescriber
 from magjit.records import Timings
 from magjit.refgraph import attributes, calls, containers
 from magjit.refgraph import relations as r
+from magjit.refgraph.binding import bind_handlers
 from magjit.refgraph.kinds import class_lookup
 from magjit.refgraph.nodes import ShadowNode
 from magjit.refgraph.python_specials import python_special
-from magjit.refgraph.recorder import StateRecorder, bind_handlers
+from magjit.refgraph.recorder import StateRecorder
 
 capture_lock = threading.Lock()
 """Observation is process-wide: one capture at a time."""
@@ -75,12 +76,28 @@ class Observation:
     recorder: StateRecorder
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    result: Any
-    global_state: Any
-    location: Location | None
-    timings: Timings
+    result: Any = None
+    global_state: Any = None
+    location: Location | None = None
+    timings: Timings = field(default_factory=Timings)
     descriptions: dict[int, GraphInput] = field(default_factory=dict)
     sees_keyword_order: bool = True
+
+    def prepare(self, target: Any) -> None:
+        """Note what can only be seen before the run."""
+        self.location = _definition(target)
+        self.sees_keyword_order = _sees_keyword_order(target)
+        self.global_state = _C.global_state()
+        describer = InputDescriber()
+        recorder, descriptions = self.recorder, self.descriptions
+
+        def describe(value_id: int, tensor: torch.Tensor) -> None:
+            node = recorder.graph.node_of(tensor)
+            static = node is not None and not node.structural
+            descriptions[value_id] = describer.describe(tensor, static=static)
+
+        recorder.operators.on_input = describe
+        _register_roots(recorder, target, self.args, self.kwargs)
 
     def release(self) -> None:
         """Let go of everything that the run used."""
@@ -133,57 +150,57 @@ def observe(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Obser
     """Run ``target(*args, **kwargs)`` for real, once, and write down what it did.
 
     Exceptions of the program pass through; whatever happens, trace functions and modes are put
-    back as they were.
+    back as they were. A fault of the observation itself leaves the run alone: the recorder is then
+    broken and names it.
     """
-    describer = InputDescriber()
-    descriptions: dict[int, GraphInput] = {}
     recorder = StateRecorder(default_database(), python_special)
-
-    def describe(value_id: int, tensor: torch.Tensor) -> None:
-        node = recorder.graph.node_of(tensor)
-        static = node is not None and not node.structural
-        descriptions[value_id] = describer.describe(tensor, static=static)
-
-    recorder.operators.on_input = describe
-    _register_roots(recorder, target, args, kwargs)
-    tracer = _C.Tracer(
-        bind_handlers(recorder, _HANDLERS),
-        recorder.enter_frame,
-        _leave_frame,
-        _TRIVIAL,
-        lambda code: decode(code).plan,
-    )
-    recorder.tracer = tracer
-    timings = Timings()
-    global_state = _C.global_state()
+    observation = Observation(recorder, args, kwargs)
+    tracer: _C.Tracer | None = None
+    try:
+        observation.prepare(target)
+        tracer = recorder.tracer = _C.Tracer(
+            bind_handlers(recorder, _HANDLERS),
+            recorder.enter_frame,
+            _leave_frame,
+            _TRIVIAL,
+            lambda code: decode(code).plan,
+        )
+    except Exception as error:
+        recorder.fail(error)
     collecting = gc.isenabled()
     gc.disable()  # finalizers of unrelated garbage must not run under observation
     started = time.perf_counter()
     try:
-        with recorder.operators:
-            tracer.start()
-            try:
-                result = target(*args, **kwargs)
-            finally:
-                tracer.stop()
+        if recorder.broken is not None or tracer is None:
+            observation.result = target(*args, **kwargs)
+        else:
+            with recorder.operators:
+                observation.result = _traced(tracer, recorder, target, args, kwargs)
     finally:
         if collecting:
             gc.enable()
-    timings.run_ms = (time.perf_counter() - started) * 1e3
+    observation.timings.run_ms = (time.perf_counter() - started) * 1e3
     recorder.operators.active = False
-    if tracer.error is not None:
-        recorder.split(f"MagJIT's own recorder failed: {tracer.error!r}")
-    return Observation(
-        recorder,
-        args,
-        kwargs,
-        result,
-        global_state,
-        _definition(target),
-        timings,
-        descriptions,
-        _sees_keyword_order(target),
-    )
+    if tracer is not None and tracer.error is not None:
+        recorder.fail(tracer.error)
+    return observation
+
+
+def _traced(
+    tracer: _C.Tracer,
+    recorder: StateRecorder,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    try:
+        tracer.start()
+    except Exception as error:
+        recorder.fail(error)
+    try:
+        return target(*args, **kwargs)
+    finally:
+        tracer.stop()
 
 
 def _sees_keyword_order(target: Any) -> bool:

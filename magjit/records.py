@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SplitPoint:
-    """Why a run did not become one graph."""
+    """Why a run did not become one graph; ``error`` when MagJIT itself failed."""
 
     reason: str
     location: Location | None
     remedy: str | None = None
+    error: BaseException | None = None
 
     def __str__(self) -> str:
         where = f" at {self.location}" if self.location is not None else ""

@@ -38,6 +38,11 @@ _ATOMS: tuple[type, ...] = (
 )
 
 
+_SHAPES = frozenset({"shape", "size", "numel", "nelement", "__len__", "stride", "nbytes"})
+After = Callable[[Any], object]
+"""What is to be done with the result of an operation."""
+
+
 class Observer(Protocol):
     """What the operator recorder asks of the recorder of Python state."""
 
@@ -46,6 +51,8 @@ class Observer(Protocol):
     def resume(self) -> None: ...
 
     def split(self, reason: str, remedy: str | None = None) -> None: ...
+
+    def fail(self, error: Exception) -> None: ...
 
     def instruction(self) -> tuple[Any, int]: ...
 
@@ -127,12 +134,27 @@ class OperatorRecorder(TorchFunctionMode):
     def _record(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        kind, name = self._kind(func)
+        """Run one operation, exactly once and whatever becomes of its recording."""
+        after: After | None = None
+        name = ""
         try:
-            return _HANDLERS[kind](self, func, name, args, kwargs)
-        except _NotRecordable as problem:
+            kind, name = self._kind(func)
+            after = _HANDLERS[kind](self, func, name, args, kwargs)
+        except Exception as problem:
+            self._give_up(problem, name)
+        out = func(*args, **kwargs)
+        if after is not None:
+            try:
+                after(out)
+            except Exception as problem:
+                self._give_up(problem, name)
+        return out
+
+    def _give_up(self, problem: Exception, name: str) -> None:
+        if isinstance(problem, _NotRecordable):
             self._observer.split(f"{problem} (in {name})")
-            return func(*args, **kwargs)
+        else:
+            self._observer.fail(problem)
 
     def _kind(self, func: Callable[..., Any]) -> tuple[OpKind, str]:
         try:
@@ -162,97 +184,89 @@ class OperatorRecorder(TorchFunctionMode):
 
         return finish
 
-    # -- one handler a kind ---------------------------------------------------------------------
+    # -- one handler a kind: called before the operation, gives what is to be done after it --------
 
     def _compute(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    ) -> After:
         inputs: list[Value] = []
         operator = self._operator(func, args, kwargs, inputs)
         dynamic = shape_depends_on_data(name, args, kwargs)
-        out = func(*args, **kwargs)
-        self._finish(operator, out, inputs, dynamic)
-        return out
+        return lambda out: self._finish(operator, out, inputs, dynamic)
 
     def _dynamic(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    ) -> After:
         inputs: list[Value] = []
         operator = self._operator(func, args, kwargs, inputs)
-        out = func(*args, **kwargs)
-        self._finish(operator, out, inputs, dynamic=True)
-        return out
+        return lambda out: self._finish(operator, out, inputs, dynamic=True)
 
     def _metadata(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    ) -> After:
         inputs: list[Value] = []
         self._template((args, kwargs), inputs)
-        out = func(*args, **kwargs)
-        if name in UNGUARDED_METADATA and args and isinstance(args[0], torch.Tensor):
-            self._observer.tensor_fact(args[0], func, out)
-        if name in ("shape", "size", "numel", "nelement", "__len__", "stride", "nbytes") and any(
-            value.dynamic and not value.const for value in inputs
-        ):
-            self._observer.split(
-                f"reads the shape of a tensor whose shape depends on data ({name})"
-            )
-        return out
+
+        def after(out: Any) -> None:
+            if name in UNGUARDED_METADATA and args and isinstance(args[0], torch.Tensor):
+                self._observer.tensor_fact(args[0], func, out)
+            if name in _SHAPES and any(value.dynamic and not value.const for value in inputs):
+                self._observer.split(
+                    f"reads the shape of a tensor whose shape depends on data ({name})"
+                )
+
+        return after
 
     def _value(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    ) -> After | None:
         if name == "__hash__":
-            return func(*args, **kwargs)
+            return None
         inputs: list[Value] = []
         self._template((args, kwargs), inputs)
-        out = func(*args, **kwargs)
-        if not all(value.const for value in inputs):
-            self._observer.split(
-                f"reads the data of a tensor into Python ({name})",
-                "keep the value in a tensor, or leave this part out of the compiled region",
-            )
-        elif isinstance(out, torch.Tensor) or type(out).__module__ == "numpy":
-            self._observer.split(f"takes a tensor out of torch ({name})")
-        return out
+        const = all(value.const for value in inputs)
+
+        def after(out: Any) -> None:
+            if not const:
+                self._observer.split(
+                    f"reads the data of a tensor into Python ({name})",
+                    "keep the value in a tensor, or leave this part out of the compiled region",
+                )
+            elif isinstance(out, torch.Tensor) or type(out).__module__ == "numpy":
+                self._observer.split(f"takes a tensor out of torch ({name})")
+
+        return after
 
     def _state(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    ) -> After:
         operator = self._operator(func, args, kwargs, [])
-        out = func(*args, **kwargs)
-        self.graph.operators.append(operator)
-        return out
+        return lambda out: self.graph.operators.append(operator)
 
     def _attribute(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        out = func(*args, **kwargs)
-        self._observer.tensor_attribute(args[0], name, out)
-        return out
+    ) -> After:
+        return lambda out: self._observer.tensor_attribute(args[0], name, out)
 
     def _set_attribute(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    ) -> After | None:
         tensor = args[0]
         known = self.value_of(tensor)
         fresh = known is not None and not known.is_input
         if name == "requires_grad" and fresh:
             operator = self._operator(torch.Tensor.requires_grad_, args, kwargs, [])
-            func(*args, **kwargs)
-            self.graph.operators.append(operator)
-            return None
+            return lambda out: self.graph.operators.append(operator)
         if name == "grad" and not fresh:
             self._observer.set_tensor_attribute(tensor, name)
         else:
             self._observer.split(f"sets the attribute .{name} of a tensor")
-        return func(*args, **kwargs)
+        return None
 
     def _split(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    ) -> None:
         self._observer.split(SPLIT_REASONS.get(name, f"reads the attribute .{name} of a tensor"))
-        return func(*args, **kwargs)
 
     # -- templates ------------------------------------------------------------------------------
 
@@ -375,7 +389,7 @@ def _random(func: Callable[..., Any]) -> bool:
     )
 
 
-_HANDLERS: dict[OpKind, Callable[..., Any]] = {
+_HANDLERS: dict[OpKind, Callable[..., After | None]] = {
     OpKind.COMPUTE: OperatorRecorder._compute,
     OpKind.DYNAMIC: OperatorRecorder._dynamic,
     OpKind.METADATA: OperatorRecorder._metadata,

@@ -18,7 +18,7 @@ import torch
 
 from magjit import _C
 from magjit.annotations import Database
-from magjit.bytecode import CodeInfo, EventKind, decode
+from magjit.bytecode import CodeInfo, decode
 from magjit.errors import Location
 from magjit.monitor.operators import OperatorRecorder
 from magjit.refgraph import relations as r
@@ -59,6 +59,10 @@ class Split:
     reason: str
     location: Location | None
     remedy: str | None = None
+    error: BaseException | None = None
+
+
+_REPORT = "this is a fault of MagJIT's: please report it with the program that shows it"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,6 +137,14 @@ class StateRecorder:
         """Note that the run cannot become one graph; the user's program goes on unobserved."""
         if self.broken is None:
             self.broken = Split(reason, self.location(), remedy)
+            self.operators.active = False
+            self.pause()
+
+    def fail(self, error: BaseException) -> None:
+        """Recording itself went wrong: the run goes on unobserved, its record is given up."""
+        if self.broken is None or self.broken.error is None:
+            reason = f"MagJIT's own recorder failed: {error!r}"
+            self.broken = Split(reason, self.location(), _REPORT, error)
             self.operators.active = False
             self.pause()
 
@@ -453,47 +465,3 @@ def _functions_of(value: Any) -> tuple[Any, ...]:
 
 
 Handler = Callable[[StateRecorder, FrameState, int, tuple[Any, ...]], Any]
-
-
-def bind_handlers(recorder: StateRecorder, table: dict[EventKind, Handler]) -> list[Any]:
-    """The handler list that the tracer calls, indexed by event kind."""
-    handlers: list[Any] = [None] * (max(EventKind) + 1)
-    for kind, function in table.items():
-        handlers[kind] = _bound(recorder, function)
-    return handlers
-
-
-def _bound(recorder: StateRecorder, function: Handler) -> Any:
-    operators = recorder.operators
-
-    def handle(state: FrameState, offset: int, inputs: tuple[Any, ...]) -> Any:
-        recorder.state = state
-        recorder.offset = offset
-        if recorder.suspended:  # the call that suspended recording has ended, by an exception
-            recorder.suspended = False
-            operators.active = recorder.broken is None
-        operators.handling = True
-        try:
-            verdict = function(recorder, state, offset, inputs)
-        finally:
-            operators.handling = False
-        if verdict is None or verdict is _C.OPAQUE:
-            return verdict
-        if isinstance(verdict, tuple):
-            return (verdict[0], _handling(operators, verdict[1]))
-        return _handling(operators, verdict)
-
-    return handle
-
-
-def _handling(operators: OperatorRecorder, post: Callable[[Any], None]) -> Callable[[Any], None]:
-    """What a handler does after its instruction is the recorder's own work as well."""
-
-    def run(top: tuple[Any, ...]) -> None:
-        operators.handling = True
-        try:
-            post(top)
-        finally:
-            operators.handling = False
-
-    return run

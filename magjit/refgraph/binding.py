@@ -1,0 +1,55 @@
+"""Handlers as the tracer calls them: bound to a recorder, their own torch calls unrecorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from magjit import _C
+from magjit.bytecode import EventKind
+from magjit.monitor.operators import OperatorRecorder
+from magjit.refgraph.recorder import FrameState, Handler, StateRecorder
+
+
+def bind_handlers(recorder: StateRecorder, table: dict[EventKind, Handler]) -> list[Any]:
+    """The handler list that the tracer calls, indexed by event kind."""
+    handlers: list[Any] = [None] * (max(EventKind) + 1)
+    for kind, function in table.items():
+        handlers[kind] = _bound(recorder, function)
+    return handlers
+
+
+def _bound(recorder: StateRecorder, function: Handler) -> Any:
+    operators = recorder.operators
+
+    def handle(state: FrameState, offset: int, inputs: tuple[Any, ...]) -> Any:
+        recorder.state = state
+        recorder.offset = offset
+        if recorder.suspended:  # the call that suspended recording has ended, by an exception
+            recorder.suspended = False
+            operators.active = recorder.broken is None
+        operators.handling = True
+        try:
+            verdict = function(recorder, state, offset, inputs)
+        finally:
+            operators.handling = False
+        if verdict is None or verdict is _C.OPAQUE:
+            return verdict
+        if isinstance(verdict, tuple):
+            return (verdict[0], _handling(operators, verdict[1]))
+        return _handling(operators, verdict)
+
+    return handle
+
+
+def _handling(operators: OperatorRecorder, post: Callable[[Any], None]) -> Callable[[Any], None]:
+    """What a handler does after its instruction is the recorder's own work as well."""
+
+    def run(top: tuple[Any, ...]) -> None:
+        operators.handling = True
+        try:
+            post(top)
+        finally:
+            operators.handling = False
+
+    return run
