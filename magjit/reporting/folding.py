@@ -65,15 +65,20 @@ def fold(objects: Sequence[ObjectView], limit: int = LIMIT) -> list[Box]:
 
 
 def _join(objects: Sequence[ObjectView]) -> tuple[dict[int, Box], dict[int, int]]:
-    """Boxes without namespaces and mere code, and the box that each object went to."""
+    """Boxes without namespaces and constants, and the box that each object went to."""
+    of_library: set[int] = set()
+    for view in objects:
+        if view.library or (view.parent in of_library and not view.changed):
+            of_library.add(view.node_id)
     needed: set[int] = {0}
     for view in reversed(objects):
-        if view.node_id in needed or not (view.hidden or _is_empty(view) or _is_mere_code(view)):
+        folded = view.hidden or _is_empty(view) or _is_fixed(view) or view.node_id in of_library
+        if view.node_id in needed or not folded:
             needed |= {view.node_id, view.parent}
     boxes: dict[int, Box] = {}
     home: dict[int, int] = {}
     for view in objects:
-        if _is_mere_code(view) and view.node_id not in needed:
+        if _is_fixed(view) and view.node_id not in needed:
             home[view.node_id] = _add_code(boxes, view)
         elif view.node_id and (view.hidden or view.node_id not in needed):
             at = home[view.node_id] = home[view.parent]
@@ -96,9 +101,11 @@ def _join(objects: Sequence[ObjectView]) -> tuple[dict[int, Box], dict[int, int]
     return boxes, home
 
 
-def _is_mere_code(view: ObjectView) -> bool:
-    """A function, class or module that is the same at every call."""
-    return view.parent == 0 and not view.changed and (view.library or view.role is Role.CODE)
+def _is_fixed(view: ObjectView) -> bool:
+    """A function, class, cell or other constant that is the same at every call."""
+    roles = (Role.CODE, Role.OBJECT, Role.CONTAINER)
+    target = view.node_id == 1 and view.role is not Role.CODE
+    return view.parent == 0 and not target and not view.changed and view.role in roles
 
 
 def _is_empty(view: ObjectView) -> bool:
@@ -108,11 +115,11 @@ def _is_empty(view: ObjectView) -> bool:
 
 
 def _add_code(boxes: dict[int, Box], view: ObjectView) -> int:
-    """Count a piece of code in the box of its sort."""
+    """Count a constant in the box of its sort."""
     key, label = (-1, "torch and Python") if view.library else (-2, "the program's code")
     box = boxes.setdefault(key, Box(key, 0, label, "", Role.CODE))
     box.facts.append(view.path)
-    box.type_name = f"{len(box.facts)} functions and classes"
+    box.type_name = f"{len(box.facts)} functions and the like"
     return key
 
 

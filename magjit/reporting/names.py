@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -34,13 +35,13 @@ DESCRIPTORS = (
     types.ClassMethodDescriptorType,
     types.MethodWrapperType,
 )
-_WRAPPERS = (classmethod, staticmethod, property, types.MethodType)
+_WRAPPERS = (classmethod, staticmethod, types.MethodType)
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 def is_code(obj: Any) -> bool:
     """Whether an object is a class, a module, a function or what classes hold functions in."""
-    kinds = (type, types.ModuleType, *FUNCTIONS, *DESCRIPTORS, *_WRAPPERS, *_OPERATORS)
+    kinds = (type, types.ModuleType, *FUNCTIONS, *DESCRIPTORS, *_WRAPPERS, *_OPERATORS, property)
     return issubclass(type(obj), kinds)
 
 
@@ -67,6 +68,8 @@ def module_name(obj: Any) -> str | None:
 def _wrapped(obj: Any) -> Any:
     if type(obj) is property:
         return obj.fget
+    if type(obj) is functools._lru_cache_wrapper:
+        return obj.__dict__.get("__wrapped__")
     return obj.__func__ if type(obj) in _WRAPPERS else None
 
 

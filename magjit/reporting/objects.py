@@ -26,7 +26,8 @@ def object_views(graph: RefGraph, places: Places) -> list[ObjectView]:
 
 def _view(graph: RefGraph, places: Places, node: ShadowNode) -> ObjectView:
     path = places.path(node.node_id)
-    hidden = places.owner(node) is not None
+    of_function = isinstance(node.relation, (r.Defaults, r.KwDefaults, r.Globals))
+    hidden = of_function or places.owner(node) is not None
     return ObjectView(
         node.node_id,
         node.parent,

@@ -52,7 +52,7 @@ def test_a_dict_of_attributes_joins_its_owner() -> None:
 def test_code_is_counted_by_whose_it_is() -> None:
     code = [view(n, 0, f"f{n}", Role.CODE, library=n < 4) for n in range(1, 6)]
     boxes = by_label([OUTSIDE, *code])
-    assert boxes["torch and Python"].type_name == "3 functions and classes"
+    assert boxes["torch and Python"].type_name == "3 functions and the like"
     assert boxes["the program's code"].facts == ["f4", "f5"]
     assert len(boxes) == 3
 
@@ -62,9 +62,17 @@ def test_code_that_was_changed_or_leads_somewhere_is_shown() -> None:
         OUTSIDE,
         view(1, 0, "globals of m", Role.CODE, changed=True),
         view(2, 0, "globals of torch", Role.CODE, library=True),
-        view(3, 2, ".state", Role.CONTAINER),
+        view(3, 2, ".state", Role.CONTAINER, changed=True),
+        view(4, 2, ".constant", Role.CONTAINER),
+        view(5, 0, "f.<cell>"),
     ]
-    assert list(by_label(objects)) == ["outside", "globals of m", "globals of torch", ".state"]
+    assert list(by_label(objects)) == [
+        "outside",
+        "globals of m",
+        "globals of torch",
+        ".state",
+        "the program's code",
+    ]
 
 
 def test_tables_of_hooks_without_hooks_are_left_out() -> None:
