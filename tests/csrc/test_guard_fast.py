@@ -15,6 +15,7 @@ import pytest
 from magjit import _C
 from tests.csrc.guard_helpers import (
     ARG,
+    Instr,
     Plain,
     Slotted,
     program,
