@@ -323,7 +323,26 @@ tensor_relation(PyObject *module, PyObject *args)
     return PyLong_FromLongLong(distance);
 }
 
+static PyObject *
+torch_binding(PyObject *module, PyObject *unused)
+{
+    const torch_lib *lib = mj_torch_bind();
+    if (lib == NULL) {
+        return NULL;
+    }
+    return Py_BuildValue("{s:n,s:n,s:O,s:O}", "tensor_offset", lib->tensor_offset, "keys_offset",
+                         lib->keys_offset, "raw", lib->raw ? Py_True : Py_False, "requires_grad",
+                         lib->requires_grad != NULL ? Py_True : Py_False);
+}
+
 static PyMethodDef methods[] = {
+    {"torch_binding", torch_binding, METH_NOARGS,
+     "torch_binding(): how tensors of the loaded torch are read: the offset of the C++ tensor in "
+     "its\n"
+     "Python object, that of the dispatch keys (-1: asked of Python), whether sizes, strides, "
+     "dtype\n"
+     "and device are read in place (else through the C shim), and whether requires_grad is an\n"
+     "exported function (else a Python property)"},
     {"tensor_meta", tensor_meta_of, METH_O,
      "tensor_meta(tensor): the metadata as a guard program compares it"},
     {"tensor_relation", tensor_relation, METH_VARARGS,

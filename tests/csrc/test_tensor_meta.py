@@ -224,6 +224,74 @@ def test_a_hundred_thousand_checks_leak_nothing() -> None:
     assert sys.getallocatedblocks() - before < 50
 
 
+def test_this_torch_is_read_the_fast_way() -> None:
+    """Versions that MagJIT supports; elsewhere the slow ways are as right."""
+    binding = _C.torch_binding()
+    assert binding["raw"] and binding["requires_grad"] and binding["keys_offset"] > 0
+    state = _C.global_state()
+    python_only = {"inference_mode", "default_dtype", "anomaly_mode", "forward_ad"}
+    flags = {name for name, value in state.items() if isinstance(value, (bool, str))}
+    assert flags <= python_only | {
+        "function_enabled",
+        "function_all_disabled",
+        "compiling",
+        "exporting",
+    }
+    assert "precision_cuda_matmul" in state and "matmul_precision" not in state
+
+
+@pytest.mark.gpu
+def test_cuda_tensors() -> None:
+    kinds: dict[str, Callable[[], Any]] = {
+        "cpu": lambda: torch.zeros(2, 3),
+        "pinned": lambda: torch.zeros(2, 3).pin_memory(),
+        "cuda": lambda: torch.zeros(2, 3, device="cuda"),
+        "half": lambda: torch.zeros(2, 3, device="cuda", dtype=torch.float16),
+        "transposed": lambda: torch.zeros(3, 2, device="cuda").t(),
+        "parameter": lambda: nn.Parameter(torch.zeros(2, 3, device="cuda")),
+        "requires_grad": lambda: torch.zeros(2, 3, device="cuda", requires_grad=True),
+        "channels_last": lambda: torch.zeros(2, 3, 4, 5, device="cuda").to(
+            memory_format=torch.channels_last
+        ),
+        "channels_first": lambda: torch.zeros(2, 3, 4, 5, device="cuda"),
+        "sparse": lambda: torch.zeros(2, 3, device="cuda").to_sparse(),
+    }
+    same = {"cpu", "pinned"}
+    for kind, make in kinds.items():
+        check = accepts(make())
+        for other, make_other in kinds.items():
+            assert check(make_other()) is (other == kind or {kind, other} == same), (kind, other)
+    m = nn.Linear(3, 2)
+    on_cpu, on_gpu = accepts(m.weight), accepts(nn.Linear(3, 2, device="cuda").weight)
+    m.cuda()
+    assert on_gpu(m.weight) and not on_cpu(m.weight)
+    m.cpu()
+    assert on_cpu(m.weight) and not on_gpu(m.weight)
+    base = torch.zeros(10, device="cuda")
+    assert _C.tensor_relation(base, base[5:]) == 20
+    assert _C.tensor_relation(base[:5], base[5:]) is None
+
+
+@pytest.mark.gpu
+def test_cuda_state() -> None:
+    states: dict[str, Callable[[], Any]] = {
+        "none": contextlib.nullcontext,
+        "autocast": lambda: torch.autocast("cuda"),
+        "autocast bfloat16": lambda: torch.autocast("cuda", dtype=torch.bfloat16),
+        "autocast cpu": lambda: torch.autocast("cpu"),
+        "tf32": lambda: flag(
+            torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"
+        ),
+        "default device": lambda: torch.device("cuda"),
+    }
+    for name, state in states.items():
+        with state():
+            guards = _C.GuardProgram([("global_state",)], 0)
+        for other, other_state in states.items():
+            with other_state():
+                assert guards.check(()) is (other == name), (name, other)
+
+
 # -- overlap -------------------------------------------------------------------------------------
 
 
