@@ -6,7 +6,7 @@ import copy
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import torch
 
@@ -155,8 +155,8 @@ def _module_shell(module: torch.nn.Module, controller: Controller) -> torch.nn.M
         "__doc__": base.__doc__,
         _CONTROLLER: controller,
     }
-    cls = type(base)(base.__name__, (base,), namespace)
-    shell = object.__new__(cls)
+    metaclass: Any = type(base)
+    shell: torch.nn.Module = object.__new__(metaclass(base.__name__, (base,), namespace))
     object.__setattr__(shell, "__dict__", module.__dict__)
     return shell
 
@@ -192,6 +192,8 @@ def _replicate_shell(self: Any) -> Any:
 class CompiledFunction:
     """A compiled function or callable; each has a subclass of its own with its dispatcher."""
 
+    __call__: Callable[..., Any]
+
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         return self if obj is None else types.MethodType(self, obj)
 
@@ -219,7 +221,7 @@ def _function_shell(function: Any, controller: Controller) -> CompiledFunction:
         {"__call__": controller.dispatcher, _CONTROLLER: controller},
     )
     shell: CompiledFunction = object.__new__(cls)
-    functools.update_wrapper(shell, function)
+    functools.update_wrapper(cast("Callable[..., Any]", shell), function)
     return shell
 
 

@@ -157,6 +157,7 @@ def _emit(build: Build) -> None:
     """The record itself."""
     captured = build.captured
     assert captured.guard_plan is not None and build.gm is not None
+    assert build.compiled is not None
     code = guard_emit.emit(captured.guard_plan)
     code.at("torch's global state")
     code.emit("global_state", build.observation.global_state)

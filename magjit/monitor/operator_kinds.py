@@ -255,5 +255,5 @@ def shape_depends_on_data(name: str, args: tuple[Any, ...], kwargs: dict[str, An
         return isinstance(repeats, torch.Tensor) and "output_size" not in kwargs
     if name == "one_hot":
         classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
-        return classes == -1
+        return bool(classes == -1)
     return name == "rnn_sequence"

@@ -153,7 +153,7 @@ class Described(Relation):
     descriptor: Any
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and other.descriptor is self.descriptor  # type: ignore[attr-defined]
+        return type(other) is type(self) and other.descriptor is self.descriptor
 
     def __hash__(self) -> int:
         return hash((type(self), id(self.descriptor)))
