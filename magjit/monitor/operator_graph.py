@@ -118,8 +118,8 @@ def qualified_name(func: Any) -> str:
     owner = getattr(func, "__self__", None)
     if getattr(func, "__name__", "") in ("__get__", "__set__", "__delete__") and owner is not None:
         return f"Tensor.{getattr(owner, '__name__', '?')}.{func.__name__}"
-    qualname: str = getattr(func, "__qualname__", None) or getattr(func, "__name__", repr(func))
+    qualname = str(getattr(func, "__qualname__", None) or getattr(func, "__name__", repr(func)))
     module = getattr(func, "__module__", None) or ""
     if module.startswith("torch") and "." not in qualname:
         return f"{module}.{qualname}"
-    return str(qualname)
+    return qualname
