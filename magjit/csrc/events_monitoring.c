@@ -16,6 +16,8 @@ static const char *const event_names[N_EVENTS] = {
 /* Unreserved tool ids first, then those meant for optimizers, profilers, coverage and debuggers. */
 static const int tool_ids[] = {4, 3, 5, 2, 1, 0};
 
+#define RECURSION_HEADROOM 50
+
 static PyObject *callbacks[N_EVENTS];
 static PyObject *disable; /* sys.monitoring.DISABLE: no more events from this instruction */
 static long event_bits[N_EVENTS];
@@ -157,12 +159,16 @@ set_local_events(Tracer *tracer, mj_code *code, int events)
     if (code->local_events == events) {
         return 0;
     }
-    code->local_events = events;
-    return call_monitoring(tracer, "set_local_events", "(iOi)", tracer->tool_id, code->code,
-                           events);
+    int result =
+        call_monitoring(tracer, "set_local_events", "(iOi)", tracer->tool_id, code->code, events);
+    if (result == 0) {
+        code->local_events = events;
+    }
+    return result;
 }
 
-static void
+/* Takes back all that was switched on; -1 with an exception if something could not be. */
+static int
 release_tool(Tracer *tracer)
 {
     int failed = 0;
@@ -176,11 +182,11 @@ release_tool(Tracer *tracer)
         failed |= call_monitoring(tracer, "register_callback", "(ilO)", tracer->tool_id,
                                   event_bits[i], Py_None);
     }
-    failed |= call_monitoring(tracer, "free_tool_id", "(i)", tracer->tool_id);
-    if (failed) {
-        PyErr_WriteUnraisable((PyObject *)tracer);
+    if (failed || call_monitoring(tracer, "free_tool_id", "(i)", tracer->tool_id) < 0) {
+        return -1;
     }
     tracer->tool_id = -1;
+    return 0;
 }
 
 int
@@ -217,15 +223,24 @@ mj_events_attach(Tracer *tracer)
 void
 mj_events_detach(Tracer *tracer)
 {
-    if (!tracer->attached) {
-        return;
-    }
-    if (tracer->paused > 0) {
-        PyThreadState_LeaveTracing(tracer->tstate);
+    PyThreadState *tstate = tracer->tstate;
+    if (tracer->attached && tracer->paused > 0) {
+        PyThreadState_LeaveTracing(tstate);
         tracer->paused = 0;
     }
     tracer->attached = false;
-    release_tool(tracer);
+    if (tracer->monitoring == NULL) {
+        return;
+    }
+    /* The error that ends observation may be that the program has used up its C stack. */
+    tstate->c_recursion_remaining += RECURSION_HEADROOM;
+    int failed = release_tool(tracer);
+    tstate->c_recursion_remaining -= RECURSION_HEADROOM;
+    if (failed) {
+        /* stop() tries again; until then the callbacks do nothing */
+        PyErr_Clear();
+        return;
+    }
     Py_CLEAR(tracer->monitoring);
 }
 

@@ -159,7 +159,7 @@ int mj_on_yield(Tracer *tracer, mj_frame *frame);
 
 /* ---- events_*.c ---- */
 int mj_events_attach(Tracer *tracer);
-void mj_events_detach(Tracer *tracer);
+void mj_events_detach(Tracer *tracer); /* may be called again: does what could not be done before */
 /* Switches the events of this frame on, and back to what they were. */
 int mj_events_observe(Tracer *tracer, mj_entry *entry, mj_frame *frame);
 void mj_events_release(Tracer *tracer, mj_entry *entry, mj_frame *frame);

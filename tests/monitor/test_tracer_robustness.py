@@ -443,6 +443,28 @@ def test_recursion_error_of_the_program() -> None:
         sys.setrecursionlimit(limit)
 
 
+def test_program_uses_up_the_c_stack() -> None:
+    class Endless:
+        def __repr__(self) -> str:
+            return repr([self])
+
+    def body() -> str:
+        try:
+            repr(Endless())
+        except RecursionError:
+            return "caught"
+        return "no"
+
+    for _ in range(2):
+        assert Observer().run(body) == "caught"
+    # the first error is raised in a handler: observation must end in full there
+    observer = Observer()
+    assert observer.run(work) == 6
+    assert observer.frames == ["work", "double", "double", "double"]
+    if not LEGACY:
+        assert all(monitoring.get_tool(tool) is None for tool in range(6))
+
+
 def test_deep_recursion() -> None:
     def deep(n: int) -> int:
         return 0 if n == 0 else 1 + deep(n - 1)
