@@ -10,11 +10,16 @@ if TYPE_CHECKING:
     from magjit import annotations, config, errors
     from magjit.api import compile, reset, stats
     from magjit.dispatch import MagJITWarning
+    from magjit.marks import allow_in_graph, disable, graph_break, is_compiling
     from magjit.plugin import list_backends
     from magjit.records import Stats
     from magjit.reporting.explaining import explain
 
 _HOMES = {
+    "allow_in_graph": "magjit.marks",
+    "disable": "magjit.marks",
+    "graph_break": "magjit.marks",
+    "is_compiling": "magjit.marks",
     "compile": "magjit.api",
     "explain": "magjit.reporting.explaining",
     "reset": "magjit.api",
@@ -28,11 +33,15 @@ _MODULES = ("annotations", "config", "errors", "plugin")
 __all__ = [
     "MagJITWarning",
     "Stats",
+    "allow_in_graph",
     "annotations",
     "compile",
     "config",
+    "disable",
     "errors",
     "explain",
+    "graph_break",
+    "is_compiling",
     "list_backends",
     "reset",
     "stats",

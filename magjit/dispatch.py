@@ -7,6 +7,7 @@ compiled object. Records belong to the controller, so two compiles of one class 
 from __future__ import annotations
 
 import logging
+import sys
 import types
 import warnings
 import weakref
@@ -20,6 +21,7 @@ from magjit import _C
 from magjit import config as settings
 from magjit.errors import BackendError, GraphBreakError
 from magjit.observe import capture_lock, observe
+from magjit.marks import Mark, mark
 from magjit.pipeline import build_record
 from magjit.plugin import Backend, BackendContext
 from magjit.records import Captured, Record, SplitPoint, Stats
@@ -166,7 +168,7 @@ class Controller:
 
     def _warn(self, text: str) -> None:
         log.warning("%s", text)
-        warnings.warn(text, MagJITWarning, stacklevel=5)
+        warnings.warn(text, MagJITWarning, stacklevel=_depth_of_the_call())
 
     @property
     def name(self) -> str:
@@ -202,11 +204,24 @@ def all_stats() -> Stats:
     return total
 
 
+def _is_own(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("magjit.")
+
+
+def _depth_of_the_call() -> int:
+    """How many frames above `Controller._warn` the compiled object was called."""
+    frame: types.FrameType | None = sys._getframe(1)
+    depth = 1
+    while frame is not None and _is_own(frame):
+        frame, depth = frame.f_back, depth + 1
+    return depth
+
+
 def _users_part(traceback: types.TracebackType | None) -> types.TracebackType | None:
     """A traceback from the first frame on that is not MagJIT's; all of it where there is none."""
     found = traceback
     while found is not None:
-        if not str(found.tb_frame.f_globals.get("__name__", "")).startswith("magjit."):
+        if not _is_own(found.tb_frame):
             return found
         found = found.tb_next
     return traceback
@@ -222,3 +237,7 @@ def _is_traced() -> bool:
         or torch.jit.is_scripting()
         or torch.fx._symbolic_trace._is_fx_tracing_flag
     )
+
+
+for _function in (Controller.miss, Controller._missed, Controller._eagerly):
+    mark(_function, Mark.TRANSPARENT)

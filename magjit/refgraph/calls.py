@@ -193,11 +193,24 @@ def _call_instance(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) ->
     return None
 
 
+def _is_compiled(func: Any) -> bool:
+    return isinstance(getattr(type(func), "__call__", None), _C.Dispatcher)
+
+
+def _call_compiled(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A compiled object in a program that is captured itself: it is what it was made of."""
+    found = read_class_attr(rec, type(func), "__call__")
+    target = found.miss.__self__.target
+    rec.root(target)
+    return call_value(rec, target, args, kwargs)
+
+
 _CALLABLES: list[tuple[Callable[[Any], bool], Callable[..., Any]]] = [
     (lambda f: isinstance(f, type), _call_class),
     (lambda f: isinstance(f, functools.partial), _call_partial),
     (lambda f: isinstance(f, weakref.ref), _call_weakref),
     (lambda f: isinstance(f, functools._lru_cache_wrapper), _call_cached),
+    (_is_compiled, _call_compiled),
     (lambda f: isinstance(f, (torch.jit.ScriptFunction, torch._C.ScriptMethod)), _call_jit),
 ]
 

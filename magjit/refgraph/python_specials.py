@@ -10,9 +10,11 @@ import torch
 from torch.amp import autocast_mode
 from torch.autograd import grad_mode
 
-from magjit import _C
+from magjit import _C, marks
+from magjit.marks import Mark, mark_of
 from magjit.monitor.operator_graph import Operator, ValueRef
 from magjit.refgraph.attributes import read_class_attr
+from magjit.refgraph.containers import read_value
 from magjit.refgraph.recorder import StateRecorder
 
 Args = tuple[Any, ...]
@@ -95,6 +97,44 @@ def _not_followed(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> 
     return _C.OPAQUE
 
 
+def _broken(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    reason = next(iter((*args, *kwargs.values())), "")
+    rec.split(f"calls magjit.graph_break(){f': {reason}' if reason else ''}", _UNMARK)
+    return _C.OPAQUE
+
+
+def _disabled(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    if args and isinstance(args[0], marks.disable):
+        reason, what = args[0].reason, "enters a block"
+    else:
+        reason, what = func._magjit_reason, f"calls {func.__qualname__}"
+    rec.split(f"{what} that magjit.disable excludes{f': {reason}' if reason else ''}", _UNMARK)
+    return _C.OPAQUE
+
+
+_UNMARK = "take the mark away, or compile with fullgraph=False"
+
+
+def _as_operator(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A function that ``magjit.allow_in_graph`` names; outside tensors in containers are read."""
+    for value in (*args, *kwargs.values()):
+        read_value(rec, value, deep=True)
+    finish = rec.operators.record_call(func, args, kwargs)
+    return opaque_call(rec, lambda top: finish(top[-1]))
+
+
+def _transparent(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """MagJIT's own functions between the program and a compiled object that it calls."""
+    return False
+
+
+_MARKS: dict[Mark, Callable[..., Any]] = {
+    Mark.BREAK: _broken,
+    Mark.DISABLED: _disabled,
+    Mark.OPERATOR: _as_operator,
+    Mark.CONSTANT: _not_followed,
+    Mark.TRANSPARENT: _transparent,
+}
 _PYTHON_SPECIALS: dict[types.CodeType, Callable[..., Any]] = {
     autocast_mode.autocast.__enter__.__code__: _enter_autocast,
     autocast_mode.autocast.__exit__.__code__: _exit_autocast,
@@ -106,5 +146,9 @@ _PYTHON_SPECIALS: dict[types.CodeType, Callable[..., Any]] = {
 
 
 def python_special(func: types.FunctionType) -> Callable[..., Any] | None:
-    """The handler of a Python function that is recorded as one operator."""
-    return _PYTHON_SPECIALS.get(func.__code__)
+    """The handler of a Python function that is recorded as one operator, or that is marked."""
+    found = _PYTHON_SPECIALS.get(func.__code__)
+    if found is not None:
+        return found
+    mark = mark_of(func)
+    return _MARKS.get(mark) if mark is not None else None

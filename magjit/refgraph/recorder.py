@@ -38,6 +38,8 @@ from magjit.refgraph.nodes import ABSENT, Edge, Leaf, RefGraph, ShadowNode, Targ
 LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
 _CALLBACK_MODULES = frozenset({"_weakrefset", "weakref"})
 """Their callbacks run whenever an object dies."""
+_OBSERVERS = ("magjit.monitor.", "magjit.refgraph.")
+_SETTINGS = frozenset({"magjit.api", "magjit.config"})
 _OWN_FOLDERS = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
@@ -344,11 +346,22 @@ class StateRecorder:
     ) -> Any:
         """The tracer met a new frame: follow it, or leave it alone."""
         module = globals_.get("__name__") or ""
-        if module.partition(".")[0] == "magjit" or module in _CALLBACK_MODULES:
+        if module in _CALLBACK_MODULES or module.startswith(_OBSERVERS):
             return _C.SKIP_ALWAYS
         special = self.python_special(func)
-        if special is not None and special(self, func, tuple(localsplus), {}) is _C.OPAQUE:
-            return None
+        if special is not None:
+            verdict = special(self, func, tuple(localsplus), {})
+            if verdict is _C.OPAQUE:
+                return None
+            if verdict is False:
+                return False
+            if isinstance(verdict, tuple):  # made of the call's result, which only CALL can see
+                self.split(f"a C function calls {code.co_qualname}, which is not followed")
+                return None
+        if module.partition(".")[0] == "magjit":
+            if module in _SETTINGS and not code.co_name.startswith("_"):
+                self.split(f"calls {module.removesuffix('.api')}.{code.co_qualname}")
+            return _C.SKIP_ALWAYS
         if self.is_opaque(code, module):
             return _C.SKIP_ALWAYS
         func_node = self.graph.node_of(func)

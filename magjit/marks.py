@@ -1,0 +1,172 @@
+"""Marks that a program carries for the recorder: where not to capture, and what to take as it is.
+
+They are functions that a monitor run meets like any others; the recorder knows them by their code
+(`Mark`). Outside a capture each does what it says in plain Python, or nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+import torch
+
+from magjit.errors import ArgumentError
+
+__all__ = ["allow_in_graph", "disable", "graph_break", "is_compiling"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Mark(enum.Enum):
+    """What a marked function means to a monitor run."""
+
+    BREAK = enum.auto()  # the graph ends here
+    DISABLED = enum.auto()  # neither this function nor what it calls is captured
+    OPERATOR = enum.auto()  # one node of the graph, not followed
+    CONSTANT = enum.auto()  # gives the same in a capture as in a replay
+    TRANSPARENT = enum.auto()  # MagJIT's own, between the program and what it calls
+
+
+_marked_code: dict[int, tuple[types.CodeType, Mark]] = {}
+_in_graph: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
+
+
+def mark_of(func: types.FunctionType) -> Mark | None:
+    """The mark of a Python function."""
+    found = _marked_code.get(id(func.__code__))
+    if found is not None:
+        return found[1]
+    return Mark.OPERATOR if _in_graph and func in _in_graph else None
+
+
+def mark(function: F, meaning: Mark) -> F:
+    """Mark all functions that share this one's code; for MagJIT's own functions."""
+    code = function.__code__  # type: ignore[attr-defined]
+    _marked_code[id(code)] = (code, meaning)
+    return function
+
+
+def graph_break(reason: str = "") -> None:
+    """End the graph here: what follows belongs to another region.
+
+    Outside a capture it does nothing. With ``fullgraph=True`` the call raises `GraphBreakError`.
+
+    Args:
+        reason: shown in reports.
+    """
+
+
+def is_compiling() -> bool:
+    """False: a capture is the program's own run, so no code needs to tell the two apart."""
+    return False
+
+
+class disable:  # noqa: N801 - used like a function, and like contextlib's managers
+    """Keep a function, or a block of code, out of graphs.
+
+    ::
+
+        @magjit.disable
+        def log(loss): ...
+
+        with magjit.disable(reason="talks to a server"):
+            ...
+
+    A capture that meets it is split there. Outside captures it changes nothing; objects that were
+    compiled themselves and are called inside still use their records.
+
+    Args:
+        function: any callable; without it, the result is a decorator and a context manager.
+        reason: shown in reports.
+
+    Raises:
+        ArgumentError: ``function`` is not callable.
+    """
+
+    @overload
+    def __new__(cls, function: F, *, reason: str = "") -> F: ...
+
+    @overload
+    def __new__(cls, function: None = None, *, reason: str = "") -> disable: ...
+
+    def __new__(cls, function: Any = None, *, reason: str = "") -> Any:
+        made = super().__new__(cls)
+        made.reason = reason
+        return made if function is None else made(function)
+
+    reason: str
+
+    def __call__(self, function: F) -> F:
+        if not callable(function):
+            raise ArgumentError(f"magjit.disable takes a callable, not {_kind(function)}")
+        if isinstance(function, torch.nn.Module):
+            function.forward = _excluded(function.forward, self.reason)
+            return function
+        return _excluded(function, self.reason)  # type: ignore[return-value]
+
+    def __enter__(self) -> disable:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+def _excluded(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def disabled(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    disabled._magjit_reason = reason  # type: ignore[attr-defined]
+    return mark(disabled, Mark.DISABLED)
+
+
+@overload
+def allow_in_graph(function: F) -> F: ...
+
+
+@overload
+def allow_in_graph(function: list[F] | tuple[F, ...]) -> list[F]: ...
+
+
+def allow_in_graph(function: Any) -> Any:
+    """Take calls of a Python function as one operator each, without following them.
+
+    It must be a function of its arguments alone: what else it reads is not guarded, what else it
+    changes is not done again. Backends see it as it is.
+
+    Args:
+        function: a Python function that takes and returns tensors; or a list or tuple of such.
+
+    Returns:
+        The function itself; a list of them for a list or tuple.
+
+    Raises:
+        ArgumentError: it is not a Python function.
+    """
+    if isinstance(function, list | tuple):
+        return [allow_in_graph(one) for one in function]
+    if not isinstance(function, types.FunctionType):
+        raise ArgumentError(
+            f"magjit.allow_in_graph takes a Python function, not {_kind(function)}",
+            remedy="functions written in C are described by annotations: magjit.annotations.load",
+        )
+    _in_graph.add(function)
+    return function
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__qualname__
+
+
+for _function, _meaning in (
+    (graph_break, Mark.BREAK),
+    (disable.__enter__, Mark.DISABLED),
+    (is_compiling, Mark.CONSTANT),
+    (disable.__exit__, Mark.CONSTANT),
+):
+    mark(_function, _meaning)
