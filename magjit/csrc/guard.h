@@ -181,6 +181,16 @@ int mj_guard_parse(guard_program *program, PyObject *instrs);
 verdict mj_value_eq(PyObject *a, PyObject *b);
 /* V_YES: *value is borrowed; V_NO: no such key; V_UNKNOWN: only user code could tell. */
 verdict mj_dict_get(PyObject *dict, PyObject *key, Py_hash_t hash, PyObject **value);
+#if MJ_PY313
+/* Where an attribute of an object is that keeps its values in itself: addresses of what says so. */
+typedef struct {
+    const void *keys, *values, *names;
+    const void *value; /* NULL: none of the names */
+} inline_attribute;
+
+bool mj_inline_attribute(PyObject *dict, PyObject *key, inline_attribute *found);
+#endif
+
 /* Of an OrderedDict: changes with every change of its order, which is not part of its version; else
  * NULL. */
 const void *mj_odict_state(PyObject *dict);

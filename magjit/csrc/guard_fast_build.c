@@ -205,40 +205,6 @@ keep_class_attributes(builder *b, guard_instr *in)
     return keep_type_version(b, in, b->slots[in->src]);
 }
 
-/* Entries of a dict whose version is a word.  A dict found in it is one as long as the version
- * holds; found by its pointer alone, after a new version, it must be looked at. */
-static void
-add_block(builder *b, guard_instr *block)
-{
-    PyObject *dict = b->slots[block->src];
-    if (!b->is_dict[block->src]) {
-        keep_type(b, block);
-    }
-    const void *order = block->flags & GF_ORDERED ? mj_odict_state(dict) : NULL;
-    bool odict = block->flags & GF_ORDERED && PyODict_Check(dict);
-    block->flags |= odict ? GF_ODICT : 0;
-    if (mj_dict_version(dict) == 0 || (odict && order == NULL)) {
-        add_word(b, block, &mj_never, 1);
-    }
-    else {
-        keep_word(b, block, (char *)dict + offsetof(PyDictObject, ma_version_tag));
-        if (odict) {
-            keep_word(b, block, order);
-        }
-    }
-    for (guard_instr *in = block + 1; in <= block + block->n; in++) {
-        bool depends = in->src != block->src && !b->stable[in->src];
-        if (depends || in->flags & GF_VOLATILE) {
-            add_rest(b, in);
-        }
-        else if (in->dst >= 0) {
-            b->stable[in->dst] = true;
-            b->is_dict[in->dst] = PyDict_Check(b->slots[in->dst]);
-            in->flags |= b->is_dict[in->dst] ? GF_DICT : 0;
-        }
-    }
-}
-
 static bool
 all_stable(const builder *b, const guard_instr *in)
 {
@@ -314,6 +280,92 @@ add_stable(builder *b, guard_instr *in)
     }
     default:
         return keep_field(b, in);
+    }
+}
+
+#if MJ_PY313
+static bool
+is_entry(const guard_instr *in)
+{
+    return in->op == G_GETITEM || in->op == G_ABSENT || in->op == G_LEN;
+}
+
+/* Attributes that the object keeps in itself have no version: each is a word. */
+static bool
+add_inline_block(builder *b, guard_instr *block)
+{
+    PyObject *dict = b->slots[block->src];
+    inline_attribute at;
+    bool first = true;
+    for (guard_instr *in = block + 1; in <= block + block->n; in++) {
+        bool own = in->src == block->src;
+        if (own &&
+            (!is_entry(in) || (in->op != G_LEN && !mj_inline_attribute(dict, in->obj, &at)))) {
+            return false;
+        }
+    }
+    for (guard_instr *in = block + 1; in <= block + block->n; in++) {
+        bool entry = in->src == block->src && in->op != G_LEN;
+        if (in->flags & GF_VOLATILE || (!entry && !add_stable(b, in))) {
+            add_rest(b, in);
+            continue;
+        }
+        if (entry && mj_inline_attribute(dict, in->obj, &at)) {
+            if (first) {
+                keep_word(b, in, at.keys);
+                keep_word(b, in, at.values);
+                first = false;
+            }
+            keep_word(b, in, at.value != NULL ? at.value : at.names);
+        }
+        if (in->dst >= 0) {
+            b->stable[in->dst] = true;
+        }
+    }
+    return true;
+}
+#else
+static bool
+add_inline_block(builder *b, guard_instr *block)
+{
+    return false;
+}
+#endif
+
+/* Entries of a dict whose version is a word.  A dict found in it is one as long as the version
+ * holds; found by its pointer alone, after a new version, it must be looked at. */
+static void
+add_block(builder *b, guard_instr *block)
+{
+    PyObject *dict = b->slots[block->src];
+    if (!b->is_dict[block->src]) {
+        keep_type(b, block);
+    }
+    const void *order = block->flags & GF_ORDERED ? mj_odict_state(dict) : NULL;
+    bool odict = block->flags & GF_ORDERED && PyODict_Check(dict);
+    if (mj_dict_version(dict) == 0 && add_inline_block(b, block)) {
+        return;
+    }
+    block->flags |= odict ? GF_ODICT : 0;
+    if (mj_dict_version(dict) == 0 || (odict && order == NULL)) {
+        add_word(b, block, &mj_never, 1);
+    }
+    else {
+        keep_word(b, block, (char *)dict + offsetof(PyDictObject, ma_version_tag));
+        if (odict) {
+            keep_word(b, block, order);
+        }
+    }
+    for (guard_instr *in = block + 1; in <= block + block->n; in++) {
+        bool depends = in->src != block->src && !b->stable[in->src];
+        if (depends || in->flags & GF_VOLATILE) {
+            add_rest(b, in);
+        }
+        else if (in->dst >= 0) {
+            b->stable[in->dst] = true;
+            b->is_dict[in->dst] = PyDict_Check(b->slots[in->dst]);
+            in->flags |= b->is_dict[in->dst] ? GF_DICT : 0;
+        }
     }
 }
 

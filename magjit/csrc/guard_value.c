@@ -215,6 +215,30 @@ mj_dict_get(PyObject *dict, PyObject *key, Py_hash_t hash, PyObject **value)
     return probe(d, key, hash, value);
 }
 
+#if MJ_PY313
+/* Objects of 3.13 keep their attributes' values in themselves, and the dict only refers to them;
+ * the names are shared by all objects of the class. */
+bool
+mj_inline_attribute(PyObject *dict, PyObject *key, inline_attribute *found)
+{
+    PyDictObject *d = (PyDictObject *)dict;
+    if (d->ma_values == NULL || !DK_IS_UNICODE(d->ma_keys) || !PyUnicode_CheckExact(key)) {
+        return false;
+    }
+    found->keys = &d->ma_keys;
+    found->values = &d->ma_values;
+    found->names = &d->ma_keys->dk_nentries;
+    found->value = NULL;
+    for (Py_ssize_t i = 0; i < d->ma_keys->dk_nentries; i++) {
+        PyObject *name = DK_UNICODE_ENTRIES(d->ma_keys)[i].me_key;
+        if (name == key || (name != NULL && mj_value_eq(name, key) == V_YES)) {
+            found->value = &d->ma_values->values[i];
+        }
+    }
+    return true;
+}
+#endif
+
 /* ---- order of keys ---- */
 
 /* The order of an OrderedDict is in a linked list of its own (Objects/odictobject.c, the same
