@@ -1,0 +1,223 @@
+"""The tables of README.md and docs/benchmarks.md, made from the JSON files in benchmarks/results.
+
+    python benchmarks/readme_tables.py           write them
+    python benchmarks/readme_tables.py --check   exit with 1 when one is stale
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`; NAME is a key of `TABLES`. A file
+that is not there makes a line that says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+NOTHING = "–"
+
+_SECTION = re.compile(
+    r"(?P<start><!-- table: (?P<name>\w+) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL
+)
+
+Values = Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """One JSON file: values by case and metric, in the file's order."""
+
+    rows: Mapping[tuple[str, str], Values]
+    notes: Mapping[tuple[str, str], str]
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        keyed = {(row["case"], row["metric"]): row for row in content["rows"]}
+        return cls(
+            {key: {"magjit": row["magjit"], **row["peers"]} for key, row in keyed.items()},
+            {key: row["note"] for key, row in keyed.items() if row.get("note")},
+            content["machine"],
+            content["versions"],
+        )
+
+    def cases(self, metric: str) -> list[str]:
+        """The cases that have a metric."""
+        return [case for case, other in self.rows if other == metric]
+
+    def value(self, case: str, metric: str, name: str = "magjit") -> float | None:
+        return self.rows.get((case, metric), {}).get(name)
+
+    def caption(self) -> str:
+        """What the figures were measured on."""
+        machine, versions = self.machine, self.versions
+        place = machine.get("gpu") or f"{machine.get('cpu')}, {machine.get('cores')} cores"
+        parts = [str(place), f"{machine['threads']} CPU thread{'s' * (machine['threads'] != 1)}"]
+        parts += [f"CPython {versions['python']}", f"torch {versions['torch']}"]
+        parts += [f"CUDA {versions['cuda']}"] if "cuda" in versions else []
+        busy = machine.get("load_of_others", 0)
+        parts += [f"other programs used {busy} cores"] if busy > 0.15 else []
+        return f"Measured on: {'; '.join(parts)}."
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Some significant digits, never an exponent; integers in full."""
+    if value is None:
+        return NOTHING
+    if value == int(value) or abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    text = f"{value:.{digits}g}"
+    return text if "e" not in text else f"{value:.{digits}f}"
+
+
+def ratio(value: float | None, reference: float | None) -> str:
+    return NOTHING if value is None or not reference else f"{value / reference:.2f}"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose first column is text and the others figures."""
+    rules = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rules, *rows))
+
+
+def _models(results: Results) -> str:
+    header = (
+        "model",
+        "graphs, MagJIT",
+        "graphs, torch.compile",
+        "operators",
+        "guards",
+        "run + record + build + backend, ms",
+        "overhead, MagJIT, µs",
+        "overhead, torch.compile, µs",
+        "eager, µs",
+        "MagJIT, µs",
+        "torch.compile, µs",
+    )
+    rows = []
+    for case in results.cases("operators"):
+        parts = (
+            results.value(case, name) for name in ("run_ms", "record_ms", "build_ms", "backend_ms")
+        )
+        cells = [
+            number(results.value(case, "graphs")),
+            number(results.value(case, "graphs", "torch.compile")),
+            number(results.value(case, "operators")),
+            number(results.value(case, "guards")),
+            " + ".join(NOTHING if part is None else f"{part:.0f}" for part in parts),
+            number(results.value(case, "overhead_us")),
+            number(results.value(case, "overhead_us", "torch.compile")),
+        ]
+        times = [results.value(case, "call_us", n) for n in ("eager", "magjit", "torch.compile")]
+        rows.append([case, *cells, *map(number, times)])
+    return markdown(header, rows)
+
+
+def _compared(
+    results: Results, metrics: Mapping[str, str], *, eager: bool = True, case_ends: str = ""
+) -> str:
+    """A row for each case and metric: MagJIT, torch.compile, their ratio, perhaps eager."""
+    header = ["case", "metric", "MagJIT", "torch.compile", "ratio"] + ["eager"] * eager
+    rows = []
+    for metric, title in metrics.items():
+        for case in results.cases(metric):
+            if not case.endswith(case_ends):
+                continue
+            ours, theirs = (results.value(case, metric, n) for n in ("magjit", "torch.compile"))
+            cells = [case, title, number(ours), number(theirs), ratio(ours, theirs)]
+            rows.append(cells + [number(results.value(case, metric, "eager"))] * eager)
+    return markdown(header, rows)
+
+
+def _inductor(results: Results) -> str:
+    return _compared(results, _TIMES, case_ends=", inductor")
+
+
+def _front_end(results: Results) -> str:
+    metrics = {
+        "overhead_us": "overhead, stub graph, µs",
+        "overhead_real_us": "overhead, real graph, µs",
+        "call_us": "a call, µs",
+        "first_call_s": "first call, s",
+        "capture_peak": "peak memory of a capture, × eager",
+    }
+    return _compared(results, metrics)
+
+
+def _call_cost(results: Results) -> str:
+    return _compared(results, {"outside_cost": "time, × without a compiler"}, eager=False)
+
+
+_TIMES = {"call_us": "a call, µs", "first_call_s": "first call, s"}
+
+
+def _gpu(results: Results) -> str:
+    return _compared(results, {"graphs": "graphs", **_TIMES})
+
+
+TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
+    "models": ("demo.json", "python benchmarks/demo.py", _models),
+    "inductor": ("demo.json", "python benchmarks/demo.py", _inductor),
+    "front_end": ("front_end.json", "python benchmarks/front_end.py", _front_end),
+    "call_cost": ("call_cost.json", "python benchmarks/call_cost.py", _call_cost),
+    "gpu": ("gpu_models.json", "python benchmarks/gpu_models.py", _gpu),
+}
+"""Name of the table: its file, the command that measures it, what draws it."""
+
+
+def table(name: str, folder: Path) -> str:
+    """A table with its caption, or a line that says that the figures are missing.
+
+    Raises:
+        KeyError: no table has this name.
+    """
+    file, command, draw = TABLES[name]
+    if not (folder / file).is_file():
+        return f"Not measured yet: `{command} --json benchmarks/results/{file}` measures it."
+    results = Results.read(folder / file)
+    notes = [f"{case}, {metric}: {note}." for (case, metric), note in results.notes.items()]
+    return "\n\n".join([draw(results), " ".join([results.caption(), *notes])])
+
+
+def rendered(text: str, folder: Path = RESULTS) -> str:
+    """A document with its tables as the JSON files have them."""
+
+    def replace(section: re.Match[str]) -> str:
+        body = table(section["name"], folder)
+        return f"{section['start']}\n{body}\n\n{section['end']}"
+
+    return _SECTION.sub(replace, text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes the documents, or says which of them are stale."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 if stale")
+    options = parser.parse_args(arguments)
+    stale = False
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        fresh = rendered(text)
+        if fresh == text:
+            continue
+        stale = True
+        name = path.relative_to(ROOT)
+        if options.check:
+            sys.stderr.write(f"{name} is stale: run python benchmarks/readme_tables.py\n")
+        else:
+            path.write_text(fresh, encoding="utf-8")
+            sys.stderr.write(f"{name} written\n")
+    return 1 if stale and options.check else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
