@@ -1,11 +1,6 @@
 /* magjit._C: the one extension module.  Each C file registers what it exports. */
 #include "magjit.h"
 
-#pragma weak mj_init_tracer
-#pragma weak mj_init_guard
-#pragma weak mj_init_dispatch
-#pragma weak mj_init_hook
-
 typedef int (*init_function)(PyObject *module);
 
 static struct PyModuleDef module_def = {
@@ -26,7 +21,7 @@ PyInit__C(void)
         return NULL;
     }
     for (size_t i = 0; i < sizeof(inits) / sizeof(inits[0]); i++) {
-        if (inits[i] != NULL && inits[i](module) < 0) {
+        if (inits[i](module) < 0) {
             Py_DECREF(module);
             return NULL;
         }
