@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,10 @@ def ratio(value: float | None, reference: float | None) -> str:
     return NOTHING if value is None or not reference else f"{value / reference:.2f}"
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column is text and the others figures."""
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first column is text and the others figures; empty without rows."""
+    if not rows:
+        return ""
     rules = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rules, *rows))
 
@@ -123,7 +125,12 @@ def _models(results: Results) -> str:
 
 
 def _compared(
-    results: Results, metrics: Mapping[str, str], *, eager: bool = True, case_ends: str = ""
+    results: Results,
+    metrics: Mapping[str, str],
+    *,
+    eager: bool = True,
+    case_ends: str = "",
+    digits: int = 3,
 ) -> str:
     """A row for each case and metric: MagJIT, torch.compile, their ratio, perhaps eager."""
     header = ["case", "metric", "MagJIT", "torch.compile", "ratio"] + ["eager"] * eager
@@ -133,7 +140,8 @@ def _compared(
             if not case.endswith(case_ends):
                 continue
             ours, theirs = (results.value(case, metric, n) for n in ("magjit", "torch.compile"))
-            cells = [case, title, number(ours), number(theirs), ratio(ours, theirs)]
+            cells = [case, title, number(ours, digits), number(theirs, digits)]
+            cells.append(ratio(ours, theirs))
             rows.append(cells + [number(results.value(case, metric, "eager"))] * eager)
     return markdown(header, rows)
 
@@ -154,7 +162,7 @@ def _front_end(results: Results) -> str:
 
 
 def _call_cost(results: Results) -> str:
-    return _compared(results, {"outside_cost": "time, × without a compiler"}, eager=False)
+    return _compared(results, {"outside_cost": "time, × without a compiler"}, eager=False, digits=4)
 
 
 _TIMES = {"call_us": "a call, µs", "first_call_s": "first call, s"}
@@ -181,11 +189,15 @@ def table(name: str, folder: Path) -> str:
         KeyError: no table has this name.
     """
     file, command, draw = TABLES[name]
+    missing = f"Not measured yet: `{command} --json benchmarks/results/{file}` measures it."
     if not (folder / file).is_file():
-        return f"Not measured yet: `{command} --json benchmarks/results/{file}` measures it."
+        return missing
     results = Results.read(folder / file)
+    drawn = draw(results)
+    if not drawn:
+        return missing
     notes = [f"{case}, {metric}: {note}." for (case, metric), note in results.notes.items()]
-    return "\n\n".join([draw(results), " ".join([results.caption(), *notes])])
+    return "\n\n".join([drawn, " ".join([results.caption(), *notes])])
 
 
 def rendered(text: str, folder: Path = RESULTS) -> str:

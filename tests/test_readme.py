@@ -200,6 +200,12 @@ def test_a_table_without_figures_says_so(tmp_path) -> None:
     assert readme_tables.rendered(text, tmp_path) == text
 
 
+def test_a_table_without_rows_says_so(tmp_path) -> None:
+    (tmp_path / "demo.json").write_text(results([row("A", "operators", 3)]))
+    assert "Not measured yet" in readme_tables.table("inductor", tmp_path)
+    assert "| A |" in readme_tables.table("models", tmp_path)
+
+
 def results(rows: list[dict]) -> str:
     machine = {"cpu": "A CPU", "cores": 2, "threads": 1, "load_of_others": 0.5}
     versions = {"python": "3.11.7", "torch": "2.13.0"}
