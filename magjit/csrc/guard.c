@@ -107,6 +107,7 @@ mj_program_enter(guard_program *program, const guard_call *call, guard_run *run)
     run->program = program;
     run->call = call;
     run->n_temps = 0;
+    run->pinned = false;
     run->failed = -1;
     if (program->busy) {
         if (!make_private_slots(run)) {

@@ -5,12 +5,14 @@
  *
  *     program  := instr*
  *     instr    := root | fetch | check | block
- *     root     := arg | kwarg | argc | const | weak | globals           (where objects come from)
- *     fetch    := dict | getitem | index | cell | slot | tp_attr | ...  (dst := part of src; fails
- * if missing) check    := is | type_is | eq | len | keys | tensor | ...         (no dst) block :=
- * dict_block n (fetch-from-that-dict | leaf check){n}   (skipped while the dict's version holds)
+ *     root     := arg | kwarg | argc | const | weak | globals
+ *     fetch    := dict | getitem | index | cell | slot | ...    dst := part of src, else fail
+ *     check    := is | type_is | eq | len | keys | tensor | ...
+ *     block    := dict_block n (fetch from that dict | leaf check){n}
+ *                 skipped as long as the dict's version is the one with which it last held
  *
- * Nothing here runs user code: no __eq__, no __hash__, no descriptor, no finaliser.  Slots hold
+ * Nothing here runs user code: no __eq__, no __hash__, no descriptor, no finaliser; but for a
+ * backend's predicates, which come last and find every slot held by a reference.  Slots hold
  * borrowed pointers; they are alive because everything on the path to them is, and because nothing
  * can run between a check and the moment when the caller takes its own references.
  */
@@ -123,10 +125,12 @@ typedef struct {
 } guard_call;
 
 typedef struct {
-    PyObject_HEAD guard_instr *code;
+    PyObject_HEAD
+    guard_instr *code;
     Py_ssize_t n_instrs;
     Py_ssize_t n_slots;
-    Py_ssize_t n_temps; /* instructions that make a new reference to be held for the call */
+    Py_ssize_t n_temps; /* new references to be held for a call, at most */
+    bool runs_python;   /* ends with predicates */
     PyObject **slots;   /* the slots; those of a skipped block keep their last value */
     bool *written;      /* by slot: some instruction writes it */
     PyObject **temps;
@@ -143,6 +147,7 @@ typedef struct {
     PyObject **slots;
     PyObject **temps;
     Py_ssize_t n_temps;
+    bool pinned;        /* all slots are held, too */
     bool private_slots; /* they are freed with the run */
     bool cache;         /* block versions may be used and stored */
     Py_ssize_t failed;

@@ -139,10 +139,24 @@ op_pyeq(guard_run *run, guard_instr *in)
     return ok;
 }
 
-/* A backend's own condition on some inputs: the only check that may run Python code. */
+/* From now on Python code may run, and other threads with it. */
+static void
+pin_slots(guard_run *run)
+{
+    for (Py_ssize_t i = 0; !run->pinned && i < run->program->n_slots; i++) {
+        if (run->program->written[i]) {
+            run->temps[run->n_temps++] = Py_NewRef(run->slots[i]);
+        }
+    }
+    run->pinned = true;
+}
+
+/* A backend's own condition on some inputs: the only check that may run Python code.  Nothing but
+ * further predicates comes after it. */
 static bool
 op_predicate(guard_run *run, guard_instr *in)
 {
+    pin_slots(run);
     Py_ssize_t n = in->u.slots->n;
     PyObject *args = PyTuple_New(n);
     if (args == NULL) {

@@ -360,6 +360,13 @@ verify_instr(parser *p)
             }
         }
     }
+    if (in->op == G_PREDICATE && !p->program->runs_python) {
+        p->program->runs_python = true;
+        p->program->n_temps += p->program->n_slots;
+    }
+    else if (p->program->runs_python && in->op != G_PREDICATE) {
+        return bad(p, "only predicates may follow a predicate");
+    }
     if (in->op == G_OVERLAP && !(in->obj == Py_None || PyLong_CheckExact(in->obj))) {
         return bad(p, "relation must be None or a distance in bytes");
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -271,6 +272,13 @@ def _context_value(code: GuardCode, src: int, relation: Any, target: Target) -> 
         _simple("context_value")(code, src, relation, target)
 
 
+def _referent(code: GuardCode, src: int, relation: Any, target: Target) -> None:
+    if isinstance(target, Leaf):  # it was dead
+        code.emit("pyeq", src, target.value, operator.call)
+    else:
+        _simple("weakref_call")(code, src, relation, target)
+
+
 def _length(code: GuardCode, src: int, relation: Any, target: Leaf) -> None:
     code.emit("len", src, target.value)
 
@@ -340,7 +348,7 @@ _EMITTERS: dict[type[r.Relation], Callable[..., None]] = {
     r.MethodSelf: _simple("method_self"),
     r.SlotOf: _slot_member,
     r.CAttr: _c_attribute,
-    r.Referent: _simple("weakref_call"),
+    r.Referent: _referent,
     r.ContextValue: _context_value,
     r.CResult: _c_result,
     r.NonEmpty: _non_empty,
@@ -354,7 +362,8 @@ _EMITTERS: dict[type[r.Relation], Callable[..., None]] = {
 def add_backend_guards(code: GuardCode, guards: list[Any]) -> None:
     """What the backend's compilation assumed beyond the metadata of its inputs."""
     slots = [code.slot(node_id) for node_id in code.plan.tensors]
-    for guard in guards:
+    # A predicate may run Python code, so that nothing but predicates may come after it.
+    for guard in sorted(guards, key=lambda guard: isinstance(guard, CustomGuard)):
         code.at(f"the backend's guard: {guard}")
         match guard:
             case SameInput(kept=kept, dropped=dropped):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
 import gc
 import sys
@@ -421,3 +422,56 @@ def test_malformed_programs_leak_nothing() -> None:
     before = allocated()
     rounds(50)
     assert allocated() - before < 100
+
+
+def test_predicates_run_python_with_every_slot_held() -> None:
+    holder = Plain()
+    answers = [True]
+
+    def predicate(item: object, whole: object) -> object:
+        assert whole is holder
+        holder.__dict__.clear()
+        gc.collect()
+        return answers[0]
+
+    guards = program(
+        ARG,
+        ("dict", 1, 0),
+        ("dict_block", 1, 1),
+        ("getitem", 2, 1, "item"),
+        ("index", 3, 2, 0),
+        ("predicate", (2, 0), predicate),
+        ("predicate", (3,), lambda part: part.kept == 1),
+    )
+    call = _C.Dispatcher(lambda a, k: "miss", [_C.Record(guards, lambda *a: a, (2, 3))])
+    for _ in range(5):
+        part = Plain()
+        part.kept = 1
+        holder.item = [part]
+        del part
+        out = call(holder)
+        assert out[0][0] is out[1] and out[1].kept == 1
+    holder.item = [Plain()]
+    assert call(holder) == "miss", "an exception is a failed guard"
+    holder.item = [1]
+    answers[0] = False
+    assert guards.explain((holder,)) == 5 and call(holder) == "miss"
+    with pytest.raises(ValueError, match=r"2 \(is\): only predicates"):
+        program(ARG, ("predicate", (0,), bool), ("is", 0, 1))
+
+
+def test_context_variables() -> None:
+    var: contextvars.ContextVar[object] = contextvars.ContextVar("var", default=5)
+    value, unset = on_arg(("context_value", 1, 0), ("eq", 1, 7)), on_arg(("context_unset", 0))
+    assert unset(var) and not value(var)
+    token = var.set(7)
+    assert value(var) and not unset(var)
+    var.reset(token)
+    assert unset(var)
+    contextvars.copy_context().run(lambda: (var.set(7), value(var)))
+    assert unset(var) and not unset(1) and not value(1)
+
+
+def test_order_of_keywords() -> None:
+    guards = program(("argc", 0, ("x", "y")), ("kwarg_order", ("x", "y")))
+    assert guards.check((), {"x": 1, "y": 2}) and not guards.check((), {"y": 1, "x": 2})
