@@ -7,6 +7,7 @@ the random number generator.
 
 from __future__ import annotations
 
+import linecache
 import operator
 import types
 from collections.abc import Callable
@@ -15,8 +16,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from magjit.plugin import make_graph_module
 from magjit.monitor.operator_graph import Operator, OperatorGraph, ValueRef, refs_in
+from magjit.plugin import make_graph_module
 
 _DUNDERS: dict[str, Callable[..., Any]] = {
     f"__{name}__": getattr(operator, name)
@@ -151,7 +152,20 @@ def _make_node(
         return fx.call_function(_DUNDERS[name], args)
     if _is_tensor_method(func) and args and isinstance(args[0], Node):
         return fx.call_method(name, args, kwargs)
+    if args and isinstance(args[0], type):
+        return fx.call_function(_of_class(func, args[0]), args[1:], kwargs)
     return fx.call_function(_named(func), args, kwargs)
+
+
+def _of_class(func: Callable[..., Any], cls: type) -> Callable[..., Any]:
+    """A function that makes a tensor of a class, which generated code cannot name."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return func(cls, *args, **kwargs)
+
+    call.__module__ = cls.__module__
+    call.__name__ = call.__qualname__ = f"make_{cls.__name__}"
+    return call
 
 
 def _named(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -187,4 +201,5 @@ def _where(op: Operator) -> str:
     for start, end, number in op.code.co_lines():
         if start <= op.offset < end and number is not None:
             line = number
-    return f'  File "{op.code.co_filename}", line {line}, in {op.code.co_name}'
+    source = linecache.getline(op.code.co_filename, line).strip()
+    return f'  File "{op.code.co_filename}", line {line}, in {op.code.co_name}\n    {source}'

@@ -33,7 +33,7 @@ capture_lock = threading.Lock()
 """Observation is process-wide: one capture at a time."""
 
 _TRIVIAL = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, type(...), range, slice, type}
+    {type(None), bool, int, float, complex, str, bytes, type(...), range, slice}
     | {torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device}
     | {types.FunctionType, types.BuiltinFunctionType, types.CodeType}
 )
@@ -179,6 +179,7 @@ def observe(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Obser
     finally:
         if collecting:
             gc.enable()
+    observation.timings.record_ms = recorder.seconds * 1e3
     observation.timings.run_ms = (time.perf_counter() - started) * 1e3
     recorder.operators.active = False
     if tracer is not None and tracer.error is not None:

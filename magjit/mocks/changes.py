@@ -69,7 +69,7 @@ def _edge(change: EdgeWrite) -> Write:
         case r.ClassAttr(name=name):
             return AttrWrite(target, name, value)
         case r.SlotOf(descriptor=descriptor):
-            return SlotWrite(target, descriptor, value)
+            return SlotWrite(target, descriptor, value, may_lack=value is DELETED)
         case r.CAttr(descriptor=descriptor):
             return TensorAttrWrite(target, descriptor.__name__, value)
     raise AssertionError(f"{change.relation} is never written")

@@ -192,6 +192,9 @@ class OperatorRecorder(TorchFunctionMode):
         inputs: list[Value] = []
         operator = self._operator(func, args, kwargs, inputs)
         dynamic = shape_depends_on_data(name, args, kwargs)
+        if name == "data":  # changes through it leave no trace in the tensor's version
+            for value in inputs:
+                value.const = False
         return lambda out: self._finish(operator, out, inputs, dynamic)
 
     def _dynamic(
@@ -312,6 +315,8 @@ class OperatorRecorder(TorchFunctionMode):
             return list(value)
         if isinstance(value, torch.Generator):
             raise _NotRecordable("uses a random number generator of its own")
+        if isinstance(value, type) and value in _PLAIN_TENSORS - {torch.Tensor}:
+            return value
         if value is torch.Tensor or isinstance(value, torch.storage.UntypedStorage):
             raise _NotRecordable("works on a storage")
         if type(value).__module__ == "numpy" and hasattr(value, "item") and value.ndim == 0:

@@ -7,7 +7,9 @@ look-up consults is a read, also where it finds nothing.
 from __future__ import annotations
 
 import collections
+import threading
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +17,13 @@ import torch
 
 from magjit.bytecode import EventKind
 from magjit.refgraph import relations as r
-from magjit.refgraph.kinds import class_lookup, instance_dict, is_data_descriptor
+from magjit.refgraph.kinds import class_lookup, instance_dict, is_atom, is_data_descriptor
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, ShadowNode
 from magjit.refgraph.recorder import FrameState, Handler, StateRecorder
 
 _TUPLE_GETTER = type(collections.namedtuple("_Probe", "field").field)  # type: ignore[attr-defined]
+_FORWARDING: tuple[type, ...] = (weakref.ProxyType, weakref.CallableProxyType, threading.local)
+"""Their attributes are those of another object, or of a thread."""
 _PLAIN_GETATTR = frozenset({object.__getattribute__, types.ModuleType.__getattribute__})
 
 
@@ -37,6 +41,12 @@ def load_global(rec: StateRecorder, state: FrameState, offset: int, _: tuple[Any
 
 def store_global(rec: StateRecorder, state: FrameState, offset: int, _: tuple[Any, ...]) -> None:
     rec.write(state.globals_node, r.Item.of(state.info.instrs[offset].argval))
+
+
+def delete_global(rec: StateRecorder, state: FrameState, offset: int, _: tuple[Any, ...]) -> None:
+    name = state.info.instrs[offset].argval
+    rec.read(state.globals_node, r.Item.of(name), state.globals.get(name, ABSENT))
+    store_global(rec, state, offset, _)
 
 
 def load_name(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> None:
@@ -75,6 +85,13 @@ def store_deref(
         rec.write(_cell_node(rec, state, inputs[-1]), r.Cell())
 
 
+def delete_deref(
+    rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]
+) -> None:
+    load_deref(rec, state, offset, inputs[-1:])
+    store_deref(rec, state, offset, inputs)
+
+
 def _cell_contents(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
@@ -95,17 +112,15 @@ def read_class_attr(rec: StateRecorder, cls: type, name: str) -> Any:
             node.first.refs[relation] = (
                 Leaf(ABSENT) if value is ABSENT else Edge(rec.root(value).node_id)
             )
-            for inner in _inner_functions(value):
-                rec.root(inner)
     return value
 
 
-def _inner_functions(value: Any) -> tuple[Any, ...]:
-    if isinstance(value, property):
-        return tuple(f for f in (value.fget, value.fset, value.fdel) if f is not None)
-    if isinstance(value, (classmethod, staticmethod)):
-        return (value.__func__,)
-    return ()
+def read_mro(rec: StateRecorder, cls: type) -> None:
+    """The order of a class's bases, which a program can replace."""
+    if cls in rec.made_classes:
+        return
+    mro = vars(type)["__mro__"]
+    rec.root(cls).first.refs.setdefault(r.CAttr(mro), Leaf(mro.__get__(cls), identity=True))
 
 
 def read_attribute(rec: StateRecorder, obj: Any, name: str) -> None:
@@ -127,7 +142,7 @@ def _read_module(rec: StateRecorder, obj: types.ModuleType, name: str) -> None:
 
 
 def _read_class(rec: StateRecorder, cls: type, name: str) -> None:
-    if name == "__dict__":
+    if name == "__dict__" and cls not in rec.made_classes:
         rec.split("reads the __dict__ of a class")
         return
     if name in ("__mro__", "__bases__") and cls not in rec.made_classes:
@@ -138,17 +153,39 @@ def _read_class(rec: StateRecorder, cls: type, name: str) -> None:
             rec.root(base)
         return
     value = read_class_attr(rec, type(cls), name)
-    if (
-        value is not ABSENT
-        and is_data_descriptor(value)
-        and not isinstance(value, (types.GetSetDescriptorType, types.MemberDescriptorType))
-    ):
+    if value is not ABSENT and is_data_descriptor(value):
+        if isinstance(value, (types.GetSetDescriptorType, types.MemberDescriptorType)):
+            _read_class_fact(rec, cls, name, value)
+        else:
+            _read_by_descriptor(rec, value)
         return
     if class_lookup(type(cls), "__getattribute__") is not type.__getattribute__:
         read_class_attr(rec, type(cls), "__getattribute__")
     value = read_class_attr(rec, cls, name)
     if value is ABSENT:
         read_class_attr(rec, type(cls), "__getattr__")
+
+
+def _read_class_fact(rec: StateRecorder, cls: type, name: str, getter: Any) -> None:
+    """The name, the text or another member of the C part of a class."""
+    if cls in rec.made_classes or int(cls.__flags__) & (1 << 8):
+        return  # made in the run, or immutable
+    try:
+        value = getter.__get__(cls)
+    except AttributeError:
+        value = ABSENT
+    if value is ABSENT:
+        read_class_attr(rec, cls, name)
+    elif is_atom(value) or isinstance(value, type):
+        rec.read(rec.root(cls), r.CAttr(getter), value)
+    else:
+        read_class_attr(rec, cls, name)
+
+
+def _read_by_descriptor(rec: StateRecorder, descriptor: Any) -> None:
+    """A descriptor of a class answers: Python code is followed."""
+    if not isinstance(descriptor, property):
+        read_class_attr(rec, type(descriptor), "__get__")
 
 
 def _read_super(rec: StateRecorder, obj: Any, name: str) -> None:
@@ -160,6 +197,7 @@ def read_super_attribute(rec: StateRecorder, this: type, start: type | None, nam
     """``super(this, self).name``: every class behind ``this`` in the MRO is consulted in turn."""
     if start is None:
         return
+    read_mro(rec, start)
     mro = start.__mro__
     for base in mro[mro.index(this) + 1 :]:
         read_class_attr(rec, base, name)
@@ -210,12 +248,25 @@ def _read_cell(rec: StateRecorder, obj: types.CellType, name: str) -> None:
         rec.read(rec.graph.node_of(obj), r.Cell(), _cell_contents(obj))
 
 
+def _read_method(rec: StateRecorder, obj: types.MethodType, name: str) -> None:
+    """A bound method has few attributes of its own; it asks its function for the others."""
+    if (
+        class_lookup(types.MethodType, name) is ABSENT
+        or name == "__doc__"
+        or name not in ("__func__", "__self__", "__call__", "__class__")
+    ):
+        read_attribute(rec, obj.__func__, name)
+
+
 def _read_instance(rec: StateRecorder, obj: Any, name: str) -> None:
     cls = type(obj)
     getter = class_lookup(cls, "__getattribute__")
     if getter not in _PLAIN_GETATTR:
         read_class_attr(rec, cls, "__getattribute__")
         if isinstance(getter, types.FunctionType):
+            return
+        if isinstance(obj, _FORWARDING):
+            rec.split(f"reads an attribute of an object of class {cls.__qualname__}")
             return
     read_plain_attribute(rec, obj, name)
 
@@ -226,7 +277,7 @@ def read_plain_attribute(rec: StateRecorder, obj: Any, name: str) -> None:
     found = read_class_attr(rec, cls, name)
     node = rec.graph.node_of(obj)
     if found is not ABSENT and is_data_descriptor(found):
-        _read_descriptor(rec, node, obj, found, name)
+        read_descriptor(rec, node, obj, found, name)
         return
     namespace = instance_dict(obj)
     if namespace is not None:
@@ -239,7 +290,7 @@ def read_plain_attribute(rec: StateRecorder, obj: Any, name: str) -> None:
         read_class_attr(rec, cls, "__getattr__")
 
 
-def _read_descriptor(
+def read_descriptor(
     rec: StateRecorder, node: ShadowNode | None, obj: Any, descriptor: Any, name: str
 ) -> None:
     if isinstance(descriptor, types.MemberDescriptorType):
@@ -270,6 +321,7 @@ _READERS: list[tuple[Callable[[Any], bool], Callable[[StateRecorder, Any, str], 
     (lambda obj: isinstance(obj, torch.Tensor), _read_tensor),
     (lambda obj: type(obj) is types.FunctionType, _read_function),
     (lambda obj: type(obj) is types.CellType, _read_cell),
+    (lambda obj: type(obj) is types.MethodType, _read_method),
     (lambda obj: isinstance(obj, type), _read_class),
     (lambda obj: type(obj) is super, _read_super),
     (lambda obj: isinstance(obj, types.ModuleType), _read_module),
@@ -289,13 +341,13 @@ def write_attribute(rec: StateRecorder, obj: Any, name: str) -> None:
     if not isinstance(obj, types.ModuleType):
         found = read_class_attr(rec, type(obj), name)
         if found is not ABSENT and is_data_descriptor(found):
-            _write_descriptor(rec, node, found, name)
+            write_descriptor(rec, node, found, name)
             return
     if node is not None:
         rec.write(rec.instance_dict_node(node, obj), r.Item.of(name))
 
 
-def _write_descriptor(
+def write_descriptor(
     rec: StateRecorder, node: ShadowNode | None, descriptor: Any, name: str
 ) -> None:
     if isinstance(descriptor, property) or node is None:
@@ -330,7 +382,19 @@ def store_attr(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple
 def delete_attr(
     rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]
 ) -> None:
+    before_deletion(rec, inputs[-1], state.info.instrs[offset].argval)
     _set(rec, inputs[-1], state.info.instrs[offset].argval, "__delattr__")
+
+
+def before_deletion(rec: StateRecorder, obj: Any, name: str) -> None:
+    """Whether there is something to delete is read."""
+    if isinstance(obj, type):
+        if obj not in rec.made_classes:
+            rec.split("deletes an attribute of a class")
+    elif isinstance(obj, (torch.Tensor, types.ModuleType, types.FunctionType)):
+        read_attribute(rec, obj, name)
+    else:
+        read_plain_attribute(rec, obj, name)
 
 
 def _set(rec: StateRecorder, obj: Any, name: str, method: str) -> None:
@@ -343,10 +407,10 @@ HANDLERS: dict[EventKind, Handler] = {
     EventKind.LOAD_GLOBAL: load_global,
     EventKind.LOAD_NAME: load_name,
     EventKind.STORE_GLOBAL: store_global,
-    EventKind.DELETE_GLOBAL: store_global,
+    EventKind.DELETE_GLOBAL: delete_global,
     EventKind.LOAD_DEREF: load_deref,
     EventKind.STORE_DEREF: store_deref,
-    EventKind.DELETE_DEREF: store_deref,
+    EventKind.DELETE_DEREF: delete_deref,
     EventKind.LOAD_ATTR: load_attr,
     EventKind.LOAD_SUPER_ATTR: load_super_attr,
     EventKind.STORE_ATTR: store_attr,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 from magjit import _C
@@ -29,10 +30,12 @@ def _bound(recorder: StateRecorder, function: Handler) -> Any:
             recorder.suspended = False
             operators.active = recorder.broken is None
         operators.handling = True
+        started = perf_counter()
         try:
             verdict = function(recorder, state, offset, inputs)
         finally:
             operators.handling = False
+            recorder.seconds += perf_counter() - started
         if verdict is None or verdict is _C.OPAQUE:
             return verdict
         if isinstance(verdict, tuple):

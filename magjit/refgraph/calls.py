@@ -20,10 +20,24 @@ from magjit import _C
 from magjit.annotations import Kind, Read, Rule, is_c_callable, missing_entry
 from magjit.bytecode import EventKind
 from magjit.refgraph import relations as r
-from magjit.refgraph.attributes import read_class_attr
+from magjit.refgraph.attributes import read_attribute, read_class_attr
 from magjit.refgraph.blind import is_blind_change
-from magjit.refgraph.containers import is_plain, is_running_iterator, read_inside_fresh, read_value
-from magjit.refgraph.kinds import CONTAINERS, is_atom
+from magjit.refgraph.containers import (
+    is_plain,
+    is_running_iterator,
+    read_bytes,
+    read_inside_fresh,
+    read_value,
+    shown,
+)
+from magjit.refgraph.kinds import (
+    CONTAINERS,
+    base_value,
+    c_class,
+    class_lookup,
+    instance_dict,
+    is_atom,
+)
 from magjit.refgraph.python_specials import opaque_call, python_special
 from magjit.refgraph.recorder import LIBRARIES, FrameState, Handler, StateRecorder
 from magjit.refgraph.specials import AS_PURE, SPECIALS
@@ -253,6 +267,8 @@ def _pure(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs)
     deep = _calls_c_code(rec, rule, arguments)
     for key, value in arguments:
         _argument(rec, rule, key, value, deep)
+        if rule.text:
+            read_value(rec, value, ("__format__", "__str__", "__repr__"), deep=True)
     return _C.OPAQUE if isinstance(func, types.FunctionType) else None
 
 
@@ -319,7 +335,11 @@ def _calls_c_code(rec: StateRecorder, rule: Rule, arguments: list[tuple[Any, Any
 def _open_argument(rec: StateRecorder, value: Any, read: Read) -> None:
     if read is Read.NONE or value is None or is_plain(value) or isinstance(value, torch.Tensor):
         return
+    value = shown(value)
     node = rec.graph.node_of(value)
+    if isinstance(value, bytearray):
+        read_bytes(rec, node, value)
+        return
     if isinstance(value, CONTAINERS):
         if node is not None:
             rec.open(node, deep=read is Read.DEEP)
@@ -330,8 +350,10 @@ def _open_argument(rec: StateRecorder, value: Any, read: Read) -> None:
         return
     if is_running_iterator(value):
         rec.split("uses up an iterator that was made outside the program")
-    elif not int(type(value).__flags__) & _HEAP_TYPE and not isinstance(
-        value, (types.FunctionType, types.MethodType)
+    elif (
+        c_class(type(value)) is not object
+        and base_value(value) is None
+        and not isinstance(value, (types.FunctionType, types.MethodType))
     ):
         rec.split(f"a C function reads an object of class {type(value).__qualname__}")
 
@@ -339,7 +361,7 @@ def _open_argument(rec: StateRecorder, value: Any, read: Read) -> None:
 def _special(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if rule.handler in AS_PURE:
         return _pure(rec, rule, func, args, kwargs)
-    handler = SPECIALS.get(rule.handler or "")
+    handler = SPECIALS.get(rule.handler or "") or _CALLING.get(rule.handler or "")
     if handler is None:
         rec.split(f"calls {rule.name}, which needs a handler of its own ({rule.handler})")
         return None
@@ -347,6 +369,29 @@ def _special(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwar
     if receiver is not None and rest is args:
         args = (receiver, *args)
     return handler(rec, rule, func, args, kwargs)
+
+
+def _methodcaller(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """``operator.methodcaller(name, ...)(obj)`` is ``obj.name(...)``."""
+    made, parts = func.__reduce__()
+    keywords: Kwargs = {}
+    if isinstance(made, functools.partial):
+        keywords, parts = made.keywords, (*made.args, *parts)
+    name, *rest = parts
+    obj = args[-1]
+    read_attribute(rec, obj, name)
+    found = class_lookup(type(obj), name)
+    if name in (instance_dict(obj) or {}) or isinstance(obj, (type, types.ModuleType)):
+        rec.split("calls something by operator.methodcaller that is no method of a class")
+        return None
+    if isinstance(found, types.FunctionType) or is_c_callable(found):
+        return call_value(rec, found, (obj, *rest), keywords)
+    rec.split("calls something by operator.methodcaller that is no plain method")
+    return None
+
+
+_CALLING: dict[str, Callable[..., Any]] = {"methodcaller": _methodcaller}
+"""Handlers that judge the call that they lead to."""
 
 
 def _impure(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -423,8 +468,6 @@ def import_name(rec: StateRecorder, state: FrameState, offset: int, inputs: Args
 
 
 def import_from(rec: StateRecorder, state: FrameState, offset: int, inputs: Args) -> None:
-    from magjit.refgraph.attributes import read_attribute
-
     read_attribute(rec, inputs[0], state.info.instrs[offset].argval)
 
 

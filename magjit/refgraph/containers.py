@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import types
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from typing import Any
 
 import torch
 
 from magjit.bytecode import EventKind
 from magjit.refgraph import relations as r
-from magjit.refgraph.attributes import read_class_attr
+from magjit.refgraph.attributes import read_attribute, read_class_attr, read_mro
 from magjit.refgraph.blind import add_blindly, unread
-from magjit.refgraph.kinds import CONTAINERS, MAPPINGS, SEQUENCES, SETS, is_atom
+from magjit.refgraph.kinds import (
+    CONTAINERS,
+    MAPPINGS,
+    SEQUENCES,
+    SETS,
+    base_value,
+    class_lookup,
+    is_atom,
+    is_constant_object,
+    mapping_behind,
+    reads_unknown_state,
+)
 from magjit.refgraph.nodes import ABSENT, Leaf, ShadowNode
 from magjit.refgraph.recorder import FrameState, Handler, StateRecorder
 
@@ -31,7 +42,26 @@ _DUNDERS: dict[str, tuple[str, ...]] = {
     "FORMAT_WITH_SPEC": ("__format__", "__str__", "__repr__"),
     "CONVERT_VALUE": ("__str__", "__repr__"),
 }
-_PLAIN_MAPPINGS = (dict, OrderedDict, defaultdict)
+_OPERATORS: dict[str, tuple[str, ...]] = {
+    symbol: (f"__{name}__", f"__r{name}__")
+    for symbol, name in (
+        ("+", "add"),
+        ("-", "sub"),
+        ("*", "mul"),
+        ("/", "truediv"),
+        ("//", "floordiv"),
+        ("%", "mod"),
+        ("**", "pow"),
+        ("@", "matmul"),
+        ("&", "and"),
+        ("|", "or"),
+        ("^", "xor"),
+        ("<<", "lshift"),
+        (">>", "rshift"),
+    )
+}
+_BINARY = tuple(name for names in _OPERATORS.values() for name in names)
+_INPLACE = tuple(name.replace("__", "__i", 1) for name in _BINARY if not name.startswith("__r"))
 
 
 def read_values(
@@ -42,6 +72,10 @@ def read_values(
     if opname == "CONTAINS_OP":
         read_membership(rec, inputs[1], inputs[0])
         return
+    if opname == "MATCH_CLASS":
+        subject, cls, keywords = inputs
+        _read_pattern(rec, subject, cls, keywords, state.info.instrs[offset].arg)
+        return
     truth = (
         opname.startswith("POP_JUMP")
         or opname in ("UNARY_NOT", "TO_BOOL")
@@ -51,6 +85,36 @@ def read_values(
     deep = opname == "COMPARE_OP" or opname.startswith(("FORMAT", "CONVERT"))
     for value in inputs:
         read_value(rec, value, dunders, length_only=truth, truth=truth, deep=deep)
+
+
+def _read_pattern(rec: StateRecorder, subject: Any, cls: Any, keywords: Any, count: int) -> None:
+    """``case Cls(a, b, key=c)``: the type, its names of positions and the attributes."""
+    read_instance_check(rec, subject, cls)
+    if not isinstance(cls, type):
+        return
+    names = tuple(keywords)
+    if count and class_lookup(cls, "__match_args__") is not ABSENT:
+        read_attribute(rec, cls, "__match_args__")
+        names += tuple(class_lookup(cls, "__match_args__")[:count])
+    elif count:
+        read_value(rec, subject, deep=True)
+    if isinstance(subject, cls):
+        for name in names:
+            read_attribute(rec, subject, name)
+
+
+def read_instance_check(rec: StateRecorder, obj: Any, cls: Any) -> None:
+    """``isinstance(obj, cls)``, also of a tuple of classes and for ``issubclass``."""
+    if isinstance(cls, tuple):
+        for item in cls:
+            read_instance_check(rec, obj, item)
+    elif isinstance(cls, type):
+        given = obj if isinstance(obj, type) else type(obj)
+        if given is not cls:
+            read_mro(rec, given)
+        for name in ("__instancecheck__", "__subclasscheck__"):
+            if type(cls) is not type:
+                read_class_attr(rec, type(cls), name)
 
 
 def read_value(
@@ -65,8 +129,11 @@ def read_value(
     """C code reads one value: a container's contents, or an object's special methods."""
     if value is None or isinstance(value, torch.Tensor) or is_plain(value):
         return
+    value = shown(value)
     node = rec.graph.node_of(value)
-    if isinstance(value, CONTAINERS):
+    if isinstance(value, bytearray):
+        read_bytes(rec, node, value)
+    elif isinstance(value, CONTAINERS):
         if node is None:
             if deep:
                 read_inside_fresh(rec, value)
@@ -77,8 +144,38 @@ def read_value(
     if type(value) not in (list, tuple, dict, set, frozenset, deque):
         for dunder in dunders:
             read_class_attr(rec, type(value), dunder)
-    if node is not None and is_running_iterator(value):
+    if node is None:
+        return
+    if is_running_iterator(value):
         rec.split("uses up an iterator that was made outside the program")
+    elif isinstance(value, type):
+        if "__repr__" in dunders:
+            for name in ("__module__", "__qualname__"):
+                read_attribute(rec, value, name)
+    elif "__repr__" in dunders and not node.fixed and shows_address(type(value)):
+        rec.split("shows the address of an object as text")
+    elif not isinstance(value, (*CONTAINERS, bytearray)) and base_value(value) is None:
+        if not is_constant_object(value) and reads_unknown_state(type(value), dunders):
+            rec.split(f"C code reads an object of class {type(value).__qualname__}")
+
+
+def shows_address(cls: type) -> bool:
+    """Whether the text of an object is the default one."""
+    return class_lookup(cls, "__repr__") is object.__repr__ and not any(
+        isinstance(class_lookup(cls, name), types.FunctionType)
+        for name in ("__format__", "__str__")
+    )
+
+
+def shown(value: Any) -> Any:
+    """What a read-only view of a mapping shows; any other value itself."""
+    return mapping_behind(value) if type(value) is types.MappingProxyType else value
+
+
+def read_bytes(rec: StateRecorder, node: ShadowNode | None, value: bytearray) -> None:
+    """The contents of a bytearray from before the run."""
+    if node is not None and not node.changed:
+        node.first.refs.setdefault(r.CResult(bytearray.hex), Leaf(bytearray.hex(value)))
 
 
 def read_inside_fresh(rec: StateRecorder, value: Any) -> None:
@@ -122,12 +219,13 @@ def read_length(rec: StateRecorder, node: ShadowNode) -> None:
 def _plain_length(obj: Any) -> int:
     for base in CONTAINERS:
         if isinstance(obj, base):
-            return int(base.__len__(obj))
+            return int(base.__len__(obj))  # type: ignore[arg-type]
     return len(obj)
 
 
 def read_membership(rec: StateRecorder, container: Any, item: Any) -> None:
     """``item in container``."""
+    container = shown(container)
     node = rec.graph.node_of(container)
     if node is not None and isinstance(container, MAPPINGS):
         if is_atom(item) or (rec.node_for(item) is not None and rec.node_for(item).fixed):  # type: ignore[union-attr]
@@ -154,8 +252,11 @@ def read_item(rec: StateRecorder, container: Any, key: Any) -> None:
     """``container[key]``, done by C code."""
     if isinstance(container, torch.Tensor) or is_plain(container):
         return
+    container = shown(container)
     node = rec.graph.node_of(container)
-    if isinstance(container, MAPPINGS):
+    if isinstance(container, bytearray):
+        read_bytes(rec, node, container)
+    elif isinstance(container, MAPPINGS):
         getter = read_class_attr(rec, type(container), "__getitem__")
         if node is not None and not isinstance(getter, types.FunctionType):
             read_mapping_item(rec, node, container, key)
@@ -169,10 +270,7 @@ def read_item(rec: StateRecorder, container: Any, key: Any) -> None:
     else:
         getter = read_class_attr(rec, type(container), "__getitem__")
         if node is not None and not isinstance(getter, types.FunctionType):
-            if not isinstance(container, types.MappingProxyType):
-                rec.split(f"subscripts an object of class {type(container).__qualname__}")
-            else:
-                rec.split("reads through a mappingproxy from outside")
+            rec.split(f"subscripts an object of class {type(container).__qualname__}")
 
 
 def read_mapping_item(rec: StateRecorder, node: ShadowNode, container: Any, key: Any) -> None:
@@ -208,7 +306,14 @@ def _read_sequence_item(rec: StateRecorder, node: ShadowNode, container: Any, ke
 def store_subscr(
     rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]
 ) -> None:
-    write_item(rec, inputs[1], inputs[2], "__setitem__")
+    value, container, key = inputs
+    node = rec.graph.node_of(container)
+    if node is not None and type(container) is bytearray and is_atom((value, key)):
+        read_bytes(rec, node, container)
+        node.blind.append(bytearray.__setitem__)
+        rec.replay_call(bytearray.__setitem__, (container, key, value), {})
+        return
+    write_item(rec, container, key, "__setitem__")
 
 
 def delete_subscr(
@@ -253,13 +358,17 @@ def change_in_place(rec: StateRecorder, inputs: tuple[Any, ...]) -> None:
     node = rec.graph.node_of(target)
     if node is not None and isinstance(target, (list, dict, set, deque)):
         rec.mutate(node)
+    elif node is not None and reads_unknown_state(type(target), _INPLACE):
+        rec.split(f"changes an object of class {type(target).__qualname__}")
     else:
-        read_value(rec, target)
+        read_value(rec, target, _BINARY)
 
 
 def binary(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> None:
     for value in inputs:
-        read_value(rec, value)
+        if rec.graph.node_of(value) is not None:
+            kind = state.info.instrs[offset].argval.rstrip("=")
+            read_value(rec, value, _OPERATORS.get(kind, _BINARY))
 
 
 def for_iter(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> None:

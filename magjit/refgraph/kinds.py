@@ -10,9 +10,12 @@ import contextvars
 import datetime
 import decimal
 import enum
+import gc
+import operator
 import re
 import types
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,6 +39,10 @@ _CONSTANT: tuple[type, ...] = (
     types.MemberDescriptorType,
     types.CodeType,
     types.GenericAlias,
+    types.MappingProxyType,
+    operator.attrgetter,
+    operator.itemgetter,
+    operator.methodcaller,
     enum.Enum,
     property,
     classmethod,
@@ -130,12 +137,92 @@ def contents_copy(obj: Any) -> Any:
     return None
 
 
-def has_own_iteration(obj: Any) -> bool:
-    """Whether a container's class replaces the protocol methods of its builtin base by Python code."""
-    tp = type(obj)
-    if tp in (list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict):
-        return False
-    return any(
-        isinstance(class_lookup(tp, name), types.FunctionType)
-        for name in ("__iter__", "__getitem__", "__len__", "__contains__")
-    )
+_BASE_VALUES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (int, int.__getnewargs__),
+    (float, float.__getnewargs__),
+    (complex, vars(complex)["__getnewargs__"]),
+    (str, str.__getnewargs__),
+    (bytes, bytes.__getnewargs__),
+    (np.generic, np.generic.tobytes),
+)
+
+
+def base_value(value: Any) -> Callable[[Any], Any] | None:
+    """The C function that gives what an immutable value of a subclass is worth, if there is one.
+
+    Two objects of one class that are worth the same are the same to a program that does not ask
+    for their attributes, which are read on their own.
+    """
+    if isinstance(value, enum.Enum) or type(value) in _PLAIN:
+        return None
+    if isinstance(value, np.void) or isinstance(value, np.object_):
+        return None
+    for base, worth in _BASE_VALUES:
+        if isinstance(value, base) and type(value) is not base:
+            return worth
+    return None
+
+
+def held(obj: Any) -> tuple[Any, ...]:
+    """What an immutable object of a C type refers to for life: it is the same as long as it is."""
+    if isinstance(obj, property):
+        found: tuple[Any, ...] = (obj.fget, obj.fset, obj.fdel)
+    elif isinstance(obj, (classmethod, staticmethod)):
+        found = (obj.__func__,)
+    elif isinstance(obj, (types.BuiltinFunctionType, types.MethodWrapperType)):
+        found = (obj.__self__,)
+    elif isinstance(obj, types.MappingProxyType):
+        found = (mapping_behind(obj),)
+    else:
+        return ()
+    return tuple(item for item in found if item is not None)
+
+
+def mapping_behind(proxy: types.MappingProxyType[Any, Any]) -> Any:
+    """The mapping that a read-only view shows."""
+    (mapping,) = gc.get_referents(proxy)
+    return mapping
+
+
+_C_METHODS = (
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+)
+_HARMLESS_OWNERS: tuple[type, ...] = (
+    object,
+    type,
+    *CONTAINERS,
+    OrderedDict,
+    defaultdict,
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+)
+"""Their C methods read what the recorder knows of."""
+
+
+def reads_unknown_state(cls: type, names: tuple[str, ...]) -> bool:
+    """Whether one of these methods is C code of a type whose state the recorder does not know."""
+    for name in names:
+        found = class_lookup(cls, name)
+        if isinstance(found, _C_METHODS) and found.__objclass__ not in _HARMLESS_OWNERS:
+            return True
+    return False
+
+
+def c_class(cls: type) -> type:
+    """The first class of the MRO that is written in C; ``object`` for a class in pure Python."""
+    bases: tuple[type, ...] = type.__dict__["__mro__"].__get__(cls)
+    for base in bases:
+        if not int(base.__flags__) & (1 << 9):
+            return base
+        for value in vars(base).values():
+            if isinstance(value, types.MethodDescriptorType | types.WrapperDescriptorType):
+                if value.__objclass__ is base:
+                    return base
+            elif isinstance(value, types.BuiltinFunctionType) and value.__self__ is base:
+                return base
+    return object

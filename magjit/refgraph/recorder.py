@@ -27,8 +27,10 @@ from magjit.refgraph.kinds import (
     MAPPINGS,
     SEQUENCES,
     SETS,
+    base_value,
     class_lookup,
     contents_copy,
+    held,
     instance_dict,
     is_atom,
     is_constant_object,
@@ -36,14 +38,26 @@ from magjit.refgraph.kinds import (
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, RefGraph, ShadowNode, Target
 
 LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
-_CALLBACK_MODULES = frozenset({"_weakrefset", "weakref"})
-"""Their callbacks run whenever an object dies."""
+_CALLBACKS = frozenset(
+    f"{name}.__init__.<locals>.{callback}"
+    for name in ("WeakValueDictionary", "WeakKeyDictionary", "WeakSet")
+    for callback in ("remove", "_remove")
+)
+"""Callbacks of the standard library that run whenever an object dies."""
 _OBSERVERS = ("magjit.monitor.", "magjit.refgraph.")
 _SETTINGS = frozenset({"magjit.api", "magjit.config"})
 _OWN_FOLDERS = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
 )
+
+
+def _users_frame() -> types.FrameType | None:
+    """The innermost frame outside torch and MagJIT."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_OWN_FOLDERS):
+        frame = frame.f_back
+    return frame
 
 
 class TracerLike(Protocol):
@@ -87,7 +101,7 @@ class FrameState:
         func: Any,
         globals_: dict[str, Any],
         builtins: dict[str, Any],
-        globals_node: ShadowNode,
+        globals_node: ShadowNode | None,
         func_node: ShadowNode | None,
     ) -> None:
         self.code = code
@@ -113,6 +127,7 @@ class StateRecorder:
         self.made_classes: set[type] = set()
         self.versions: dict[int, int] = {}
         self.missing: list[Any] = []
+        self.seconds = 0.0
         self.effects: list[Effect] = []
         self.metas: dict[int, Any] = {}
         self.evaluating = False
@@ -133,7 +148,9 @@ class StateRecorder:
             self.tracer.resume()
 
     def instruction(self) -> tuple[Any, int]:
-        return (self.state.code if self.state is not None else None), self.offset
+        """The code and offset of the user's instruction that is running."""
+        frame = _users_frame()
+        return (frame.f_code, frame.f_lasti) if frame is not None else (None, -1)
 
     def split(self, reason: str, remedy: str | None = None) -> None:
         """Note that the run cannot become one graph; the user's program goes on unobserved."""
@@ -152,14 +169,7 @@ class StateRecorder:
 
     def location(self) -> Location | None:
         """Where the user's program is now: the innermost frame outside torch and MagJIT."""
-        frame = sys._getframe(1)
-        found = None
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if not name.startswith(_OWN_FOLDERS):
-                found = frame
-                break
-            frame = frame.f_back  # type: ignore[assignment]
+        found = _users_frame()
         if found is None:
             return None
         return Location(found.f_code.co_filename, found.f_lineno, found.f_code.co_qualname)
@@ -207,7 +217,17 @@ class StateRecorder:
             relation = r.Root(len(self.graph))
             node = self.graph.add(obj, self.graph.outside, relation, fixed=True)
             self.graph.outside.first.refs[relation] = Edge(node.node_id)
+            if isinstance(obj, torch.Tensor):
+                self._note_tensor(node, obj)
+            for item in held(obj):
+                if not is_atom(item):
+                    self.root(item)
         return node
+
+    def _note_tensor(self, node: ShadowNode, tensor: torch.Tensor) -> None:
+        self.metas[node.node_id] = _C.tensor_meta(tensor)
+        if not tensor.is_inference():
+            self.versions[node.node_id] = tensor._version
 
     def target(self, parent: ShadowNode, relation: r.Relation, value: Any) -> Target:
         """What an edge leads to; an outside object met for the first time gets its node."""
@@ -216,15 +236,17 @@ class StateRecorder:
         node = self.graph.node_of(value)
         if node is not None:
             return Edge(node.node_id)
-        if is_constant_object(value) or (
-            isinstance(value, types.FunctionType) and not parent.structural
+        worth = base_value(value)
+        if worth is None and (
+            is_constant_object(value)
+            or (isinstance(value, types.FunctionType) and not parent.structural)
         ):
             return Edge(self.root(value).node_id)
         node = self.graph.add(value, parent, relation, fixed=False)
-        if isinstance(value, torch.Tensor):
-            self.metas[node.node_id] = _C.tensor_meta(value)
-            if not value.is_inference():
-                self.versions[node.node_id] = value._version
+        if worth is not None:
+            node.first.refs[r.CResult(worth)] = Leaf(worth(value))
+        elif isinstance(value, torch.Tensor):
+            self._note_tensor(node, value)
         elif isinstance(value, types.MethodType):
             # The interpreter takes a bound method apart before the call is seen.
             self.read(node, r.MethodFunc(), value.__func__)
@@ -235,7 +257,8 @@ class StateRecorder:
         """The node of an object; classes, modules and C functions get one on demand."""
         node = self.graph.node_of(obj)
         if node is None and is_constant_object(obj) and not self.is_made_class(obj):
-            node = self.root(obj)
+            if all(isinstance(item, (types.ModuleType, type)) for item in held(obj)):
+                node = self.root(obj)
         return node
 
     def is_made_class(self, obj: Any) -> bool:
@@ -346,7 +369,7 @@ class StateRecorder:
     ) -> Any:
         """The tracer met a new frame: follow it, or leave it alone."""
         module = globals_.get("__name__") or ""
-        if module in _CALLBACK_MODULES or module.startswith(_OBSERVERS):
+        if code.co_qualname in _CALLBACKS or module.startswith(_OBSERVERS):
             return _C.SKIP_ALWAYS
         special = self.python_special(func)
         if special is not None:
@@ -375,7 +398,10 @@ class StateRecorder:
             func_node = self.root(func)
         if func_node is not None:
             self.read_function(func_node)
-        return FrameState(code, func, globals_, builtins, self.root(globals_), func_node)
+            globals_node: ShadowNode | None = self.root(globals_)
+        else:  # the run made it, and perhaps the namespace that it was evaluated in
+            globals_node = self.graph.node_of(globals_)
+        return FrameState(code, func, globals_, builtins, globals_node, func_node)
 
     def is_opaque(self, code: types.CodeType, module: str) -> bool:
         """Whether a function of torch only launches operators, which the mode sees."""

@@ -6,6 +6,9 @@ A handler runs before the call; its result is the verdict for the tracer.
 
 from __future__ import annotations
 
+import _abc  # type: ignore[import-not-found]
+import operator
+import string
 import sys
 import types
 from collections.abc import Callable
@@ -17,19 +20,24 @@ from magjit import _C
 from magjit.annotations import Rule
 from magjit.refgraph import relations as r
 from magjit.refgraph.attributes import (
+    before_deletion,
     read_attribute,
     read_class_attr,
+    read_descriptor,
     read_plain_attribute,
     write_attribute,
+    write_descriptor,
 )
 from magjit.refgraph.containers import (
     change_in_place,
     is_running_iterator,
     note_identity,
+    read_instance_check,
     read_item,
     read_mapping_item,
     read_membership,
     read_value,
+    shown,
     write_item,
 )
 from magjit.refgraph.kinds import CONTAINERS, is_atom
@@ -59,6 +67,8 @@ def _getattribute(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs:
 def _setattr(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
     if len(args) < 2 or not isinstance(args[1], str):
         return
+    if len(args) == 2:
+        before_deletion(rec, args[0], args[1])
     if rule.name in _ASKING:
         setter = read_class_attr(rec, type(args[0]), _ASKING[rule.name])
         if isinstance(setter, types.FunctionType):
@@ -76,6 +86,12 @@ def _no_effect(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kw
 def _isinstance(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
     for value in args[1:]:
         read_value(rec, value, deep=True)
+    if len(args) == 2:
+        read_instance_check(rec, args[0], args[1])
+    if rule.name.startswith("_abc."):
+        # Which classes are registered with abstract ones is one counter of the process.
+        counter = _abc.get_cache_token
+        rec.read(rec.root(counter), r.CResult(operator.call), counter())
 
 
 def _iter(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
@@ -89,13 +105,14 @@ def _next(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs)
 
 
 def _dict_get(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
-    node = rec.graph.node_of(args[0])
+    mapping = shown(args[0])
+    node = rec.graph.node_of(mapping)
     if node is not None and len(args) > 1:
         if is_atom(args[1]):
-            value = dict.get(args[0], args[1], ABSENT)
+            value = dict.get(mapping, args[1], ABSENT)
             rec.read(node, r.Item.of(args[1]), value)
         else:
-            read_mapping_item(rec, node, dict(args[0]), args[1])
+            read_mapping_item(rec, node, dict(mapping), args[1])
 
 
 def _dict_setdefault(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
@@ -111,7 +128,7 @@ def _dict_setdefault(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwar
 
 
 def _dict_view(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
-    rec.open(rec.graph.node_of(args[0]))
+    rec.open(rec.graph.node_of(shown(args[0])))
 
 
 def _contains(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
@@ -147,8 +164,34 @@ def _globals(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwar
 
 
 def _vars(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
-    if args:
+    if args and isinstance(args[0], type) and args[0] not in rec.made_classes:
+        rec.split("reads the __dict__ of a class")
+    elif args:
         rec.instance_dict_node(rec.node_for(args[0]), args[0])
+
+
+def _descriptor_get(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    """``type(obj).name.__get__(obj)``: the getter of a property is followed."""
+    if len(args) >= 2 and args[1] is not None:
+        read_descriptor(rec, rec.graph.node_of(args[1]), args[1], args[0], args[0].__name__)
+
+
+def _descriptor_set(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    if len(args) >= 2 and not isinstance(args[0], property):
+        if len(args) == 2:
+            read_descriptor(rec, rec.graph.node_of(args[1]), args[1], args[0], args[0].__name__)
+        write_descriptor(rec, rec.graph.node_of(args[1]), args[0], args[0].__name__)
+
+
+def _format(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    """``str.format``: fields that name attributes or items read what no event shows."""
+    template, *values = args
+    for value in (*values, *kwargs.values()):
+        read_value(rec, value, ("__format__", "__str__", "__repr__"), deep=True)
+    if isinstance(template, str) and not is_atom((*values, *kwargs.values())):
+        names = [name or "" for _, name, _, _ in string.Formatter().parse(template)]
+        if any("." in name or "[" in name for name in names):
+            rec.split("formats attributes or items that are named in a text")
 
 
 def _id(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
@@ -160,7 +203,7 @@ def _id(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -
         rec.split("reads the address of an object with id()")
 
 
-_IDENTITY_KEYS = frozenset({"copy", "inspect", "reprlib"})
+_IDENTITY_KEYS = frozenset({"copy", "dataclasses", "inspect", "reprlib"})
 """Modules that use addresses as the keys of memos only."""
 
 
@@ -226,20 +269,6 @@ def _itemgetter(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: K
         read_item(rec, args[-1], key)
 
 
-def _methodcaller(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
-    reduced = func.__reduce__()[1]
-    name = reduced[0] if reduced else None
-    if not isinstance(name, str):
-        rec.split("calls a method by operator.methodcaller with keywords")
-        return
-    read_attribute(rec, args[-1], name)
-    method = getattr(type(args[-1]), name, None)
-    if not isinstance(method, types.FunctionType):
-        rule_ = rec.database.lookup(method) if method is not None else None
-        if rule_ is None or rule_.kind.value not in ("op", "pure", "metadata"):
-            rec.split(f"calls the C method {name} by operator.methodcaller")
-
-
 def _generator(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
     if args and rec.graph.node_of(args[0]) is not None:
         rec.split("drives a generator that was made outside the program")
@@ -277,7 +306,10 @@ SPECIALS: dict[str, Special] = {
     "super": _no_effect,
     "call": _no_effect,
     "new": _no_effect,
-    "descriptor_get": _no_effect,
+    "descriptor_get": _descriptor_get,
+    "descriptor_set": _descriptor_set,
+    "descriptor_delete": _descriptor_set,
+    "format": _format,
     "autograd_function": _no_effect,
     "has_torch_function": _no_effect,
     "set_grad_enabled": _no_effect,
@@ -313,7 +345,6 @@ SPECIALS: dict[str, Special] = {
     "reduce": _reduce,
     "attrgetter": _attrgetter,
     "itemgetter": _itemgetter,
-    "methodcaller": _methodcaller,
     "import": _import,
     "build_class": _build_class,
     "print": _impure,

@@ -1,7 +1,15 @@
 """The whole guard table."""
 
 from ..twin import merged
-from . import rows_calls, rows_classes, rows_modules, rows_python, rows_torch, rows_values
+from . import (
+    rows_calls,
+    rows_classes,
+    rows_hidden,
+    rows_modules,
+    rows_python,
+    rows_torch,
+    rows_values,
+)
 
-PARTS = (rows_values, rows_python, rows_classes, rows_modules, rows_torch, rows_calls)
+PARTS = (rows_values, rows_python, rows_classes, rows_modules, rows_torch, rows_calls, rows_hidden)
 ROWS = merged(*(part.ROWS for part in PARTS))

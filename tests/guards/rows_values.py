@@ -337,7 +337,7 @@ MUTATED: dict[str, tuple[Any, Any, Any, Callable[[Any], Any]]] = {
         lambda v: v.tag + 2,
     ),
 }
-MAY_SPLIT = {"numpy array contents", "object that equals all"}
+MAY_SPLIT = {"numpy array contents", "object behind a proxy", "object that equals all"}
 
 
 def replaced_attribute(before: Any, after: Any, read: Any) -> Scene:

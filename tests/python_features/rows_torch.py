@@ -80,7 +80,7 @@ def autocast_as_decorator(x: torch.Tensor) -> Any:
     return product(x)
 
 
-@ROWS.program()
+@ROWS.program(split=True)
 def default_device_context(x: torch.Tensor) -> Any:
     with torch.device("cpu"):
         y = torch.ones(4)
@@ -103,7 +103,7 @@ def torch_function_mode_inside(x: torch.Tensor) -> Any:
     return y, count.seen
 
 
-@ROWS.program()
+@ROWS.program(split=True)
 def profiler_record_function(x: torch.Tensor) -> Any:
     with torch.profiler.record_function("part"):
         return x * 2
@@ -290,7 +290,7 @@ def autograd_function_in_place(x: torch.Tensor) -> Any:
     return StraightThrough.apply(x * 3)
 
 
-@ROWS.program(leaf, backward=True)
+@ROWS.program(leaf, backward=True, split=True)
 def checkpointing(x: torch.Tensor) -> Any:
     return checkpoint(lambda t: torch.sin(t) * t.exp(), x, use_reentrant=False)
 
