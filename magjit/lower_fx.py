@@ -152,20 +152,19 @@ def _make_node(
         return fx.call_function(_DUNDERS[name], args)
     if _is_tensor_method(func) and args and isinstance(args[0], Node):
         return fx.call_method(name, args, kwargs)
-    if args and isinstance(args[0], type):
-        return fx.call_function(_of_class(func, args[0]), args[1:], kwargs)
+    if args and args[0] is torch.nn.Parameter:
+        return fx.call_function(make_parameter, args[1:], kwargs)
     return fx.call_function(_named(func), args, kwargs)
 
 
-def _of_class(func: Callable[..., Any], cls: type) -> Callable[..., Any]:
-    """A function that makes a tensor of a class, which generated code cannot name."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return func(cls, *args, **kwargs)
-
-    call.__module__ = cls.__module__
-    call.__name__ = call.__qualname__ = f"make_{cls.__name__}"
-    return call
+def make_parameter(data: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
+    """What ``nn.Parameter(data)`` calls, under a name that generated code can use."""
+    made: torch.Tensor = torch.Tensor._make_subclass(
+        torch.nn.Parameter,
+        data,
+        requires_grad,
+    )
+    return made
 
 
 def _named(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -315,7 +315,7 @@ class OperatorRecorder(TorchFunctionMode):
             return list(value)
         if isinstance(value, torch.Generator):
             raise _NotRecordable("uses a random number generator of its own")
-        if isinstance(value, type) and value in _PLAIN_TENSORS - {torch.Tensor}:
+        if value is torch.nn.Parameter:
             return value
         if value is torch.Tensor or isinstance(value, torch.storage.UntypedStorage):
             raise _NotRecordable("works on a storage")

@@ -457,7 +457,7 @@ def enter_with(rec: StateRecorder, state: FrameState, offset: int, inputs: Args)
 
 
 def import_name(rec: StateRecorder, state: FrameState, offset: int, inputs: Args) -> Any:
-    """An import: what ``sys.modules`` has for the name; the import system itself is not followed."""
+    """An import: what ``sys.modules`` has for the name; the import system is not followed."""
     import sys
 
     name = state.info.instrs[offset].argval
