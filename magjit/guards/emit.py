@@ -27,7 +27,7 @@ def describe_origin(origin: Origin, paths: Paths) -> str:
 
 
 class GuardCode:
-    """The instructions of a guard, with the slot of each node and the origin of each instruction."""
+    """The instructions of a guard, the slot of each node and the origin of each instruction."""
 
     def __init__(self, plan: GuardPlan) -> None:
         self.plan = plan

@@ -226,3 +226,21 @@ def c_class(cls: type) -> type:
             elif isinstance(value, types.BuiltinFunctionType) and value.__self__ is base:
                 return base
     return object
+
+
+def name_in_class(cls: type, func: Any) -> str | None:
+    """The name under which a class or one of its bases holds a function."""
+    for base in cls.__mro__:
+        for name, value in vars(base).items():
+            if value is func or func in _functions_of(value):
+                return name
+    return None
+
+
+def _functions_of(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, property):
+        return (value.fget, value.fset, value.fdel)
+    if isinstance(value, (classmethod, staticmethod)):
+        return (value.__func__,)
+    wrapped = getattr(value, "func", None) if type(value).__module__ == "functools" else None
+    return (wrapped,) if wrapped is not None else ()

@@ -34,6 +34,7 @@ from magjit.refgraph.kinds import (
     instance_dict,
     is_atom,
     is_constant_object,
+    name_in_class,
 )
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, RefGraph, ShadowNode, Target
 
@@ -415,7 +416,7 @@ class StateRecorder:
         for owner in localsplus[:2]:
             cls = owner if isinstance(owner, type) else type(owner)
             for candidate in (cls, type(cls)):
-                name = _name_in_class(candidate, func)
+                name = name_in_class(candidate, func)
                 if name is not None:
                     if candidate not in self.made_classes:
                         value = class_lookup(candidate, name)
@@ -483,24 +484,6 @@ def _open_mapping(recorder: StateRecorder, node: ShadowNode, initial: dict[Any, 
         relation = r.Item.of(key)
         if relation not in refs:
             refs[relation] = recorder.target(node, relation, value)
-
-
-def _name_in_class(cls: type, func: Any) -> str | None:
-    """The name under which a class or one of its bases holds a function."""
-    for base in cls.__mro__:
-        for name, value in vars(base).items():
-            if value is func or func in _functions_of(value):
-                return name
-    return None
-
-
-def _functions_of(value: Any) -> tuple[Any, ...]:
-    if isinstance(value, property):
-        return (value.fget, value.fset, value.fdel)
-    if isinstance(value, (classmethod, staticmethod)):
-        return (value.__func__,)
-    wrapped = getattr(value, "func", None) if type(value).__module__ == "functools" else None
-    return (wrapped,) if wrapped is not None else ()
 
 
 Handler = Callable[[StateRecorder, FrameState, int, tuple[Any, ...]], Any]

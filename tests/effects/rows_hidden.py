@@ -626,7 +626,7 @@ def tensors(name: str, do: Callable[[Any, torch.Tensor], Any], **options: Any) -
         weight = torch.nn.Parameter(torch.arange(12.0).reshape(3, 4))
         return Box(t=torch.arange(12.0).reshape(3, 4), w=weight, items=[], c=torch.zeros(3, 4))
 
-    hidden(f"tensor {name}", make, do, **options)
+    hidden(f"tensor {name}", make, lambda b, x: (do(b, x), x * 3), **options)
 
 
 def then(result: Any, *done: Any) -> Any:
