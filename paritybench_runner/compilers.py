@@ -1,0 +1,290 @@
+"""The compilers under test behind one interface: compile a module, count what was captured.
+
+Compiler = name, warm_up(), compile(module, backend) -> Attempt
+Attempt  = call(...), graphs, captures(), problem()
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch._dynamo
+import torch._dynamo.utils
+from torch import nn
+from torch.fx import GraphModule
+
+import magjit
+from magjit.plugin import Backend, BackendContext, CompiledGraph, ExampleInputs, resolve
+from paritybench_runner.corpus import describe
+from paritybench_runner.operators import opaque_nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a compiler did not take a program whole, and where in the program."""
+
+    reason: str
+    location: str = ""
+
+
+class Refused(Exception):
+    """A compiler that has no other way than the whole graph does not take a program."""
+
+
+class Attempt(Protocol):
+    """One compiled module."""
+
+    graphs: list[GraphModule]
+    attributes_visible: bool
+    """Whether plain attributes that a call sets are found on the module itself."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
+        ...
+
+    def captures(self) -> int:
+        """How often it captured so far; that of the whole process where nothing else counts."""
+        ...
+
+    def problem(self) -> Problem | None:
+        """Why it is not one graph, as far as it told so far."""
+        ...
+
+    def opaque(self) -> list[str]:
+        """What in its graphs is no torch operator."""
+        ...
+
+
+class Compiler(Protocol):
+    """What compiles modules."""
+
+    name: str
+
+    def warm_up(self) -> None:
+        """Do once what a process needs once; runs before the fork, on the CPU."""
+        ...
+
+    def compile(self, module: nn.Module, backend: str, *, whole: bool) -> Attempt:
+        """Compile; with ``whole`` a compiler that can insists on one graph."""
+        ...
+
+    def reset(self) -> None:
+        """Forget what belongs to the last module."""
+        ...
+
+
+def _unrelated(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() + 1
+
+
+# -- MagJIT -------------------------------------------------------------------------------------
+
+
+class _WatchedBackend:
+    """Keeps the graphs that another backend gets."""
+
+    def __init__(self, backend: Backend, graphs: list[GraphModule]) -> None:
+        self._backend = backend
+        self._graphs = graphs
+        self.name = backend.name
+        wants = getattr(backend, "example_inputs", ExampleInputs.FAKE)
+        self.example_inputs: ExampleInputs = wants
+        self.changes_graph: bool = getattr(backend, "changes_graph", True)
+        self.exact_random: bool = getattr(backend, "exact_random", False)
+
+    def supports(self, gm: GraphModule) -> list[str]:
+        return self._backend.supports(gm)
+
+    def compile(
+        self, gm: GraphModule, example_inputs: Sequence[Any], context: BackendContext
+    ) -> CompiledGraph:
+        self._graphs.append(gm)
+        return self._backend.compile(gm, example_inputs, context)
+
+
+class _Warnings(logging.Handler):
+    """What MagJIT logs when a call runs eagerly."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+class _MagJITAttempt:
+    attributes_visible = True
+
+    def __init__(self, module: nn.Module, backend: str, warned: _Warnings) -> None:
+        self.graphs: list[GraphModule] = []
+        self._warned = warned
+        warned.texts.clear()
+        self._compiled = magjit.compile(
+            module, backend=_WatchedBackend(resolve(backend), self.graphs)
+        )
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return self._compiled(*args, **kwargs)
+
+    def captures(self) -> int:
+        return magjit.stats(self._compiled).captures
+
+    def problem(self) -> Problem | None:
+        counts = magjit.stats(self._compiled)
+        if not counts.splits and not counts.eager_calls and counts.captures:
+            return None
+        if not self._warned.texts:
+            return Problem("a call ran eagerly without saying why")
+        return _told(self._warned.texts[0])
+
+    def opaque(self) -> list[str]:
+        return _opaque(self.graphs)
+
+
+_RUNS_EAGERLY = re.compile(r"^\S+ runs eagerly: (.*?)(?: at (\S+:\d+ in \S+))?$", re.DOTALL)
+
+
+def _told(text: str) -> Problem:
+    text = text.split("\n  way out:")[0]
+    match = _RUNS_EAGERLY.match(text)
+    return Problem(match[1], match[2] or "") if match else Problem(text)
+
+
+class MagJIT:
+    """This project."""
+
+    name = "magjit"
+
+    def __init__(self) -> None:
+        self._warned = _Warnings()
+
+    def warm_up(self) -> None:
+        compiled = magjit.compile(_unrelated, backend="eager")
+        for _ in range(2):
+            compiled(torch.ones(3))
+
+    def compile(self, module: nn.Module, backend: str, *, whole: bool) -> Attempt:
+        # It runs the program in either mode and counts its splits: no second try is needed.
+        logger = logging.getLogger("magjit")
+        logger.propagate = False
+        if self._warned not in logger.handlers:
+            logger.addHandler(self._warned)
+        return _MagJITAttempt(module, backend, self._warned)
+
+    def reset(self) -> None:
+        magjit.reset()
+
+
+# -- torch.compile ------------------------------------------------------------------------------
+
+
+class _DynamoAttempt:
+    attributes_visible = True
+
+    def __init__(self, module: nn.Module, backend: str, whole: bool) -> None:
+        self.graphs: list[GraphModule] = []
+        self._whole = whole
+        made: Callable[..., Any] = torch._dynamo.lookup_backend(backend)
+
+        def watched(gm: GraphModule, example_inputs: list[torch.Tensor]) -> Callable[..., Any]:
+            self.graphs.append(gm)
+            compiled: Callable[..., Any] = made(gm, example_inputs)
+            return compiled
+
+        self._compiled = torch.compile(module, backend=watched, fullgraph=whole)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return self._compiled(*args, **kwargs)
+
+    def captures(self) -> int:
+        frames = torch._dynamo.utils.counters["frames"]
+        return int(frames.get("total", 0)) + len(self.graphs)
+
+    def problem(self) -> Problem | None:
+        return None if self._whole else Problem("not compiled with fullgraph=True")
+
+    def opaque(self) -> list[str]:
+        return _opaque(self.graphs)
+
+
+class Dynamo:
+    """torch.compile's front end."""
+
+    name = "dynamo"
+
+    def warm_up(self) -> None:
+        compiled = torch.compile(_unrelated, backend="eager")
+        for _ in range(2):
+            compiled(torch.ones(3))
+        self.reset()
+
+    def compile(self, module: nn.Module, backend: str, *, whole: bool) -> Attempt:
+        for name in ("torch._dynamo", "torch"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        return _DynamoAttempt(module, backend, whole)
+
+    def reset(self) -> None:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+
+
+# -- TorchScript --------------------------------------------------------------------------------
+
+
+class _ScriptAttempt:
+    attributes_visible = False
+
+    def __init__(self, module: nn.Module) -> None:
+        self.graphs: list[GraphModule] = []
+        try:
+            self._compiled = torch.jit.script(module)
+        except Exception as error:
+            raise Refused(describe(error)) from error
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return self._compiled(*args, **kwargs)
+
+    def captures(self) -> int:
+        return 1
+
+    def problem(self) -> Problem | None:
+        return None
+
+    def opaque(self) -> list[str]:
+        graph = getattr(self._compiled, "inlined_graph", None)
+        if graph is None:
+            return ["no graph"]
+        kinds = ("prim::PythonOp", "prim::CallFunction", "prim::CallMethod")
+        return [node.kind() for kind in kinds for node in graph.findAllNodes(kind, recurse=True)]
+
+
+class TorchScript:
+    """`torch.jit.script`."""
+
+    name = "torchscript"
+
+    def warm_up(self) -> None:
+        torch.jit.script(_unrelated)(torch.ones(3))
+
+    def compile(self, module: nn.Module, backend: str, *, whole: bool) -> Attempt:
+        return _ScriptAttempt(module)
+
+    def reset(self) -> None:
+        """Nothing is kept by the process that could be dropped without harm."""
+
+
+def _opaque(graphs: Sequence[GraphModule]) -> list[str]:
+    return [name for graph in graphs for name in opaque_nodes(graph)]
+
+
+COMPILERS: dict[str, Callable[[], Compiler]] = {
+    "magjit": MagJIT,
+    "dynamo": Dynamo,
+    "torchscript": TorchScript,
+}

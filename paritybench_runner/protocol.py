@@ -1,0 +1,312 @@
+"""The protocol of a case: six steps, the same for every compiler.
+
+    1  eager twice                          does it run, is it deterministic, is it dynamic
+    2  capture                              equal to eager
+    3  fresh inputs of the same shapes      equal to eager, nothing captured anew
+    4  a second instance, other weights     equal to eager, twice
+    5  training with backward               results and gradients equal to eager, twice
+    6  another batch size                   equal to eager where eager accepts it
+
+Whole = steps 2 and 3 hold with one graph of torch operators only, and the replay dispatches the
+ATen operators that eager dispatches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import nn
+
+from paritybench_runner import operators
+from paritybench_runner.compilers import Attempt, Compiler, Problem, Refused
+from paritybench_runner.corpus import describe
+from paritybench_runner.dynamic import why_dynamic
+from paritybench_runner.trial import (
+    FRESH_INPUTS,
+    INPUTS,
+    OTHER_WEIGHTS,
+    WEIGHTS,
+    Move,
+    Outcome,
+    Trial,
+)
+
+STEPS = 6
+OUTCOMES = ("whole", "splits", "refused", "wrong", "crashed", "timeout")
+
+
+@dataclass(slots=True)
+class Eager:
+    """What step 1 found."""
+
+    status: str = "runs"
+    """`runs`, `construct` (fails to construct), `inputs`, `eager` (fails to run) or `timeout`."""
+    reason: str = ""
+    deterministic: bool = True
+    difference: str = ""
+    dynamic: str = ""
+    eager_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class Result:
+    """What one compiler did with one case."""
+
+    compiler: str
+    outcome: str = "splits"
+    whole: bool = False
+    step: int = 2
+    reason: str = ""
+    location: str = ""
+    capture_ms: float = 0.0
+    graphs: int = 0
+    operators: int = 0
+    steps: dict[int, str] = field(default_factory=dict)
+    """Step → `held`, `n/a: reason` or what went wrong."""
+
+    def as_row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Failed(Exception):
+    """A step did not hold."""
+
+    def __init__(self, outcome: str, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        self.reason = reason
+
+
+# -- step 1 -------------------------------------------------------------------------------------
+
+
+def run_eagerly(trial: Trial) -> Eager:
+    """Step 1."""
+    found = Eager()
+    outcomes: list[Outcome] = []
+    for _ in range(2):
+        try:
+            module = trial.build()
+        except Exception as error:
+            return Eager("construct", describe(error))
+        try:
+            trial.inputs(Move())
+        except Exception as error:
+            return Eager("inputs", describe(error))
+        outcome = trial.play(module, module, Move())
+        found.eager_ms = trial.call_ms
+        if outcome.raised is not None:
+            return Eager("eager", describe(outcome.raised))
+        outcomes.append(outcome)
+    found.difference = outcomes[1].differs_from(outcomes[0]) or ""
+    found.deterministic = not found.difference
+    module = trial.build()
+    inputs = trial.inputs(Move())
+    try:
+        found.dynamic = why_dynamic(lambda: trial.call(module, inputs)) or ""
+    except Exception as error:
+        # Only the modes can have done this; the tags seen so far are lost with the run.
+        found.dynamic = f"does not run under a dispatch mode: {describe(error)}"
+    return found
+
+
+# -- steps 2 to 6 -------------------------------------------------------------------------------
+
+
+class Pair:
+    """An eager module and a compiled one, equally built, that go through the same moves."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        compiler: Compiler,
+        backend: str,
+        *,
+        whole: bool,
+        weights: int = WEIGHTS,
+        training: bool = False,
+    ) -> None:
+        self.trial = trial
+        self.weights = weights
+        self.eager = trial.build(weights, training=training)
+        self.module: nn.Module = trial.build(weights, training=training)
+        self.moves: list[Move] = []
+        self.steady = True
+        started = time.perf_counter()
+        try:
+            self.attempt: Attempt = compiler.compile(self.module, backend, whole=whole)
+        except Refused as error:
+            raise Failed("refused", str(error)) from error
+        except Exception as error:
+            raise Failed("crashed", describe(error)) from error
+        self.compile_ms = (time.perf_counter() - started) * 1e3
+        self.call_ms = 0.0
+
+    def expected(self, move: Move) -> Outcome:
+        """What eager does with the next move."""
+        self.moves.append(move)
+        return self.trial.play(self.eager, self.eager, move)
+
+    def check(self, move: Move, expected: Outcome | None = None) -> None:
+        """Make the next move in both worlds and compare.
+
+        Raises:
+            Failed: the compiled world does something else, and eager does always the same.
+        """
+        expected = expected or self.expected(move)
+        actual = self.trial.play(
+            self.attempt.call, self.module, move, attributes=self.attempt.attributes_visible
+        )
+        self.call_ms = self.trial.call_ms
+        found = actual.differs_from(expected)
+        if found is None:
+            return
+        again = self.trial.replayed(self.weights, self.eager.training, self.moves)
+        if again.differs_from(expected) is not None:
+            self.steady = False
+            found = actual.differs_from(expected, values=False)
+        if found is not None:
+            crashed = actual.raised is not None and expected.raised is None
+            raise Failed("crashed" if crashed else "wrong", found)
+
+
+class CompilerRun:
+    """Steps 2 to 6 of one compiler with one case."""
+
+    def __init__(self, trial: Trial, compiler: Compiler, backend: str, last_step: int) -> None:
+        self.trial = trial
+        self.compiler = compiler
+        self.backend = backend
+        self.last_step = last_step
+        self.result = Result(compiler.name)
+
+    def run(self, report: Callable[[int], None] = lambda step: None) -> Result:
+        """All steps; `report` hears of each as it begins."""
+        result = self.result
+        report(2)
+        try:
+            pair = self._whole_or_not()
+        except Failed as failed:
+            return self._fail(2, failed)
+        steps: list[tuple[int, Callable[[], str]]] = [
+            (4, self._second_instance),
+            (5, self._training),
+            (6, lambda: self._larger_batch(pair)),
+        ]
+        for step, check in steps:
+            if step > self.last_step:
+                break
+            report(step)
+            try:
+                result.steps[step] = check()
+            except Failed as failed:
+                return self._fail(step, failed)
+        return result
+
+    def _fail(self, step: int, failed: Failed) -> Result:
+        result = self.result
+        result.steps[step] = failed.reason
+        result.outcome, result.step = failed.outcome, step
+        result.reason, result.location = failed.reason, ""
+        return result
+
+    def _whole_or_not(self) -> Pair:
+        """Steps 2 and 3; once more without insisting on one graph where that failed."""
+        try:
+            pair = self._pair(whole=True)
+            problem = self._capture_and_replay(pair)
+        except Failed as failed:
+            if self.compiler.name != "dynamo" or failed.outcome == "wrong":
+                raise
+            problem = Problem(failed.reason)
+            self.compiler.reset()
+            pair = self._pair(whole=False)
+            self._capture_and_replay(pair)
+        result = self.result
+        if problem is None:
+            result.outcome, result.whole = "whole", True
+        else:
+            result.outcome, result.reason, result.location = (
+                "splits",
+                problem.reason,
+                problem.location,
+            )
+        return pair
+
+    def _pair(self, **options: Any) -> Pair:
+        return Pair(self.trial, self.compiler, self.backend, **options)
+
+    def _capture_and_replay(self, pair: Pair) -> Problem | None:
+        result, attempt = self.result, pair.attempt
+        pair.check(Move(INPUTS))
+        result.capture_ms = pair.compile_ms + pair.call_ms
+        result.steps[2] = "held"
+        captures = attempt.captures()
+        result.graphs = len(attempt.graphs)
+        result.operators = sum(map(operators.operator_count, attempt.graphs))
+        if self.last_step < 3:
+            return attempt.problem()
+        result.step = 3
+        pair.check(Move(FRESH_INPUTS))
+        again = attempt.captures() - captures
+        result.steps[3] = "held" if not again else "captured again"
+        return attempt.problem() or self._impurity(pair, again)
+
+    def _impurity(self, pair: Pair, again: int) -> Problem | None:
+        """What keeps a capture without a split from being whole."""
+        attempt = pair.attempt
+        if again:
+            return Problem("captured again for inputs of the same shapes")
+        if opaque := attempt.opaque():
+            return Problem(f"the graph has nodes that are no torch operators: {opaque[0]}")
+        if len(attempt.graphs) > 1:
+            return Problem(f"{len(attempt.graphs)} graphs")
+        trial, move = self.trial, Move(FRESH_INPUTS)
+        eager_inputs, inputs, more = (trial.inputs(move) for _ in range(3))
+        pair.moves.append(move)
+        eager = operators.dispatched(lambda: trial.call(pair.eager, eager_inputs))
+        replay = operators.dispatched(lambda: trial.call(attempt.call, inputs))
+        found = operators.unexplained(eager, replay, lambda: trial.call(trial.build(), more))
+        return Problem(f"other operators than eager: {found}") if found else None
+
+    def _second_instance(self) -> str:
+        pair = self._pair(whole=False, weights=OTHER_WEIGHTS)
+        for seed in (INPUTS, FRESH_INPUTS):
+            pair.check(Move(seed))
+        return _held(pair)
+
+    def _training(self) -> str:
+        first = Move(INPUTS)
+        try:
+            pair = self._pair(whole=False, training=True)
+        except Failed as failed:
+            if failed.outcome == "refused":
+                return "n/a: refused"
+            raise
+        expected = pair.expected(first)
+        if expected.raised is not None:
+            return f"n/a: {describe(expected.raised)}"
+        if expected.gradient_missing:
+            return "n/a: nothing to differentiate"
+        pair.check(first, expected)
+        pair.check(Move(FRESH_INPUTS))
+        return _held(pair)
+
+    def _larger_batch(self, pair: Pair) -> str:
+        move = Move(FRESH_INPUTS, larger_batch=True)
+        try:
+            self.trial.inputs(move)
+            expected = pair.expected(move)
+        except Exception as error:
+            return f"n/a: {describe(error)}"
+        if expected.raised is not None:
+            return f"n/a: {describe(expected.raised)}"
+        pair.check(move, expected)
+        return _held(pair)
+
+
+def _held(pair: Pair) -> str:
+    return "held" if pair.steady else "n/a: eager is not deterministic"

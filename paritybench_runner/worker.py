@@ -1,0 +1,186 @@
+"""One file in a process of its own, forked from a warm parent; results go through a pipe.
+
+    message = ("file", status, reason) | ("begin", index, what) | ("case", index, name, Eager)
+            | ("result", index, Result) | ("done",)
+
+The parent takes a worker that says nothing for too long for hung, and one that ends without
+("done",) for crashed; a new one goes on behind the unit that it had begun.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import resource
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paritybench_runner.compilers import Compiler
+from paritybench_runner.corpus import Case, LoadError, load
+from paritybench_runner.protocol import CompilerRun, Eager, Result, run_eagerly
+from paritybench_runner.trial import Trial
+
+Unit = tuple[int, str]
+"""Case index and compiler; `eager` for step 1."""
+
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all files of a run have in common."""
+
+    compilers: tuple[str, ...] = ("magjit",)
+    backend: str = "eager"
+    device: str = "cpu"
+    steps: int = 6
+    timeout_s: float = 60.0
+    memory_gib: float = 4.0
+    threads: int = 1
+
+
+def work(
+    path: Path,
+    settings: Settings,
+    compilers: Mapping[str, Compiler],
+    skip: Iterable[Unit],
+    pipe: Connection,
+) -> None:
+    """Run a file's cases; the target of a forked process."""
+    _shield(settings)
+    try:
+        with tempfile.TemporaryDirectory(prefix="parity") as folder:
+            os.chdir(folder)
+            _redirect(Path(folder))
+            run_file(path, settings, compilers, set(skip), pipe.send)
+            os.chdir("/")
+        pipe.send(("done",))
+    except BrokenPipeError:
+        pass
+    finally:
+        pipe.close()
+        # Threads and exit handlers of the program are of no interest any more.
+        os._exit(0)
+
+
+def _shield(settings: Settings) -> None:
+    """Limits, own process group, no signals of the terminal, death with the parent."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = used + int(settings.memory_gib * (1 << 30))
+    if settings.device == "cpu":
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    torch.set_num_threads(settings.threads)
+    warnings.simplefilter("ignore")
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), 3000))
+
+
+def _redirect(folder: Path) -> None:
+    """A program's output goes to a file, where the protocol reads it; its errors nowhere."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    sys.stdout = open(folder / "stdout", "w+", encoding="utf-8")  # noqa: SIM115
+
+
+def run_file(
+    path: Path,
+    settings: Settings,
+    compilers: Mapping[str, Compiler],
+    skip: set[Unit],
+    send: Any,
+) -> None:
+    """All cases of a file but the units that an earlier worker finished or fell over."""
+    send(("begin", -1, "load"))
+    try:
+        cases = load(path)
+    except LoadError as error:
+        send(("file", "load", str(error)))
+        return
+    send(("file", "loaded", ""))
+    for case in cases:
+        run_case(case, settings, compilers, skip, send)
+
+
+def run_case(
+    case: Case,
+    settings: Settings,
+    compilers: Mapping[str, Compiler],
+    skip: set[Unit],
+    send: Any,
+) -> None:
+    """Step 1, then each compiler's steps."""
+    units = [(case.index, name) for name in ("eager", *compilers)]
+    left = [unit for unit in units if unit not in skip]
+    if not left:
+        return
+    trial = Trial(case, settings.device)
+    if (case.index, "eager") in left:
+        send(("begin", case.index, "eager"))
+        eager = run_eagerly(trial)
+        send(("case", case.index, case.name, eager))
+        if eager.status != "runs":
+            return
+    for name, compiler in compilers.items():
+        if (case.index, name) not in left:
+            continue
+        send(("begin", case.index, name))
+        result = run_compiler(trial, compiler, settings)
+        send(("result", case.index, result))
+    del trial
+    gc.collect()
+
+
+def run_compiler(trial: Trial, compiler: Compiler, settings: Settings) -> Result:
+    """Steps 2 to 6 of one compiler."""
+    run = CompilerRun(trial, compiler, settings.backend, settings.steps)
+    try:
+        return run.run()
+    except Exception as error:
+        # The protocol's own steps raised, eager ones included: nothing was measured.
+        run.result.outcome = "crashed"
+        run.result.reason = f"outside of the compiled call: {type(error).__name__}: {error}"
+        return run.result
+    finally:
+        compiler.reset()
+
+
+def timed_out(unit: Unit, name: str, seconds: float) -> tuple[Any, ...]:
+    """The message in place of the one that a hung worker never sent."""
+    reason = f"longer than {seconds:g} s"
+    index, what = unit
+    if what == "load":
+        return ("file", "load", f"timed out: {reason}")
+    if what == "eager":
+        return ("case", index, name, Eager("timeout", reason))
+    return ("result", index, Result(what, "timeout", reason=reason))
+
+
+def crashed(unit: Unit, name: str, code: int | None) -> tuple[Any, ...]:
+    """The message in place of the one that a dead worker never sent."""
+    reason = f"the process ended with {_exit_text(code)}"
+    index, what = unit
+    if what == "load":
+        return ("file", "load", reason)
+    if what == "eager":
+        return ("case", index, name, Eager("eager", reason))
+    return ("result", index, Result(what, "crashed", reason=reason))
+
+
+def _exit_text(code: int | None) -> str:
+    if code is not None and code < 0:
+        return signal.Signals(-code).name
+    return f"exit status {code}"
