@@ -47,6 +47,10 @@ class Attempt(Protocol):
         """Run it."""
         ...
 
+    def graph_count(self) -> int:
+        """How many graphs it made so far."""
+        ...
+
     def captures(self) -> int:
         """How often it captured so far; that of the whole process where nothing else counts."""
         ...
@@ -132,6 +136,9 @@ class _MagJITAttempt:
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return self._compiled(*args, **kwargs)
 
+    def graph_count(self) -> int:
+        return len(self.graphs)
+
     def captures(self) -> int:
         return magjit.stats(self._compiled).captures
 
@@ -202,6 +209,9 @@ class _DynamoAttempt:
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return self._compiled(*args, **kwargs)
 
+    def graph_count(self) -> int:
+        return len(self.graphs)
+
     def captures(self) -> int:
         frames = torch._dynamo.utils.counters["frames"]
         return int(frames.get("total", 0)) + len(self.graphs)
@@ -249,6 +259,9 @@ class _ScriptAttempt:
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return self._compiled(*args, **kwargs)
+
+    def graph_count(self) -> int:
+        return 1
 
     def captures(self) -> int:
         return 1

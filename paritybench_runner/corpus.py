@@ -121,6 +121,10 @@ _NO_ATTRIBUTE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'")
 def _supply(error: Exception) -> bool:
     """Put a stub where an import found a module but not the name in it."""
     text = str(error)
+    if isinstance(error, ModuleNotFoundError) and error.name not in (None, *sys.modules):
+        # A library that is there wants another one that is not.
+        sys.modules[str(error.name)] = stubs.StubModule(str(error.name))
+        return True
     if match := _NO_NAME.search(text):
         name, owner = match.groups()
     elif match := _NO_ATTRIBUTE.search(text):

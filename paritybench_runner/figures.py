@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import permutations
 from typing import Any
 
 from paritybench_runner.protocol import OUTCOMES, Result
@@ -63,7 +64,9 @@ class Summary:
     coverage: dict[str, Coverage]
     static: dict[str, Coverage]
     capture_ms: dict[str, list[float]]
-    """Over the cases that every compiler takes whole."""
+    """Over the cases that every compiler takes whole, those of TorchScript apart."""
+    differences: list[tuple[str, str, list[tuple[str, int]]]]
+    """Two compilers, and by file how many cases the first takes whole and the second does not."""
 
     def medians(self) -> dict[str, float]:
         return {name: statistics.median(ms) for name, ms in self.capture_ms.items() if ms}
@@ -111,6 +114,7 @@ def summarise(store: Store) -> Summary:
         coverage={name: _coverage(results.get(name, {}), runs) for name in names},
         static={name: _coverage(results.get(name, {}), static) for name in names},
         capture_ms=_capture_times(results, names, runs),
+        differences=list(_differences(results, names, runs)),
     )
 
 
@@ -150,6 +154,19 @@ def _capture_times(
                 if result is not None and result.whole:
                     times[result.compiler].append(result.capture_ms)
     return times
+
+
+def _differences(
+    results: dict[str, dict[Key, Result]], names: list[str], cases: list[CaseRow]
+) -> Iterator[tuple[str, str, list[tuple[str, int]]]]:
+    for first, second in permutations(names, 2):
+        by_file: Counter[str] = Counter()
+        for case in cases:
+            one, other = (results.get(name, {}).get(case.key) for name in (first, second))
+            if one and other and one.outcome == "whole" != other.outcome:
+                by_file[case.file] += 1
+        if by_file and names[0] in (first, second):
+            yield first, second, by_file.most_common()
 
 
 # -- reasons -----------------------------------------------------------------------------------

@@ -103,13 +103,14 @@ def run_eagerly(trial: Trial) -> Eager:
         outcomes.append(outcome)
     found.difference = outcomes[1].differs_from(outcomes[0]) or ""
     found.deterministic = not found.difference
+    outcomes.clear()
+    del module, outcome
     module = trial.build()
     inputs = trial.inputs(Move())
     try:
         found.dynamic = why_dynamic(lambda: trial.call(module, inputs)) or ""
     except Exception as error:
-        # Only the modes can have done this; the tags seen so far are lost with the run.
-        found.dynamic = f"does not run under a dispatch mode: {describe(error)}"
+        found.reason = f"not known whether it is dynamic: {describe(error)}"
     return found
 
 
@@ -245,7 +246,7 @@ class CompilerRun:
         result.capture_ms = pair.compile_ms + pair.call_ms
         result.steps[2] = "held"
         captures = attempt.captures()
-        result.graphs = len(attempt.graphs)
+        result.graphs = attempt.graph_count()
         result.operators = sum(map(operators.operator_count, attempt.graphs))
         if self.last_step < 3:
             return attempt.problem()
@@ -262,8 +263,8 @@ class CompilerRun:
             return Problem("captured again for inputs of the same shapes")
         if opaque := attempt.opaque():
             return Problem(f"the graph has nodes that are no torch operators: {opaque[0]}")
-        if len(attempt.graphs) > 1:
-            return Problem(f"{len(attempt.graphs)} graphs")
+        if attempt.graph_count() > 1:
+            return Problem(f"{attempt.graph_count()} graphs")
         trial, move = self.trial, Move(FRESH_INPUTS)
         eager_inputs, inputs, more = (trial.inputs(move) for _ in range(3))
         pair.moves.append(move)

@@ -180,7 +180,23 @@ class Store:
         )
         for file, index, *columns, steps in rows:
             told = {int(key): value for key, value in json.loads(steps).items()}
-            result = Result(*columns, told)
-            result.whole = bool(result.whole)
+            result = _result(columns, told)
             found.setdefault(result.compiler, {})[file, index] = result
         return found
+
+
+def _result(columns: list[Any], steps: dict[int, str]) -> Result:
+    compiler, outcome, whole, step, *others = columns
+    reason, location, capture_ms, graphs, operators = others
+    return Result(
+        compiler,
+        outcome,
+        bool(whole),
+        step,
+        reason,
+        location,
+        capture_ms,
+        graphs,
+        operators,
+        steps,
+    )

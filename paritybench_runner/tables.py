@@ -103,6 +103,15 @@ def causes(found: list[Cause], compiler: str) -> Table:
     return _table(f"{compiler}: why cases are not whole", header, rows)
 
 
+CAUSE_HEADER = ["cases", "static", "files", "outcome", "cause", "example"]
+
+
+def cause_row(cause: Cause) -> list[str]:
+    """A cause under `CAUSE_HEADER`."""
+    counts = (cause.count, cause.static, cause.files)
+    return [*map(str, counts), LABELS[cause.outcome], cause.text, f"{cause.example} {cause.place}"]
+
+
 def comparison(found: Comparison) -> Group:
     """Gains and losses."""
     header = ["case", "before", "after"]
