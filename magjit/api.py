@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import functools
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast, overload
 
 import torch
 
-from magjit import dispatch
+from magjit import _C, dispatch
 from magjit.dispatch import Controller, Options
 from magjit.errors import ArgumentError
 from magjit.plugin import Backend, resolve
@@ -18,6 +20,7 @@ from magjit.records import Stats
 
 F = TypeVar("F", bound=Callable[..., Any])
 _CONTROLLER = "_magjit_controller"
+_DISPATCHER = "_magjit_dispatcher"
 
 
 @overload
@@ -138,13 +141,20 @@ def _module_shell(module: torch.nn.Module, controller: Controller) -> torch.nn.M
     It is only a shell: capture and replay run the original module, which is the ``self`` that
     hooks and methods see.
     """
-    base = type(module)
+    base: Any = type(module)
+    dispatcher = controller.dispatcher
 
     def construct(cls: type, *args: Any, **kwargs: Any) -> Any:
         return base(*args, **kwargs)
 
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # torch._dynamo follows this function
+            return base.__call__(self, *args, **kwargs)
+        return dispatcher(*args, **kwargs)
+
     namespace = {
-        "__call__": controller.dispatcher,
+        "__call__": call,
+        _DISPATCHER: dispatcher,
         "__new__": construct,
         "__deepcopy__": _deepcopy_shell,
         "__copy__": _copy_shell,
@@ -155,10 +165,27 @@ def _module_shell(module: torch.nn.Module, controller: Controller) -> torch.nn.M
         "__doc__": base.__doc__,
         _CONTROLLER: controller,
     }
-    metaclass: Any = type(base)
-    shell: torch.nn.Module = object.__new__(metaclass(base.__name__, (base,), namespace))
+    cls = _subclass(base, namespace)
+    _C.route_calls(cls)
+    shell: torch.nn.Module = object.__new__(cls)
     object.__setattr__(shell, "__dict__", module.__dict__)
+    controller.shell = weakref.ref(shell)
     return shell
+
+
+class _Blank:
+    """A class of modules' layout, to be replaced as a base."""
+
+
+def _subclass(base: type, namespace: dict[str, Any]) -> type:
+    """A subclass that neither a metaclass nor an ``__init_subclass__`` of the user's hears of."""
+    metaclass = type(base)
+    silent = base.__init_subclass__.__qualname__ == object.__init_subclass__.__qualname__
+    if metaclass in (type, abc.ABCMeta) and silent:
+        return metaclass(base.__name__, (base,), namespace)
+    cls: Any = type.__new__(metaclass, base.__name__, (_Blank,), namespace)
+    cls.__bases__ = (base,)
+    return cast(type, cls)
 
 
 def _deepcopy_shell(self: Any, memo: dict[int, Any]) -> Any:
@@ -215,12 +242,20 @@ class CompiledFunction:
 
 
 def _function_shell(function: Any, controller: Controller) -> CompiledFunction:
+    dispatcher = controller.dispatcher
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # torch._dynamo follows this function
+            return function(*args, **kwargs)
+        return dispatcher(*args, **kwargs)
+
     cls = type(
         "CompiledFunction",
         (CompiledFunction,),
-        {"__call__": controller.dispatcher, _CONTROLLER: controller},
+        {"__call__": call, _DISPATCHER: dispatcher, _CONTROLLER: controller},
     )
-    shell: CompiledFunction = object.__new__(cls)
+    _C.route_calls(cls)
+    shell: Any = object.__new__(cls)
     functools.update_wrapper(cast("Callable[..., Any]", shell), function)
     return shell
 

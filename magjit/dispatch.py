@@ -11,7 +11,7 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,7 @@ class Controller:
         self.last: Captured | None = None
         self.keep_last = False
         self.eager_reason: str | None = None
+        self.shell: Callable[[], Any] = lambda: None
         self.dispatcher = _C.Dispatcher(self.miss)
         _controllers.add(self)
 
@@ -93,6 +94,9 @@ class Controller:
 
     def _eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.eager_calls += 1
+        if _is_symbolic() and (shell := self.shell()) is not None:
+            # torch.fx knows the object that is part of the model.
+            return type(self.target).__call__(shell, *args, **kwargs)
         return self.target(*args, **kwargs)
 
     def _over_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -235,8 +239,12 @@ def _is_traced() -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.jit.is_scripting()
-        or torch.fx._symbolic_trace._is_fx_tracing_flag
+        or _is_symbolic()
     )
+
+
+def _is_symbolic() -> bool:
+    return bool(torch.fx._symbolic_trace._is_fx_tracing_flag)
 
 
 for _function in (Controller.miss, Controller._missed, Controller._eagerly):

@@ -30,6 +30,7 @@ int mj_init_frames(PyObject *module);
 int mj_init_tracer(PyObject *module);
 int mj_init_guard(PyObject *module);
 int mj_init_dispatch(PyObject *module);
+int mj_init_shell(PyObject *module);
 int mj_init_hook(PyObject *module);
 
 /* Singletons, alive as long as the process, created by mj_init_frames before any other file is

@@ -208,12 +208,15 @@ def _call_instance(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) ->
 
 
 def _is_compiled(func: Any) -> bool:
-    return isinstance(getattr(type(func), "__call__", None), _C.Dispatcher)
+    return isinstance(getattr(type(func), _DISPATCHER, None), _C.Dispatcher)
+
+
+_DISPATCHER = "_magjit_dispatcher"
 
 
 def _call_compiled(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A compiled object in a program that is captured itself: it is what it was made of."""
-    found = read_class_attr(rec, type(func), "__call__")
+    found = read_class_attr(rec, type(func), _DISPATCHER)
     target = found.miss.__self__.target
     rec.root(target)
     return call_value(rec, target, args, kwargs)
