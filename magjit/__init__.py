@@ -1,7 +1,8 @@
 """MagJIT: one line, one graph, for PyTorch programs as they are."""
 
-
 import importlib
+import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -28,6 +29,8 @@ _HOMES = {
     "MagJITWarning": "magjit.dispatch",
     "Stats": "magjit.records",
 }
+_PYTHON = ((3, 11), (3, 14))
+_TORCH = ((2, 11), (2, 14))
 _MODULES = ("annotations", "config", "errors", "plugin")
 
 __all__ = [
@@ -50,6 +53,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load a part of the API at its first use; the bytecode layer works without torch."""
+    if name in _HOMES or name == "plugin":
+        check_versions()
     if name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
     elif name in _MODULES:
@@ -58,6 +63,32 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'magjit' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def check_versions() -> None:
+    """Raise `UnsupportedPythonError` where MagJIT cannot work, before anything is set up."""
+    from magjit.errors import UnsupportedPythonError
+
+    def range_of(bounds: tuple[tuple[int, int], tuple[int, int]]) -> str:
+        (major, low), (_, high) = bounds
+        return f"{major}.{low} to {major}.{high - 1}"
+
+    implementation, version = sys.implementation.name, sys.version_info[:3]
+    if implementation != "cpython" or not _PYTHON[0] <= version[:2] < _PYTHON[1]:
+        raise UnsupportedPythonError(
+            f"MagJIT runs on CPython {range_of(_PYTHON)}, not on "
+            f"{implementation} {'.'.join(map(str, version))}",
+            remedy="use one of these versions; nothing has been changed in this process",
+        )
+    import torch
+
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if found is None or not _TORCH[0] <= (int(found[1]), int(found[2])) < _TORCH[1]:
+        raise UnsupportedPythonError(
+            f"MagJIT works with torch {range_of(_TORCH)}, not with {torch.__version__}",
+            remedy=f"pip install 'torch>={_TORCH[0][0]}.{_TORCH[0][1]},"
+            f"<{_TORCH[1][0]}.{_TORCH[1][1]}'",
+        )
 
 
 def __dir__() -> list[str]:

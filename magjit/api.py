@@ -82,6 +82,8 @@ def compile(
         ArgumentError: an argument has the wrong type.
         UnknownBackendError: no backend has this name.
     """
+    _check_settings(fullgraph, dynamic, disable)
+    found = resolve(backend, mode=mode, options=options, dynamic=dynamic)
     if model is None:
         return functools.partial(
             compile,
@@ -92,14 +94,13 @@ def compile(
             options=options,
             disable=disable,
         )
-    _check_arguments(model, fullgraph, dynamic, disable)
-    found = resolve(backend, mode=mode, options=options, dynamic=dynamic)
+    _check_model(model)
     if disable:
         return model
     return _compile(model, Options(found, fullgraph, dynamic, mode, options))
 
 
-def _check_arguments(model: Any, fullgraph: Any, dynamic: Any, disable: Any) -> None:
+def _check_model(model: Any) -> None:
     if not callable(model):
         raise ArgumentError(
             f"magjit.compile takes a module or a callable, not {type(model).__qualname__}",
@@ -110,6 +111,9 @@ def _check_arguments(model: Any, fullgraph: Any, dynamic: Any, disable: Any) -> 
             f"magjit.compile takes an object, not the class {model.__qualname__}",
             remedy="compile an instance, or decorate its forward method",
         )
+
+
+def _check_settings(fullgraph: Any, dynamic: Any, disable: Any) -> None:
     for name, value in (("fullgraph", fullgraph), ("disable", disable)):
         if not isinstance(value, bool):
             raise ArgumentError(f"{name} must be a bool, got {value!r}")

@@ -47,6 +47,13 @@ class Settings:
     disk_cache: bool = True
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, wanted = getattr(self, field.name), type(field.default)
+            # bool is an int, and a Path has a class of its own on each system.
+            if type(value) is not wanted and not (wanted is type(Path()) and type(value) is str):
+                raise ArgumentError(
+                    f"{field.name} must be of type {wanted.__name__}, got {value!r}"
+                )
         if self.record_limit < 1:
             raise ArgumentError(f"record_limit must be at least 1, got {self.record_limit}")
         if self.cache_bytes < 0:

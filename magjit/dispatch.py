@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from magjit import _C
 from magjit import config as settings
 from magjit.errors import BackendError, GraphBreakError
-from magjit.observe import capture_lock, observe
 from magjit.marks import Mark, mark
+from magjit.observe import capture_lock, observe
 from magjit.pipeline import build_record
 from magjit.plugin import Backend, BackendContext
 from magjit.records import Captured, Record, SplitPoint, Stats
@@ -81,7 +82,7 @@ class Controller:
             raise
 
     def _missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.eager_reason is not None or _is_traced():
+        if self.eager_reason is not None or _is_traced() or _is_fake((*args, *kwargs.values())):
             return self._eagerly(args, kwargs)
         if not capture_lock.acquire(blocking=False):
             return self._eagerly(args, kwargs)
@@ -241,6 +242,11 @@ def _is_traced() -> bool:
         or torch.jit.is_scripting()
         or _is_symbolic()
     )
+
+
+def _is_fake(values: tuple[Any, ...]) -> bool:
+    """Whether the call only asks for shapes: a fake tensor carries its tracer along."""
+    return any(isinstance(value, FakeTensor) for value in values)
 
 
 def _is_symbolic() -> bool:

@@ -55,6 +55,7 @@ USES_C_EXTENSION = {
     "observe",
     "pipeline",
     "dispatch",
+    "api",
 }
 
 # C says the same in more lines.

@@ -226,7 +226,11 @@ class StateRecorder:
         return node
 
     def _note_tensor(self, node: ShadowNode, tensor: torch.Tensor) -> None:
-        self.metas[node.node_id] = _C.tensor_meta(tensor)
+        try:
+            self.metas[node.node_id] = _C.tensor_meta(tensor)
+        except ValueError as problem:
+            self.split(f"uses a {type(tensor).__qualname__} from outside: {problem}")
+            return
         if not tensor.is_inference():
             self.versions[node.node_id] = tensor._version
 

@@ -104,7 +104,9 @@ SPLITS: list[tuple[Callable[..., Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("program, reason", SPLITS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    "program, reason", SPLITS, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_a_split(program: Callable[..., Any], reason: str) -> None:
     x = torch.randn(3)
     compiled = magjit.compile(program, backend="eager", fullgraph=True)

@@ -197,7 +197,9 @@ def test_coverage(core: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         measured.stop()
     _, _, missing, _ = measured.analysis(str(path))
     lines = PROGRAM.splitlines()
-    assert [lines[number - 1].strip() for number in missing if "forward" not in lines[number - 1]] in (
+    assert [
+        lines[number - 1].strip() for number in missing if "forward" not in lines[number - 1]
+    ] in (
         ["y = y - 1"],
         ["y = x * 2", "if y.dim() > 5:", "y = y - 1", "return y"],
     )

@@ -1,4 +1,4 @@
-"""Several threads call at once: captures one at a time, everything else meanwhile, results right."""
+"""Several threads call at once: one captures, the others replay or run eagerly; all are right."""
 
 from __future__ import annotations
 
