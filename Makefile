@@ -7,6 +7,8 @@
 #   make test-pythons   what needs no torch, on the other interpreters: PYTHONS="python3.12 ..."
 #   make lint       ruff and mypy
 #   make bench      the benchmarks, results under benchmarks/results/
+#   make parity     coverage of programs: CORPUS=DIR (a clone of the corpus; else our own small
+#                   one), SAMPLE=200 files; fails when a case that was whole no longer is
 #   make test-gpu   the tests on a machine with a GPU, for the interpreter at hand, without a
 #                   network and without setup; PART=1/3 runs the first third
 
@@ -25,7 +27,7 @@ export HF_HUB_OFFLINE := 1
 SOURCES := $(wildcard magjit/csrc/*.c magjit/csrc/*.h)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-.PHONY: setup demo test test-all test-pythons lint format bench test-gpu clean
+.PHONY: setup demo test test-all test-pythons lint format bench parity test-gpu clean
 
 setup: $(VENV)/.stamp
 
@@ -73,6 +75,21 @@ format: setup
 bench: setup
 	$(BIN)/python benchmarks/front_end.py --json benchmarks/results/front_end.json
 	$(BIN)/python benchmarks/call_cost.py --json benchmarks/results/call_cost.json
+
+CORPUS ?= minicorpus
+SAMPLE ?= 200
+SEED ?= 0
+PARITY := build/parity
+# What was whole when the results were last committed.
+PARITY_BASE = $(if $(filter minicorpus,$(CORPUS)),minicorpus,corpus)
+RUNNER := $(BIN)/python -m paritybench_runner
+
+parity: setup
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[parity]'
+	rm -rf $(PARITY)
+	$(RUNNER) run --corpus $(CORPUS) --sample $(SAMPLE) --seed $(SEED) --jobs $(WORKERS) --out $(PARITY)
+	$(RUNNER) report $(PARITY)
+	$(RUNNER) compare benchmarks/results/paritybench/$(PARITY_BASE).json $(PARITY) --fail-on-loss
 
 # The project goes into a folder of its own, wheels that were brought along (.whl/) into another:
 # the interpreter's own packages stay as they are.

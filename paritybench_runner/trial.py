@@ -48,6 +48,8 @@ class Outcome:
     state: dict[str, Any]
     raised: BaseException | None = None
     gradient_missing: bool = False
+    attributes: bool = True
+    """Whether the state has the module's plain attributes."""
 
     def differs_from(self, other: Outcome, *, values: bool = True) -> str | None:
         """Where this outcome departs from what another one, eager's, has."""
@@ -58,12 +60,13 @@ class Outcome:
             return first_difference(type(other.raised), type(self.raised), "exception")
         if not values:
             return None if type(self.result) is type(other.result) else "type of the result"
-        visible = {key: value for key, value in other.state.items() if key in self.state}
-        own = {key: value for key, value in self.state.items() if key in visible}
+        own, others = (dict(sorted(outcome.state.items())) for outcome in (self, other))
+        if not self.attributes:
+            others = {key: value for key, value in others.items() if key in own}
         return (
             first_difference(other.result, self.result)
             or first_difference(other.arguments, self.arguments, "arguments")
-            or first_difference(visible, own, "state")
+            or first_difference(others, own, "state")
             or first_difference(other.printed, self.printed, "printed")
         )
 
@@ -164,7 +167,8 @@ class Trial:
         except Exception as error:
             raised = error.with_traceback(None)
         state = frozen(state_of(module) if attributes else tensors_of(module))
-        return Outcome(result, inputs, self._printed.take(), state, raised, missing)
+        printed = self._printed.take()
+        return Outcome(result, inputs, printed, state, raised, missing, attributes)
 
     def replayed(self, weights: int, training: bool, moves: list[Move]) -> Outcome:
         """The outcome of the last of some moves in eager mode, from a fresh module on."""

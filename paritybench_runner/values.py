@@ -55,11 +55,19 @@ def _differences(expected: Any, actual: Any, path: str, depth: int) -> Iterator[
 def _mappings(
     expected: Mapping[Any, Any], actual: Mapping[Any, Any], path: str, depth: int
 ) -> Iterator[str]:
+    if expected.keys() != actual.keys():
+        missing, extra = ([*map(str, a.keys() - b.keys())] for a, b in _both(expected, actual))
+        yield f"{path}: without {sorted(missing)}, with {sorted(extra)} more"[:300]
+        return
     if list(expected) != list(actual):
         yield f"{path}: keys {list(actual)} in place of {list(expected)}"[:300]
         return
     for key, value in expected.items():
         yield from _differences(value, actual[key], f"{path}[{key!r}]"[:200], depth + 1)
+
+
+def _both(a: Any, b: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    return (a, b), (b, a)
 
 
 def _tensors(expected: Tensor, actual: Tensor, path: str) -> Iterator[str]:

@@ -1,0 +1,156 @@
+"""The six steps, with compilers that fail each of them in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paritybench_runner.compilers import MagJIT, Problem
+from paritybench_runner.corpus import Case
+from paritybench_runner.protocol import CompilerRun, run_eagerly
+from paritybench_runner.trial import Trial
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu()
+
+
+class Fails(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no")
+
+
+def trial(cls: Any = Net) -> Trial:
+    return Trial(Case("f.py", 0, cls, lambda: ([], {}), lambda: ([torch.rand(4, 3)], {})), "cpu")
+
+
+class Fake:
+    """A compiler that runs eagerly, but for what a test changes."""
+
+    name = "fake"
+
+    def __init__(self, change: Callable[[Any, nn.Module, int], Any], **facts: Any) -> None:
+        self.change = change
+        self.facts = facts
+
+    def warm_up(self) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+    def compile(self, module: nn.Module, backend: str, *, whole: bool) -> Any:
+        return FakeAttempt(self, module)
+
+
+class FakeAttempt:
+    attributes_visible = True
+
+    def __init__(self, fake: Fake, module: nn.Module) -> None:
+        self.fake, self.module, self.calls = fake, module, 0
+
+    def call(self, *args: Any) -> Any:
+        self.calls += 1
+        return self.fake.change(self.module(*args), self.module, self.calls)
+
+    def graph_count(self) -> int:
+        return self.fake.facts.get("graphs", 1)
+
+    @property
+    def graphs(self) -> list[Any]:
+        return []
+
+    def captures(self) -> int:
+        return self.calls if self.fake.facts.get("captures_again") else 1
+
+    def problem(self) -> Problem | None:
+        return self.fake.facts.get("problem")
+
+    def opaque(self) -> list[str]:
+        return self.fake.facts.get("opaque", [])
+
+
+def run(change: Callable[[Any, nn.Module, int], Any] = lambda y, m, n: y, **facts: Any) -> Any:
+    return CompilerRun(trial(), Fake(change, **facts), "eager", 6).run()
+
+
+def test_eager_runs() -> None:
+    found = run_eagerly(trial())
+    assert (found.status, found.deterministic, found.dynamic) == ("runs", True, "")
+    assert run_eagerly(trial(Fails)).status == "eager"
+
+
+def test_all_steps_hold() -> None:
+    result = run()
+    assert result.outcome == "whole" and result.whole
+    assert result.steps == dict.fromkeys((2, 3, 4, 5, 6), "held")
+
+
+def fail(y: Any, module: nn.Module, calls: int) -> Any:
+    raise KeyError("mine")
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome", "step"),
+    [
+        (fail, "crashed", 2),
+        (lambda y, m, n: y + 1, "wrong", 2),
+        (lambda y, m, n: y.detach(), "wrong", 2),
+        (lambda y, m, n: y + 1 if n == 2 else y, "wrong", 2),
+        (lambda y, m, n: y.detach().requires_grad_() if m.training else y, "wrong", 5),
+        (lambda y, m, n: y[:4], "wrong", 6),
+    ],
+    ids=["raises", "value", "gradient", "second call", "training", "batch"],
+)
+def test_a_step_fails(change: Any, outcome: str, step: int) -> None:
+    result = run(change)
+    assert (result.outcome, result.step) == (outcome, step), result.reason
+
+
+def test_a_changed_attribute_is_a_wrong_state() -> None:
+    def change(y: Any, module: nn.Module, calls: int) -> Any:
+        module.calls = calls
+        return y
+
+    result = run(change)
+    assert result.outcome == "wrong" and "state" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"problem": Problem("a print", "f.py:3 in f")}, "a print"),
+        ({"captures_again": True}, "captured again"),
+        ({"opaque": ["mine"]}, "no torch operators: mine"),
+        ({"graphs": 2}, "2 graphs"),
+    ],
+)
+def test_right_but_not_whole(facts: dict[str, Any], reason: str) -> None:
+    result = run(**facts)
+    assert result.outcome == "splits" and not result.whole
+    assert reason in result.reason
+
+
+def test_more_operators_than_eager_are_not_whole() -> None:
+    result = run(lambda y, m, n: y * 1)
+    assert result.outcome == "splits"
+    assert (
+        result.reason.startswith("other operators than eager: ") and "+1 aten::mul" in result.reason
+    )
+
+
+def test_magjit_takes_the_module_whole() -> None:
+    compiler = MagJIT()
+    result = CompilerRun(trial(), compiler, "eager", 6).run()
+    compiler.reset()
+    assert (result.outcome, result.graphs) == ("whole", 1), result.reason
+    assert set(result.steps.values()) == {"held"}
