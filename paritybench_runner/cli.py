@@ -95,7 +95,7 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--steps", type=int, default=6, choices=range(2, 7), help="the last step")
     parser.add_argument(
-        "--timeout", type=float, default=60.0, metavar="S", help="for a case and a compiler"
+        "--timeout", type=float, default=60.0, metavar="S", help="for one call of a program"
     )
     parser.add_argument("--memory", type=float, default=4.0, metavar="GIB", help="for a file")
     parser.add_argument("--threads", type=int, default=1, help="of torch in each process")

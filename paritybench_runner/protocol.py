@@ -184,10 +184,9 @@ class CompilerRun:
         self.last_step = last_step
         self.result = Result(compiler.name)
 
-    def run(self, report: Callable[[int], None] = lambda step: None) -> Result:
-        """All steps; `report` hears of each as it begins."""
+    def run(self) -> Result:
+        """All steps."""
         result = self.result
-        report(2)
         try:
             pair = self._whole_or_not()
         except Failed as failed:
@@ -200,7 +199,6 @@ class CompilerRun:
         for step, check in steps:
             if step > self.last_step:
                 break
-            report(step)
             try:
                 result.steps[step] = check()
             except Failed as failed:

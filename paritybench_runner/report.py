@@ -73,7 +73,7 @@ def _markdown(summary: Summary, causes: dict[str, list[Cause]]) -> Iterator[str]
         f"{about.get('date', '')}, torch {about.get('torch', '')}, Python "
         f"{about.get('python', '')}, {about.get('device', '')}, backend "
         f"{about.get('backend', '')}, steps 1–{about.get('steps', '')}, "
-        f"{about.get('timeout_s', '')} s for a case."
+        f"{about.get('timeout_s', '')} s for a call."
     )
     for title, found in (("Static cases", summary.static), ("All cases", summary.coverage)):
         yield from ("", f"## {title}", "")

@@ -104,7 +104,9 @@ class Printed:
 class Trial:
     """Builds and calls what a case describes."""
 
-    def __init__(self, case: Case, device: str) -> None:
+    def __init__(self, case: Case, device: str, alive: Callable[[], None] = lambda: None) -> None:
+        """``alive`` is called before each thing that a program's own code does."""
+        self._alive = alive
         self.case = case
         self.device = torch.device(device)
         self._weights: dict[int, dict[str, Tensor]] = {}
@@ -113,6 +115,7 @@ class Trial:
 
     def build(self, weights: int = WEIGHTS, *, training: bool = False) -> nn.Module:
         """A fresh module; what its initialisation left to chance is as it was the first time."""
+        self._alive()
         seed_all(weights)
         with stubs.constructing():
             args, kwargs = self.case.init_arguments()
@@ -147,6 +150,7 @@ class Trial:
     def call(self, callee: Callee, inputs: Inputs) -> Any:
         """Call once with all generators set; its exceptions pass."""
         args, kwargs = inputs
+        self._alive()
         seed_all(_CALL)
         started = time.perf_counter()
         result = callee(*args, **kwargs)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-# What torch.nn.Module itself keeps on an instance.
-_MODULE_STATE = frozenset(vars(nn.Module())) | {"training"}
+# What torch.nn.Module itself keeps on an instance, and the mark that torch.compile puts there.
+_MODULE_STATE = frozenset(vars(nn.Module())) | {"training", "_is_torch_compile"}
 _DEEPEST = 12
 
 

@@ -1,7 +1,7 @@
 """One file in a process of its own, forked from a warm parent; results go through a pipe.
 
     message = ("file", status, reason) | ("begin", index, what) | ("case", index, name, Eager)
-            | ("result", index, Result) | ("done",)
+            | ("alive",) | ("result", index, Result) | ("done",)
 
 The parent takes a worker that says nothing for too long for hung, and one that ends without
 ("done",) for crashed; a new one goes on behind the unit that it had begun.
@@ -127,7 +127,7 @@ def run_case(
     left = [unit for unit in units if unit not in skip]
     if not left:
         return
-    trial = Trial(case, settings.device)
+    trial = Trial(case, settings.device, lambda: send(("alive",)))
     if (case.index, "eager") in left:
         send(("begin", case.index, "eager"))
         eager = run_eagerly(trial)
