@@ -10,13 +10,15 @@ from __future__ import annotations
 import linecache
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.fx import Graph, GraphModule, Node
+from torch.utils.checkpoint import checkpoint
 
-from magjit.monitor.operator_graph import Operator, OperatorGraph, ValueRef, refs_in
+from magjit.monitor.operator_graph import Operator, OperatorGraph, Region, ValueRef, refs_in
 from magjit.plugin import make_graph_module
 
 _DUNDERS: dict[str, Callable[..., Any]] = {
@@ -76,28 +78,62 @@ _REFLECTED: dict[str, Callable[..., Any]] = {
 }
 
 
-def lower(graph: OperatorGraph, outputs: tuple[int, ...], names: dict[int, str]) -> GraphModule:
+def lower(
+    graph: OperatorGraph, outputs: tuple[int, ...], names: dict[int, str], *, traced: bool = True
+) -> GraphModule:
     """Make the graph module.
 
     Args:
         graph: from the operator recorder.
         outputs: ids of the values to return, in order; an input may be among them.
         names: readable names for the inputs, by value id.
+        traced: the backend traces the graph, and is to see a checkpoint as torch's higher-order
+            operator; otherwise the graph is run, and a checkpoint is torch's own function.
     """
-    lowering = _Lowering(graph, names)
-    for op in graph.operators:
-        lowering.add(op)
-    lowering.fx.output(tuple(lowering.nodes[value_id] for value_id in outputs))
-    return make_graph_module(torch.nn.Module(), lowering.fx)
+    inputs = tuple(item.value_id for item in graph.inputs)
+    wanted = {ref.value_id for op in graph.operators for ref in refs_in((op.args, op.kwargs))}
+    lowering = _Lowering(inputs, names, wanted | set(outputs), traced)
+    return lowering.finish(graph.operators, outputs)
 
 
 class _Lowering:
-    def __init__(self, graph: OperatorGraph, names: dict[int, str]) -> None:
+    """One fx graph; ``wanted`` are the values that are used anywhere outside of a region."""
+
+    def __init__(
+        self, inputs: tuple[int, ...], names: dict[int, str], wanted: set[int], traced: bool
+    ) -> None:
         self.fx = Graph()
+        self.root = torch.nn.Module()
         self.nodes: dict[int, Node] = {}
-        for item in graph.inputs:
-            name = names.get(item.value_id, f"input_{item.value_id}")
-            self.nodes[item.value_id] = self.fx.placeholder(_identifier(name))
+        self.wanted = wanted
+        self.traced = traced
+        for value_id in inputs:
+            name = names.get(value_id, f"input_{value_id}")
+            self.nodes[value_id] = self.fx.placeholder(_identifier(name))
+
+    def finish(self, operators: Iterable[Operator], outputs: tuple[int, ...]) -> GraphModule:
+        for op in operators:
+            if isinstance(op.func, Region):
+                self.add_region(op.func)
+            else:
+                self.add(op)
+        self.fx.output(tuple(self.nodes[value_id] for value_id in outputs))
+        return make_graph_module(self.root, self.fx)
+
+    def add_region(self, region: Region) -> None:
+        """A checkpoint over a graph module of its own; it returns what others use."""
+        outputs = tuple(value_id for value_id in region.made if value_id in self.wanted)
+        inner = _Lowering(region.inputs, {}, set(outputs), self.traced)
+        name = f"checkpointed_{len(list(self.root.children()))}"
+        self.root.add_module(name, inner.finish(region.operators, outputs))
+        args = (self.fx.get_attr(name), *[self.nodes[value_id] for value_id in region.inputs])
+        kwargs = dict(region.options)
+        target: Callable[..., Any] = checkpoint
+        if self.traced:
+            target, kwargs = tag_activation_checkpoint, {"use_reentrant": False}
+        node = self.fx.call_function(target, args, kwargs)
+        for index, value_id in enumerate(outputs):
+            self.nodes[value_id] = self.fx.call_function(operator.getitem, (node, index))
 
     def add(self, op: Operator) -> None:
         args = tuple(self.argument(a) for a in op.args)

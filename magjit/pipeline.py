@@ -131,7 +131,7 @@ def _lower(build: Build) -> None:
         node = recorder.graph.node_of(item.tensor)
         assert node is not None
         names[item.value_id] = build.observation.input_name(node)
-    build.gm = lower(graph, build.value_ids, names)
+    build.gm = lower(graph, build.value_ids, names, traced=build.backend.name != "eager")
 
 
 def _backend(build: Build) -> None:

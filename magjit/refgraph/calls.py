@@ -41,6 +41,7 @@ from magjit.refgraph.kinds import (
 from magjit.refgraph.python_specials import opaque_call, python_special
 from magjit.refgraph.recorder import LIBRARIES, FrameState, Handler, StateRecorder
 from magjit.refgraph.specials import AS_PURE, SPECIALS
+from magjit.refgraph.stack import CALLABLE_DEPTH, observed_frame
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -174,28 +175,14 @@ def _call_cached(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> A
 def _call_jit(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A scripted function: the run calls the Python function that it was made of instead."""
     inline = getattr(func, "_torchdynamo_inline", None)
-    frame = _observed_frame(rec)
-    if not isinstance(inline, types.FunctionType) or frame is None:
+    frame = observed_frame(rec)
+    plain = rec.state is not None and rec.state.info.instrs[rec.offset].opname != "CALL_FUNCTION_EX"
+    if not isinstance(inline, types.FunctionType) or frame is None or not plain:
         rec.split("calls a TorchScript function", "compile the Python function instead")
         return None
-    _C.replace_stack(frame, len(args) + len(kwargs) + _CALLABLE_DEPTH, inline)
+    _C.replace_stack(frame, len(args) + len(kwargs) + CALLABLE_DEPTH, inline)
     rec.root(inline)
     return _call_python(rec, inline, args, kwargs)
-
-
-_CALLABLE_DEPTH = 1 if sys.version_info >= (3, 13) else 0
-
-
-def _observed_frame(rec: StateRecorder) -> types.FrameType | None:
-    """The frame whose CALL instruction is being handled."""
-    frame: types.FrameType | None = sys._getframe(1)
-    code = rec.state.code if rec.state is not None else None
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    if frame is None or rec.state is None:
-        return None
-    instr = rec.state.info.instrs[rec.offset]
-    return frame if instr.opname.startswith("CALL") and "EX" not in instr.opname else None
 
 
 def _call_instance(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -461,8 +448,6 @@ def enter_with(rec: StateRecorder, state: FrameState, offset: int, inputs: Args)
 
 def import_name(rec: StateRecorder, state: FrameState, offset: int, inputs: Args) -> Any:
     """An import: what ``sys.modules`` has for the name; the import system is not followed."""
-    import sys
-
     name = state.info.instrs[offset].argval
     modules = rec.root(sys.modules)
     if name in sys.modules:

@@ -14,6 +14,7 @@ from magjit import _C, marks
 from magjit.marks import Mark, mark_of
 from magjit.monitor.operator_graph import Operator, ValueRef
 from magjit.refgraph.attributes import read_class_attr
+from magjit.refgraph.checkpoints import checkpoint_special
 from magjit.refgraph.containers import read_value
 from magjit.refgraph.recorder import StateRecorder
 
@@ -104,7 +105,7 @@ def _broken(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _disabled(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    if args and isinstance(args[0], marks.disable):
+    if args and isinstance(args[0], marks.Exclusion):
         reason, what = args[0].reason, "enters a block"
     else:
         reason, what = func._magjit_reason, f"calls {func.__qualname__}"
@@ -147,7 +148,7 @@ _PYTHON_SPECIALS: dict[types.CodeType, Callable[..., Any]] = {
 
 def python_special(func: types.FunctionType) -> Callable[..., Any] | None:
     """The handler of a Python function that is recorded as one operator, or that is marked."""
-    found = _PYTHON_SPECIALS.get(func.__code__)
+    found = _PYTHON_SPECIALS.get(func.__code__) or checkpoint_special(func)
     if found is not None:
         return found
     mark = mark_of(func)

@@ -134,6 +134,7 @@ class StateRecorder:
         self.evaluating = False
         self.entered: list[tuple[Any, int]] = []
         self.suspended = False
+        self.checkpoint: Any = None
         self._opaque: dict[types.CodeType, bool] = {}
         self.state: FrameState | None = None
         self.offset = -1
@@ -373,6 +374,8 @@ class StateRecorder:
         localsplus: list[Any],
     ) -> Any:
         """The tracer met a new frame: follow it, or leave it alone."""
+        if self.checkpoint is not None and not self.checkpoint.inside:
+            return False
         module = globals_.get("__name__") or ""
         if code.co_qualname in _CALLBACKS or module.startswith(_OBSERVERS):
             return _C.SKIP_ALWAYS

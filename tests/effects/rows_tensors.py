@@ -307,7 +307,7 @@ GRADIENTS: dict[str, tuple[Callable[[torch.Tensor], Any], bool]] = {
     "of integer outputs beside": (lambda x: (x.argmax(1), x * 2), False),
     "with a tensor hook": (hooked, True),
     "retained": (retained, True),
-    "through a checkpoint": (checkpointed, True),
+    "through a checkpoint": (checkpointed, False),
     "of a leaf made inside": (lambda x: x.detach().clone().requires_grad_(), False),
 }
 

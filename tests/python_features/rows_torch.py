@@ -290,12 +290,12 @@ def autograd_function_in_place(x: torch.Tensor) -> Any:
     return StraightThrough.apply(x * 3)
 
 
-@ROWS.program(leaf, backward=True, split=True)
+@ROWS.program(leaf, backward=True)
 def checkpointing(x: torch.Tensor) -> Any:
     return checkpoint(lambda t: torch.sin(t) * t.exp(), x, use_reentrant=False)
 
 
-@ROWS.program(leaf, backward=True, split=True)
+@ROWS.program(leaf, backward=True)
 def checkpointing_reentrant(x: torch.Tensor) -> Any:
     return checkpoint(lambda t: torch.sin(t) * t.exp(), x, use_reentrant=True)
 
