@@ -89,7 +89,7 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
         type=_compilers,
         default=("magjit",),
         metavar="A,B",
-        help=f"of {', '.join(COMPILERS)}",
+        help=f"of {', '.join(COMPILERS)}; or none, to see what runs in eager mode",
     )
     parser.add_argument("--backend", default="eager", help="for those that have backends")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -97,12 +97,12 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=60.0, metavar="S", help="for one call of a program"
     )
-    parser.add_argument("--memory", type=float, default=4.0, metavar="GIB", help="for a file")
+    parser.add_argument("--memory", type=float, default=6.0, metavar="GIB", help="for a file")
     parser.add_argument("--threads", type=int, default=1, help="of torch in each process")
 
 
 def _compilers(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
+    names = () if text == "none" else tuple(text.split(","))
     unknown = [name for name in names if name not in COMPILERS]
     if unknown:
         raise argparse.ArgumentTypeError(f"no compiler named {unknown[0]!r}")

@@ -68,6 +68,8 @@ class Compiler(Protocol):
     """What compiles modules."""
 
     name: str
+    insists: bool
+    """Whether it raises where it is told to make one graph and cannot."""
 
     def warm_up(self) -> None:
         """Do once what a process needs once; runs before the fork, on the CPU."""
@@ -167,6 +169,7 @@ class MagJIT:
     """This project."""
 
     name = "magjit"
+    insists = False
 
     def __init__(self) -> None:
         self._warned = _Warnings()
@@ -227,6 +230,7 @@ class Dynamo:
     """torch.compile's front end."""
 
     name = "dynamo"
+    insists = True
 
     def warm_up(self) -> None:
         compiled = torch.compile(_unrelated, backend="eager")
@@ -281,6 +285,7 @@ class TorchScript:
     """`torch.jit.script`."""
 
     name = "torchscript"
+    insists = False
 
     def warm_up(self) -> None:
         torch.jit.script(_unrelated)(torch.ones(3))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -191,18 +192,21 @@ class CompilerRun:
             pair = self._whole_or_not()
         except Failed as failed:
             return self._fail(2, failed)
-        steps: list[tuple[int, Callable[[], str]]] = [
-            (4, self._second_instance),
-            (5, self._training),
-            (6, lambda: self._larger_batch(pair)),
-        ]
-        for step, check in steps:
-            if step > self.last_step:
-                break
+        steps: dict[int, Callable[[], str]] = {
+            # The last step goes on with the modules of the first ones, which are then dropped.
+            6: partial(self._larger_batch, pair),
+            4: self._second_instance,
+            5: self._training,
+        }
+        del pair
+        for step in [step for step in steps if step <= self.last_step]:
             try:
-                result.steps[step] = check()
+                result.steps[step] = steps.pop(step)()
             except Failed as failed:
                 return self._fail(step, failed)
+            except Exception as error:
+                # Eager itself cannot: it has too little memory, or builds no second module.
+                result.steps[step] = f"n/a: {describe(error)}"
         return result
 
     def _fail(self, step: int, failed: Failed) -> Result:
@@ -218,7 +222,7 @@ class CompilerRun:
             pair = self._pair(whole=True)
             problem = self._capture_and_replay(pair)
         except Failed as failed:
-            if self.compiler.name != "dynamo" or failed.outcome == "wrong":
+            if not self.compiler.insists or failed.outcome == "wrong":
                 raise
             problem = Problem(failed.reason)
             self.compiler.reset()
@@ -295,6 +299,10 @@ class CompilerRun:
         return _held(pair)
 
     def _larger_batch(self, pair: Pair) -> str:
+        if self.compiler.insists:
+            # It may refuse here what it takes in parts: that is no fault of its results.
+            pair = self._pair(whole=False)
+            pair.check(Move(INPUTS))
         move = Move(FRESH_INPUTS, larger_batch=True)
         try:
             self.trial.inputs(move)

@@ -25,6 +25,7 @@ from paritybench_runner.values import first_difference, frozen, state_of, tensor
 WEIGHTS, OTHER_WEIGHTS = 1, 2
 INPUTS, FRESH_INPUTS = 11, 12
 _CALL = 21
+_MOST_KEPT = 200 << 20  # bytes; larger modules initialise what they have
 
 Inputs = tuple[list[Any], dict[str, Any]]
 Callee = Callable[..., Any]
@@ -129,6 +130,8 @@ class Trial:
         """Memory that was never written differs from one module to the next: copy the first's."""
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         tensors = {k: t for k, t in tensors.items() if not nn.parameter.is_lazy(t)}
+        if sum(t.nbytes for t in tensors.values()) > _MOST_KEPT:
+            return
         known = self._weights.get(weights)
         if known is None:
             self._weights[weights] = {k: t.detach().clone() for k, t in tensors.items()}

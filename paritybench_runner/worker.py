@@ -45,7 +45,7 @@ class Settings:
     device: str = "cpu"
     steps: int = 6
     timeout_s: float = 60.0
-    memory_gib: float = 4.0
+    memory_gib: float = 6.0
     threads: int = 1
 
 

@@ -37,6 +37,7 @@ class Fake:
     """A compiler that runs eagerly, but for what a test changes."""
 
     name = "fake"
+    insists = False
 
     def __init__(self, change: Callable[[Any, nn.Module, int], Any], **facts: Any) -> None:
         self.change = change
