@@ -286,6 +286,23 @@ def _recursion_limit(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwar
         rec.split("reads the recursion limit of the interpreter")
 
 
+def _queried_state(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """State of torch that the guard asks for by the same call, where a program does.
+
+    Inside a mode that the program entered itself the answer is the program's own.
+    """
+    if rec.entered or kwargs or len(args) > 1 or not all(is_atom(arg) for arg in args):
+        return None
+
+    def note(top: tuple[Any, ...]) -> None:
+        if args:
+            rec.read(rec.root(args[0]), r.CResult(func), top[-1])
+        else:
+            rec.read(rec.root(func), r.CResult(operator.call), top[-1])
+
+    return note
+
+
 def _environment(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
     rec.replay_call(func, args, kwargs)
 
@@ -359,6 +376,7 @@ SPECIALS: dict[str, Special] = {
     "dynamo_eval_frame": _no_effect,
     "putenv": _environment,
     "recursion_limit": _recursion_limit,
+    "queried_state": _queried_state,
     "torch_generator": _impure,
     "autocast": _impure,
     "inference_mode": _impure,
