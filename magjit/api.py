@@ -157,6 +157,7 @@ def _module_shell(module: torch.nn.Module, controller: Controller) -> torch.nn.M
         return dispatcher(*args, **kwargs)
 
     namespace = {
+        **_slots(base),
         "__call__": call,
         _DISPATCHER: dispatcher,
         "__new__": construct,
@@ -184,12 +185,33 @@ class _Blank:
 def _subclass(base: type, namespace: dict[str, Any]) -> type:
     """A subclass that neither a metaclass nor an ``__init_subclass__`` of the user's hears of."""
     metaclass = type(base)
-    silent = base.__init_subclass__.__qualname__ == object.__init_subclass__.__qualname__
+    silent = not any("__init_subclass__" in vars(cls) for cls in base.__mro__[:-1])
     if metaclass in (type, abc.ABCMeta) and silent:
         return metaclass(base.__name__, (base,), namespace)
     cls: Any = type.__new__(metaclass, base.__name__, (_Blank,), namespace)
-    cls.__bases__ = (base,)
+    try:
+        cls.__bases__ = (base,)
+    except TypeError:  # __slots__ give it another layout
+        return metaclass(base.__name__, (base,), namespace)
     return cast(type, cls)
+
+
+def _slots(base: type) -> dict[str, property]:
+    """Members in ``__slots__`` are no part of the shared ``__dict__``: the shell passes them on."""
+    return {
+        name: _forwarded(member)
+        for cls in reversed(base.__mro__)
+        for name, member in vars(cls).items()
+        if isinstance(member, types.MemberDescriptorType)
+    }
+
+
+def _forwarded(member: types.MemberDescriptorType) -> property:
+    return property(
+        lambda shell: member.__get__(_controller(shell).target),
+        lambda shell, value: member.__set__(_controller(shell).target, value),
+        lambda shell: member.__delete__(_controller(shell).target),
+    )
 
 
 def _deepcopy_shell(self: Any, memo: dict[int, Any]) -> Any:
@@ -236,6 +258,12 @@ class CompiledFunction:
             raise AttributeError(name)
         return getattr(_controller(self).target, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(_controller(self).target, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(_controller(self).target, name)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         controller = _controller(self)
         return _compile(copy.deepcopy(controller.target, memo), controller.options)
@@ -260,8 +288,11 @@ def _function_shell(function: Any, controller: Controller) -> CompiledFunction:
     )
     _C.route_calls(cls)
     shell: Any = object.__new__(cls)
-    functools.update_wrapper(cast("Callable[..., Any]", shell), function)
-    return shell
+    for name in (*functools.WRAPPER_ASSIGNMENTS, "__type_params__"):
+        if hasattr(function, name):
+            object.__setattr__(shell, name, getattr(function, name))
+    object.__setattr__(shell, "__wrapped__", function)
+    return cast(CompiledFunction, shell)
 
 
 # -- around compiled objects --------------------------------------------------------------------

@@ -239,7 +239,6 @@ def _is_traced() -> bool:
         or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.jit.is_scripting()
         or _is_symbolic()
     )
 

@@ -11,7 +11,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import torch
 
@@ -46,7 +46,7 @@ def mark_of(func: types.FunctionType) -> Mark | None:
 
 def mark(function: F, meaning: Mark) -> F:
     """Mark all functions that share this one's code; for MagJIT's own functions."""
-    code = function.__code__  # type: ignore[attr-defined]
+    code: types.CodeType = getattr(function, "__code__")  # noqa: B009 - F is any callable
     _marked_code[id(code)] = (code, meaning)
     return function
 
@@ -66,7 +66,38 @@ def is_compiling() -> bool:
     return False
 
 
-class disable:  # noqa: N801 - used like a function, and like contextlib's managers
+class Exclusion:
+    """What `disable` gives without a function: a decorator, and a context manager."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __call__(self, function: F) -> F:
+        if not callable(function):
+            raise ArgumentError(f"magjit.disable takes a callable, not {_kind(function)}")
+        made: Any = function
+        if isinstance(function, torch.nn.Module):
+            made.forward = _excluded(function.forward, self.reason)
+            return function
+        made = _excluded(function, self.reason)
+        return cast(F, made)
+
+    def __enter__(self) -> Exclusion:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+@overload
+def disable(function: F, *, reason: str = "") -> F: ...
+
+
+@overload
+def disable(function: None = None, *, reason: str = "") -> Exclusion: ...
+
+
+def disable(function: Any = None, *, reason: str = "") -> Any:
     """Keep a function, or a block of code, out of graphs.
 
     ::
@@ -87,33 +118,8 @@ class disable:  # noqa: N801 - used like a function, and like contextlib's manag
     Raises:
         ArgumentError: ``function`` is not callable.
     """
-
-    @overload
-    def __new__(cls, function: F, *, reason: str = "") -> F: ...
-
-    @overload
-    def __new__(cls, function: None = None, *, reason: str = "") -> disable: ...
-
-    def __new__(cls, function: Any = None, *, reason: str = "") -> Any:
-        made = super().__new__(cls)
-        made.reason = reason
-        return made if function is None else made(function)
-
-    reason: str
-
-    def __call__(self, function: F) -> F:
-        if not callable(function):
-            raise ArgumentError(f"magjit.disable takes a callable, not {_kind(function)}")
-        if isinstance(function, torch.nn.Module):
-            function.forward = _excluded(function.forward, self.reason)
-            return function
-        return _excluded(function, self.reason)  # type: ignore[return-value]
-
-    def __enter__(self) -> disable:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
+    exclusion = Exclusion(reason)
+    return exclusion if function is None else exclusion(function)
 
 
 def _excluded(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
@@ -165,8 +171,8 @@ def _kind(value: object) -> str:
 
 for _function, _meaning in (
     (graph_break, Mark.BREAK),
-    (disable.__enter__, Mark.DISABLED),
+    (Exclusion.__enter__, Mark.DISABLED),
     (is_compiling, Mark.CONSTANT),
-    (disable.__exit__, Mark.CONSTANT),
+    (Exclusion.__exit__, Mark.CONSTANT),
 ):
     mark(_function, _meaning)

@@ -1,0 +1,99 @@
+"""More kinds of calls than records: eager from then on, with one warning that names the guards."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import magjit
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.step = 0
+        self.options = {"scale": 1.0}
+
+    def forward(self, x: torch.Tensor, flag: bool = False) -> torch.Tensor:
+        return self.linear(x) * self.options["scale"] + self.step
+
+
+def texts(caught: list[warnings.WarningMessage]) -> list[str]:
+    return [str(w.message) for w in caught if w.category is magjit.MagJITWarning]
+
+
+def test_the_limit() -> None:
+    model = Net()
+    compiled = magjit.compile(model, backend="eager", fullgraph=True)
+    x = torch.randn(2, 4)
+    limit = magjit.config.current().record_limit
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(limit + 4):
+            model.step = step
+            torch.testing.assert_close(compiled(x), model(x))
+    (text,) = texts(caught)
+    assert f"{limit} records" in text and "Net" in text
+    assert "step" in text and "record_limit" in text
+    assert "scale" not in text and "weight" not in text
+    assert [w.filename for w in caught if w.category is magjit.MagJITWarning] == [__file__]
+    stats = magjit.stats(compiled)
+    assert (stats.captures, stats.records, stats.eager_calls) == (limit, limit, 4)
+    model.step = 3
+    torch.testing.assert_close(compiled(x), model(x))
+    assert magjit.stats(compiled).replays == stats.replays + 1
+
+
+KINDS = {
+    "shape": (lambda m, i: torch.ones(1 + i, 4), "args[0]"),
+    "option": (
+        lambda m, i: m.options.update(scale=float(i)) or torch.ones(1, 4),
+        "scale",
+    ),
+    "attribute": (lambda m, i: setattr(m, "step", i) or torch.ones(1, 4), "step"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_failing_guard_is_named(kind: str) -> None:
+    model = Net()
+    compiled = magjit.compile(model, backend="eager")
+    vary, name = KINDS[kind]
+    with magjit.config.override(record_limit=2), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(4):
+            x = vary(model, i)
+            torch.testing.assert_close(compiled(x), model(x))
+    (text,) = texts(caught)
+    failing = [line for line in text.splitlines() if line.startswith("  - ")]
+    assert failing and all(name in line for line in failing), text
+
+
+def test_the_limit_is_each_objects_own() -> None:
+    model = Net()
+    first, second = (magjit.compile(model, backend="eager") for _ in range(2))
+    with magjit.config.override(record_limit=1), pytest.warns(magjit.MagJITWarning):
+        first(torch.ones(1, 4))
+        first(torch.ones(2, 4))
+    assert magjit.stats(second).captures == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second(torch.ones(1, 4))
+    assert magjit.stats(second).captures == 1
+
+
+def test_a_reset_gives_new_records() -> None:
+    model = Net()
+    compiled = magjit.compile(model, backend="eager")
+    with magjit.config.override(record_limit=1), pytest.warns(magjit.MagJITWarning):
+        for rows in (1, 2, 3):
+            compiled(torch.ones(rows, 4))
+    magjit.reset(compiled)
+    compiled(torch.ones(3, 4))
+    compiled(torch.ones(3, 4))
+    assert magjit.stats(compiled).records == 1
+    assert magjit.stats(compiled).replays == 1
