@@ -124,7 +124,11 @@ def test_disabled_compiling_checks_its_arguments_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("call", [magjit.stats, magjit.reset], ids=["stats", "reset"])
-@pytest.mark.parametrize("wrong", [3, program, nn.Linear(1, 1), nn.Linear], ids=repr)
+@pytest.mark.parametrize(
+    "wrong",
+    [3, program, nn.Linear(1, 1), nn.Linear],
+    ids=lambda value: getattr(value, "__name__", None) or repr(value),
+)
 def test_arguments_that_must_be_compiled(call: Callable[..., Any], wrong: Any) -> None:
     with pytest.raises(ArgumentError, match=r"not compiled|is not"):
         call(wrong)

@@ -220,7 +220,11 @@ def test_an_allowed_function_called_from_c_or_with_strange_arguments_splits() ->
                 assert torch.equal(program(x), compiled(x))
 
 
-@pytest.mark.parametrize("wrong", [3, "name", torch.relu, nn.Linear(1, 1), None], ids=repr)
+@pytest.mark.parametrize(
+    "wrong",
+    [3, "name", torch.relu, nn.Linear(1, 1), None],
+    ids=lambda value: getattr(value, "__name__", None) or repr(value),
+)
 def test_wrong_arguments(wrong: Any) -> None:
     with pytest.raises(ArgumentError, match="allow_in_graph"):
         magjit.allow_in_graph(wrong)

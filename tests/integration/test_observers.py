@@ -225,7 +225,9 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "order", list(itertools.permutations([dynamo, ours, dynamo, ours], 4))[::6], ids=str
+    "order",
+    list(itertools.permutations([dynamo, ours, dynamo, ours], 4))[::6],
+    ids=lambda order: "-".join(step.__name__ for step in order),
 )
 def test_torch_compile_before_and_after(order: Any, fresh_dynamo: None) -> None:
     models = [Net() for _ in order]
