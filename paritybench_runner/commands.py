@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
     left = [path for path in files if path.name not in done]
     if len(left) < len(files):
         console.print(f"{len(files) - len(left)} of {len(files)} files are done already")
+    # Being told to end is as good as Ctrl-C, and a shell's background jobs ignore that.
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, signal.default_int_handler)
     try:
         _run_files(left, len(files), store, settings, options, console)
     except KeyboardInterrupt:

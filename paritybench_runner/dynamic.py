@@ -6,7 +6,7 @@ dynamic = an ATen operator was dispatched whose tag says that its result's shape
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -63,11 +63,21 @@ class _Exits(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def why_dynamic(run: Callable[[], object]) -> str | None:
-    """What makes an eager run dynamic; None for a static one. The run's exceptions pass."""
-    operators, exits = _Operators(), _Exits()
-    with ExitStack() as stack:
-        stack.enter_context(operators)
-        stack.enter_context(exits)
-        run()
-    return exits.found or operators.found
+class Watch:
+    """Watches the eager run inside of it; `found` tells what makes it dynamic, None if nothing."""
+
+    def __init__(self) -> None:
+        self._operators, self._exits = _Operators(), _Exits()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Watch:
+        self._stack.enter_context(self._operators)
+        self._stack.enter_context(self._exits)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    @property
+    def found(self) -> str | None:
+        return self._exits.found or self._operators.found

@@ -48,14 +48,27 @@ def _views() -> frozenset[str]:
     )
 
 
-def dispatched(task: Task) -> Counter[str]:
-    """How often each ATen operator ran, nested ones too, views left out."""
-    with _quiet(), profile(activities=[ProfilerActivity.CPU]) as profiler:
-        task()
-    assert profiler.profiler is not None
-    assert profiler.profiler.kineto_results is not None
-    names = (event.name() for event in profiler.profiler.kineto_results.events())
-    return Counter(name for name in names if name.startswith("aten::") and name not in _views())
+class Dispatched:
+    """Counts how often each ATen operator runs inside of it, nested ones too, views left out."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._profiler = profile(activities=[ProfilerActivity.CPU])
+
+    def __enter__(self) -> Dispatched:
+        with _quiet():
+            self._profiler.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with _quiet():
+            self._profiler.__exit__(None, None, None)
+        profiler = self._profiler.profiler
+        assert profiler is not None
+        assert profiler.kineto_results is not None
+        names = (event.name() for event in profiler.kineto_results.events())
+        aten = (name for name in names if name.startswith("aten::"))
+        self.counts = Counter(name for name in aten if name not in _views())
 
 
 def unexplained(eager: Counter[str], replay: Counter[str], run_eagerly: Task) -> str | None:

@@ -14,7 +14,9 @@ ATen operators that eager dispatches.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -24,10 +26,11 @@ from torch import nn
 from paritybench_runner import operators
 from paritybench_runner.compilers import Attempt, Compiler, Problem, Refused
 from paritybench_runner.corpus import describe
-from paritybench_runner.dynamic import why_dynamic
+from paritybench_runner.dynamic import Watch
 from paritybench_runner.trial import (
     FRESH_INPUTS,
     INPUTS,
+    NOTHING,
     OTHER_WEIGHTS,
     WEIGHTS,
     Move,
@@ -85,34 +88,36 @@ class Failed(Exception):
 
 
 def run_eagerly(trial: Trial) -> Eager:
-    """Step 1."""
+    """Step 1; the second of its runs is watched for what makes a program dynamic."""
     found = Eager()
-    outcomes: list[Outcome] = []
-    for _ in range(2):
-        try:
-            module = trial.build()
-        except Exception as error:
-            return Eager("construct", describe(error))
-        try:
-            trial.inputs(Move())
-        except Exception as error:
-            return Eager("inputs", describe(error))
-        outcome = trial.play(module, module, Move())
-        found.eager_ms = trial.call_ms
-        if outcome.raised is not None:
-            return Eager("eager", describe(outcome.raised))
-        outcomes.append(outcome)
-    found.difference = outcomes[1].differs_from(outcomes[0]) or ""
-    found.deterministic = not found.difference
-    outcomes.clear()
-    del module, outcome
-    module = trial.build()
-    inputs = trial.inputs(Move())
     try:
-        found.dynamic = why_dynamic(lambda: trial.call(module, inputs)) or ""
+        module = trial.build()
     except Exception as error:
-        found.reason = f"not known whether it is dynamic: {describe(error)}"
+        return Eager("construct", describe(error))
+    try:
+        trial.inputs(Move())
+    except Exception as error:
+        return Eager("inputs", describe(error))
+    first = trial.play(module, module, Move())
+    found.eager_ms = trial.call_ms
+    if first.raised is not None:
+        return Eager("eager", describe(first.raised))
+    watch = Watch()
+    again = _fresh(trial, watch)
+    found.dynamic = watch.found or ""
+    if again.raised is not None:
+        found.reason = f"not known whether it is dynamic: {describe(again.raised)}"
+    if again.differs_from(first) is not None:
+        # The watching may have done this.
+        found.difference = _fresh(trial).differs_from(first) or ""
+    found.deterministic = not found.difference
+    trial.ready = module, first
     return found
+
+
+def _fresh(trial: Trial, within: AbstractContextManager[Any] | None = None) -> Outcome:
+    module = trial.build()
+    return trial.play(module, module, Move(), within=within or NOTHING)
 
 
 # -- steps 2 to 6 -------------------------------------------------------------------------------
@@ -133,7 +138,11 @@ class Pair:
     ) -> None:
         self.trial = trial
         self.weights = weights
-        self.eager = trial.build(weights, training=training)
+        self._first: Outcome | None = None
+        if trial.ready is not None and weights == WEIGHTS and not training:
+            (self.eager, self._first), trial.ready = trial.ready, None
+        else:
+            self.eager = trial.build(weights, training=training)
         self.module: nn.Module = trial.build(weights, training=training)
         self.moves: list[Move] = []
         self.steady = True
@@ -147,12 +156,20 @@ class Pair:
         self.compile_ms = (time.perf_counter() - started) * 1e3
         self.call_ms = 0.0
 
-    def expected(self, move: Move) -> Outcome:
+    def expected(self, move: Move, within: AbstractContextManager[Any] = NOTHING) -> Outcome:
         """What eager does with the next move."""
         self.moves.append(move)
-        return self.trial.play(self.eager, self.eager, move)
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        return self.trial.play(self.eager, self.eager, move, within=within)
 
-    def check(self, move: Move, expected: Outcome | None = None) -> None:
+    def check(
+        self,
+        move: Move,
+        expected: Outcome | None = None,
+        within: AbstractContextManager[Any] = NOTHING,
+    ) -> None:
         """Make the next move in both worlds and compare.
 
         Raises:
@@ -160,7 +177,11 @@ class Pair:
         """
         expected = expected or self.expected(move)
         actual = self.trial.play(
-            self.attempt.call, self.module, move, attributes=self.attempt.attributes_visible
+            self.attempt.call,
+            self.module,
+            move,
+            attributes=self.attempt.attributes_visible,
+            within=within,
         )
         self.call_ms = self.trial.call_ms
         found = actual.differs_from(expected)
@@ -191,7 +212,7 @@ class CompilerRun:
         try:
             pair = self._whole_or_not()
         except Failed as failed:
-            return self._fail(2, failed)
+            return self._fail(result.step, failed)
         steps: dict[int, Callable[[], str]] = {
             # The last step goes on with the modules of the first ones, which are then dropped.
             6: partial(self._larger_batch, pair),
@@ -244,6 +265,7 @@ class CompilerRun:
 
     def _capture_and_replay(self, pair: Pair) -> Problem | None:
         result, attempt = self.result, pair.attempt
+        result.step = 2
         pair.check(Move(INPUTS))
         result.capture_ms = pair.compile_ms + pair.call_ms
         result.steps[2] = "held"
@@ -253,26 +275,26 @@ class CompilerRun:
         if self.last_step < 3:
             return attempt.problem()
         result.step = 3
-        pair.check(Move(FRESH_INPUTS))
+        eager, replay = operators.Dispatched(), operators.Dispatched()
+        pair.check(Move(FRESH_INPUTS), pair.expected(Move(FRESH_INPUTS), eager), replay)
         again = attempt.captures() - captures
         result.steps[3] = "held" if not again else "captured again"
-        return attempt.problem() or self._impurity(pair, again)
+        return attempt.problem() or self._impurity(attempt, again, eager.counts, replay.counts)
 
-    def _impurity(self, pair: Pair, again: int) -> Problem | None:
+    def _impurity(
+        self, attempt: Attempt, again: int, eager: Counter[str], replay: Counter[str]
+    ) -> Problem | None:
         """What keeps a capture without a split from being whole."""
-        attempt = pair.attempt
         if again:
             return Problem("captured again for inputs of the same shapes")
         if opaque := attempt.opaque():
             return Problem(f"the graph has nodes that are no torch operators: {opaque[0]}")
         if attempt.graph_count() > 1:
             return Problem(f"{attempt.graph_count()} graphs")
-        trial, move = self.trial, Move(FRESH_INPUTS)
-        eager_inputs, inputs, more = (trial.inputs(move) for _ in range(3))
-        pair.moves.append(move)
-        eager = operators.dispatched(lambda: trial.call(pair.eager, eager_inputs))
-        replay = operators.dispatched(lambda: trial.call(attempt.call, inputs))
-        found = operators.unexplained(eager, replay, lambda: trial.call(trial.build(), more))
+        trial = self.trial
+        found = operators.unexplained(
+            eager, replay, lambda: trial.call(trial.build(), trial.inputs(Move(FRESH_INPUTS)))
+        )
         return Problem(f"other operators than eager: {found}") if found else None
 
     def _second_instance(self) -> str:

@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ _MOST_KEPT = 200 << 20  # bytes; larger modules initialise what they have
 
 Inputs = tuple[list[Any], dict[str, Any]]
 Callee = Callable[..., Any]
+NOTHING = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ class Trial:
         self._weights: dict[int, dict[str, Tensor]] = {}
         self._printed = Printed()
         self.call_ms = 0.0
+        self.ready: tuple[nn.Module, Outcome] | None = None
+        """An eager module after its first call, and what that left; for who compares with it."""
 
     def build(self, weights: int = WEIGHTS, *, training: bool = False) -> nn.Module:
         """A fresh module; what its initialisation left to chance is as it was the first time."""
@@ -150,25 +154,34 @@ class Trial:
         moved: Inputs = tree_map_only(Tensor, lambda t: t.to(self.device), (list(args), kwargs))
         return _larger(moved) if move.larger_batch else moved
 
-    def call(self, callee: Callee, inputs: Inputs) -> Any:
+    def call(
+        self, callee: Callee, inputs: Inputs, within: AbstractContextManager[Any] = NOTHING
+    ) -> Any:
         """Call once with all generators set; its exceptions pass."""
         args, kwargs = inputs
         self._alive()
         seed_all(_CALL)
-        started = time.perf_counter()
-        result = callee(*args, **kwargs)
-        self.call_ms = (time.perf_counter() - started) * 1e3
+        with within:
+            started = time.perf_counter()
+            result = callee(*args, **kwargs)
+            self.call_ms = (time.perf_counter() - started) * 1e3
         return result
 
     def play(
-        self, callee: Callee, module: nn.Module, move: Move, *, attributes: bool = True
+        self,
+        callee: Callee,
+        module: nn.Module,
+        move: Move,
+        *,
+        attributes: bool = True,
+        within: AbstractContextManager[Any] = NOTHING,
     ) -> Outcome:
         """One call, with a backward pass where the module trains, and all that it left."""
         inputs = self.inputs(move)
         self._printed.start()
         result, raised, missing = None, None, False
         try:
-            result = self.call(callee, inputs)
+            result = self.call(callee, inputs, within)
             if module.training:
                 missing = not _backward(result)
         except Exception as error:

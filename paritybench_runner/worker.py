@@ -156,6 +156,7 @@ def run_compiler(trial: Trial, compiler: Compiler, settings: Settings) -> Result
         return run.result
     finally:
         compiler.reset()
+        trial.ready = None
 
 
 def timed_out(unit: Unit, name: str, seconds: float) -> tuple[Any, ...]:

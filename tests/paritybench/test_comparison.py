@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import fx, nn
 
-from paritybench_runner.dynamic import why_dynamic
-from paritybench_runner.operators import dispatched, opaque_nodes, unexplained
+from paritybench_runner.dynamic import Watch
+from paritybench_runner.operators import Dispatched, opaque_nodes, unexplained
 from paritybench_runner.values import first_difference
 
 Pair = collections.namedtuple("Pair", ["left", "right"])
@@ -63,7 +63,15 @@ def test_first_difference(expected: Any, actual: Any, where: str | None) -> None
     ],
 )
 def test_dynamic_is_told_by_what_is_dispatched(program: Any, why: str | None) -> None:
-    assert why_dynamic(program) == why
+    with Watch() as watch:
+        program()
+    assert watch.found == why
+
+
+def dispatched(task: Any) -> collections.Counter[str]:
+    with Dispatched() as found:
+        task()
+    return found.counts
 
 
 def test_operators_left_out_count_when_they_are_used() -> None:

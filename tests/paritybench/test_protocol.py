@@ -106,7 +106,7 @@ def fail(y: Any, module: nn.Module, calls: int) -> Any:
         (fail, "crashed", 2),
         (lambda y, m, n: y + 1, "wrong", 2),
         (lambda y, m, n: y.detach(), "wrong", 2),
-        (lambda y, m, n: y + 1 if n == 2 else y, "wrong", 2),
+        (lambda y, m, n: y + 1 if n == 2 else y, "wrong", 3),
         (lambda y, m, n: y.detach().requires_grad_() if m.training else y, "wrong", 5),
         (lambda y, m, n: y[:4], "wrong", 6),
     ],
