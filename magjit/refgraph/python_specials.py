@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._dynamo.mutation_guard import GenerationTracker
 from torch.amp import autocast_mode
 from torch.autograd import grad_mode
 
@@ -143,6 +144,8 @@ _PYTHON_SPECIALS: dict[types.CodeType, Callable[..., Any]] = {
     grad_mode.inference_mode.__exit__.__code__: _exit_inference,
     torch.autograd.Function.apply.__func__.__code__: _apply_function,  # type: ignore[attr-defined]
     torch._functorch.utils.unwrap_dead_wrappers.__code__: _not_followed,
+    # torch._dynamo's list of all modules that were ever made, once it has been used.
+    GenerationTracker.tag.__func__.__code__: _not_followed,  # type: ignore[attr-defined]
 }
 
 

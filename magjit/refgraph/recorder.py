@@ -43,8 +43,8 @@ _CALLBACKS = frozenset(
     f"{name}.__init__.<locals>.{callback}"
     for name in ("WeakValueDictionary", "WeakKeyDictionary", "WeakSet")
     for callback in ("remove", "_remove")
-)
-"""Callbacks of the standard library that run whenever an object dies."""
+) | {"ExactWeakKeyDictionary.__setitem__.<locals>.<lambda>"}
+"""Callbacks of the standard library and of torch._dynamo that run whenever an object dies."""
 _OBSERVERS = ("magjit.monitor.", "magjit.refgraph.")
 _SETTINGS = frozenset({"magjit.api", "magjit.config"})
 _OWN_FOLDERS = (

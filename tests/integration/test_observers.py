@@ -278,6 +278,23 @@ def test_torch_compile_in_another_thread(fresh_dynamo: None) -> None:
     assert not failures
 
 
+def test_what_torch_compile_leaves_behind_is_no_state_of_the_program(fresh_dynamo: None) -> None:
+    """It lists every module that is made, also those that a slice of a ModuleList makes."""
+    dynamo(Net())(torch.randn(2, 4))
+    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for layer in layers[:2]:
+            x = layer(x)
+        return x
+
+    compiled = magjit.compile(program, backend="eager", fullgraph=True)
+    for _ in range(3):
+        x = torch.randn(2, 4)
+        torch.testing.assert_close(compiled(x), program(x))
+    assert magjit.stats(compiled).replays == 2
+
+
 def test_a_program_that_calls_torch_compile(fresh_dynamo: None) -> None:
     model = Net()
     inner = dynamo(model)
