@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from _collections_abc import _check_methods  # type: ignore[attr-defined]
 from collections.abc import Callable
 from typing import Any
 
@@ -144,6 +145,8 @@ _PYTHON_SPECIALS: dict[types.CodeType, Callable[..., Any]] = {
     grad_mode.inference_mode.__exit__.__code__: _exit_inference,
     torch.autograd.Function.apply.__func__.__code__: _apply_function,  # type: ignore[attr-defined]
     torch._functorch.utils.unwrap_dead_wrappers.__code__: _not_followed,
+    # What an abstract class finds in a class, it remembers for good.
+    _check_methods.__code__: _not_followed,
     # torch._dynamo's list of all modules that were ever made, once it has been used.
     GenerationTracker.tag.__func__.__code__: _not_followed,  # type: ignore[attr-defined]
 }
