@@ -61,7 +61,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     for ending in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ending, signal.default_int_handler)
     try:
-        _run_files(left, len(files), store, settings, options, console)
+        if left:
+            _run_files(left, len(files), store, settings, options, console)
     except KeyboardInterrupt:
         console.print("\nInterrupted. The same command goes on from here.")
         return 130
