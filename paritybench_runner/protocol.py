@@ -189,7 +189,10 @@ class Pair:
             return
         again = self.trial.replayed(self.weights, self.eager.training, self.moves)
         if again.differs_from(expected) is not None:
+            # Chance, or state that outlives a module, in globals of the file for example.
             self.steady = False
+            if again.raised is not None or actual.differs_from(again) is None:
+                return
             found = actual.differs_from(expected, values=False)
         if found is not None:
             crashed = actual.raised is not None and expected.raised is None

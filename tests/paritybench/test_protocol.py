@@ -149,6 +149,21 @@ def test_more_operators_than_eager_are_not_whole() -> None:
     )
 
 
+SHARED: list[torch.Tensor] = []
+
+
+class Keeps(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        SHARED.append(super().forward(x))
+        return SHARED[0] if self.training else SHARED[-1]
+
+
+def test_what_eager_does_once_only_is_not_held_against_a_compiler() -> None:
+    result = CompilerRun(trial(Keeps), Fake(lambda y, m, n: y), "eager", 6).run()
+    assert result.outcome == "whole", result.reason
+    assert result.steps[5].startswith("n/a")
+
+
 def test_magjit_takes_the_module_whole() -> None:
     compiler = MagJIT()
     result = CompilerRun(trial(), compiler, "eager", 6).run()
