@@ -106,10 +106,14 @@ class _Lowering:
         self.root = torch.nn.Module()
         self.nodes: dict[int, Node] = {}
         self.wanted = wanted
+        taken: set[str] = set()
         self.traced = traced
         for value_id in inputs:
-            name = names.get(value_id, f"input_{value_id}")
-            self.nodes[value_id] = self.fx.placeholder(_identifier(name))
+            name = _identifier(names.get(value_id, f"input_{value_id}"))
+            if name in taken:  # `a.b_c` and `a_b.c`
+                name = f"{name}_{value_id}"
+            taken.add(name)
+            self.nodes[value_id] = self.fx.placeholder(name)
 
     def finish(self, operators: Iterable[Operator], outputs: tuple[int, ...]) -> GraphModule:
         for op in operators:

@@ -23,18 +23,20 @@ from magjit.monitor.operator_kinds import (
 )
 
 _PLAIN_TENSORS: frozenset[type] = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-_ATOMS: tuple[type, ...] = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    type(...),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
+_ATOMS: frozenset[type] = frozenset(
+    {
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        type(...),
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+    }
 )
 
 
@@ -300,8 +302,11 @@ class OperatorRecorder(TorchFunctionMode):
                 found.const = False  # changed through another view of its storage
             inputs.append(found)
             return ValueRef(found.value_id)
-        if isinstance(value, _ATOMS):
+        if type(value) in _ATOMS:
             return value
+        for base in (bool, int, float, complex, str):  # NumPy's numbers, enumerations
+            if isinstance(value, base):
+                return base(value)
         if isinstance(value, (tuple, list)):
             items = [self._template(item, inputs) for item in value]
             if hasattr(value, "_fields"):
