@@ -40,6 +40,7 @@ _ATOMS: frozenset[type] = frozenset(
 )
 
 
+_NUMBERS: tuple[Callable[[Any], Any] | Any, ...] = (int, float, complex, str)
 _SHAPES = frozenset({"shape", "size", "numel", "nelement", "__len__", "stride", "nbytes"})
 After = Callable[[Any], object]
 """What is to be done with the result of an operation."""
@@ -304,7 +305,7 @@ class OperatorRecorder(TorchFunctionMode):
             return ValueRef(found.value_id)
         if type(value) in _ATOMS:
             return value
-        for base in (bool, int, float, complex, str):  # NumPy's numbers, enumerations
+        for base in _NUMBERS:  # NumPy's numbers, enumerations
             if isinstance(value, base):
                 return base(value)
         if isinstance(value, (tuple, list)):
