@@ -84,14 +84,15 @@ class Controller:
     def _missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.eager_reason is not None or _is_traced() or _is_fake((*args, *kwargs.values())):
             return self._eagerly(args, kwargs)
-        if not capture_lock.acquire(blocking=False):
+        if not capture_lock.take():
             return self._eagerly(args, kwargs)
         try:
+            capture_lock["capturing"] = capture_lock["holder"]
             if len(self.records) >= settings.current().record_limit:
                 return self._over_limit(args, kwargs)
             return self._capture(args, kwargs)
         finally:
-            capture_lock.release()
+            capture_lock.clear()
 
     def _eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.eager_calls += 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._C import _pop_torch_function_stack, _push_on_torch_function_stack
 
 from magjit import _C
 from magjit.annotations import default_database
@@ -29,8 +30,32 @@ from magjit.refgraph.nodes import ShadowNode
 from magjit.refgraph.python_specials import python_special
 from magjit.refgraph.recorder import StateRecorder
 
-capture_lock = threading.Lock()
-"""Observation is process-wide: one capture at a time."""
+
+class CaptureLock(dict[str, int]):
+    """Observation is process-wide: one capture at a time, whose thread is written here.
+
+    ::
+
+        if lock.take():
+            try:
+                lock["capturing"] = lock["holder"]
+                ...
+            finally:
+                lock.clear()
+
+    An interrupt between the first two lines keeps a thread from giving the lock back; then it takes
+    it again at its next call. It is given back by a function in C, which no interrupt prevents.
+    """
+
+    def take(self) -> bool:
+        """Whether this thread has the lock now; not a second time inside a capture."""
+        thread = threading.get_ident()
+        if self.get("capturing") == thread:
+            return False
+        return self.setdefault("holder", thread) == thread
+
+
+capture_lock = CaptureLock()
 
 _TRIVIAL = frozenset(
     {type(None), bool, int, float, complex, str, bytes, type(...), range, slice}
@@ -168,14 +193,13 @@ def observe(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Obser
     except Exception as error:
         recorder.fail(error)
     collecting = gc.isenabled()
-    gc.disable()  # finalizers of unrelated garbage must not run under observation
     started = time.perf_counter()
     try:
+        gc.disable()  # finalizers of unrelated garbage must not run under observation
         if recorder.broken is not None or tracer is None:
             observation.result = target(*args, **kwargs)
         else:
-            with recorder.operators:
-                observation.result = _traced(tracer, recorder, target, args, kwargs)
+            observation.result = _traced(tracer, recorder, target, args, kwargs)
     finally:
         if collecting:
             gc.enable()
@@ -194,14 +218,23 @@ def _traced(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
+    """The run itself.
+
+    An interrupt comes when a call ends: what is switched on as the first thing inside a ``try`` is
+    switched off again whatever happens, which a ``with`` would not promise.
+    """
     try:
-        tracer.start()
-    except Exception as error:
-        recorder.fail(error)
-    try:
-        return target(*args, **kwargs)
+        _push_on_torch_function_stack(recorder.operators)
+        try:
+            try:
+                tracer.start()
+            except Exception as error:
+                recorder.fail(error)
+            return target(*args, **kwargs)
+        finally:
+            tracer.stop()
     finally:
-        tracer.stop()
+        _pop_torch_function_stack()
 
 
 def _sees_keyword_order(target: Any) -> bool:
