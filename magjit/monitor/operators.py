@@ -40,7 +40,7 @@ _ATOMS: frozenset[type] = frozenset(
 )
 
 
-_NUMBERS: tuple[Callable[[Any], Any] | Any, ...] = (int, float, complex, str)
+_NUMBERS: tuple[Any, ...] = (int, float, complex, str)
 _SHAPES = frozenset({"shape", "size", "numel", "nelement", "__len__", "stride", "nbytes"})
 After = Callable[[Any], object]
 """What is to be done with the result of an operation."""
