@@ -58,15 +58,15 @@ def _cell_node(rec: StateRecorder, state: FrameState, cell: Any) -> ShadowNode |
     """The node of a cell that belongs to an outside function; the run's own cells have none."""
     node = rec.graph.node_of(cell)
     func_node = state.func_node
-    if node is not None or func_node is None:
+    if func_node is None or (node is not None and node.fixed and func_node.fixed):
         return node
     for index, candidate in enumerate(state.func.__closure__ or ()):
         if candidate is cell:
-            if func_node.fixed:
+            if node is None and func_node.fixed:
                 return rec.root(cell)
-            rec.read(func_node, r.Closure(index), cell)
+            rec.read(func_node, r.Closure(index), cell)  # also where two functions share it
             return rec.graph.node_of(cell)
-    return None
+    return node
 
 
 def load_deref(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> None:

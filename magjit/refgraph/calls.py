@@ -89,6 +89,11 @@ def call_value(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any
 
 
 def _call_python(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    code = func.__code__
+    if kwargs or len(args) != code.co_argcount or code.co_kwonlyargcount:
+        node = rec.graph.node_of(func)
+        if node is not None:
+            rec.read_function(node)  # the call may fail before a frame is entered
     special = python_special(func)
     if special is not None:
         return special(rec, func, args, kwargs)

@@ -235,6 +235,10 @@ class StateRecorder:
         if not tensor.is_inference():
             self.versions[node.node_id] = tensor._version
 
+    def _structural(self, parent: ShadowNode) -> bool:
+        """Whether what an edge leads to may be another object of the same kind at each call."""
+        return parent.structural or parent is self.graph.outside
+
     def target(self, parent: ShadowNode, relation: r.Relation, value: Any) -> Target:
         """What an edge leads to; an outside object met for the first time gets its node."""
         if value is ABSENT or is_atom(value):
@@ -245,7 +249,7 @@ class StateRecorder:
         worth = base_value(value)
         if worth is None and (
             is_constant_object(value)
-            or (isinstance(value, types.FunctionType) and not parent.structural)
+            or (isinstance(value, types.FunctionType) and not self._structural(parent))
         ):
             return Edge(self.root(value).node_id)
         node = self.graph.add(value, parent, relation, fixed=False)
@@ -334,15 +338,13 @@ class StateRecorder:
         namespace = instance_dict(obj)
         if namespace is None:
             return None
-        found = self.graph.node_of(namespace)
-        if found is not None:
-            return found
         relation = r.ModuleDict() if isinstance(obj, types.ModuleType) else r.InstanceDict()
-        if node.fixed and isinstance(obj, types.ModuleType):
+        found = self.graph.node_of(namespace)
+        if found is None and node.fixed and isinstance(obj, types.ModuleType):
             found = self.root(namespace)
-        else:
+        elif found is None:
             found = self.graph.add(namespace, node, relation, fixed=False)
-        node.first.refs[relation] = Edge(found.node_id)
+        node.first.refs.setdefault(relation, Edge(found.node_id))
         return found
 
     def replay_call(

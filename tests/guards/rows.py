@@ -6,10 +6,20 @@ from . import (
     rows_classes,
     rows_hidden,
     rows_modules,
+    rows_needed,
     rows_python,
     rows_torch,
     rows_values,
 )
 
-PARTS = (rows_values, rows_python, rows_classes, rows_modules, rows_torch, rows_calls, rows_hidden)
+PARTS = (
+    rows_values,
+    rows_python,
+    rows_classes,
+    rows_modules,
+    rows_torch,
+    rows_calls,
+    rows_hidden,
+    rows_needed,
+)
 ROWS = merged(*(part.ROWS for part in PARTS))
