@@ -17,12 +17,18 @@ TORCHES = ((2, 11), (2, 13))
 PACKAGES = ("torch", "numpy", "triton", "transformers", "networkx", "PyYAML", "rich")
 
 
+def _version(package: str) -> str:
+    """What a loaded package says of itself; it may name its build, which its metadata do not."""
+    loaded = getattr(sys.modules.get(package), "__version__", None)
+    return str(loaded) if loaded is not None else importlib.metadata.version(package)
+
+
 def versions() -> dict[str, str]:
     """Versions of Python, MagJIT and the installed packages that take part."""
     found = {"python": platform.python_version(), "magjit": sys.modules["magjit"].__version__}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            found[package] = _version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
@@ -81,7 +87,7 @@ def _python_support() -> tuple[bool, str]:
 
 def _torch_support() -> tuple[bool, str]:
     try:
-        version = importlib.metadata.version("torch")
+        version = _version("torch")
     except importlib.metadata.PackageNotFoundError:
         return False, f"not installed (needs {_span(TORCHES)})"
     major, minor, *_ = (int(part) for part in version.split("+")[0].split(".")[:2])

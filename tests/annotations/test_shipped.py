@@ -29,6 +29,26 @@ DATABASE = default_database()
 
 # Names that exist only with another Python or another build of torch.
 ELSEWHERE = {
+    "torch 2.13": (
+        "torch._C._VariableFunctionsClass._from_blob",
+        "torch._philox_",
+        "torch.nn.functional.linear_cross_entropy",
+        "torch._C._is_ck_sdpa_available",
+        "torch._C._remove_obj_from_tls",
+        "torch.Tensor._philox_",
+        "torch.Tensor.const_data_ptr",
+    ),
+    "torch before 2.13": (
+        "torch.Tensor._update_names",
+        "torch.Tensor.align_to",
+        "torch.Tensor.refine_names",
+        "torch.Tensor.rename",
+        "torch._C.read_vitals",
+        "torch._C.set_vital",
+        "torch._C.vitals_enabled",
+    ),
+    "NumPy before 2.4": ("numpy.ndarray.itemset",),
+    "Python with libuuid": ("_uuid.",),
     "3.12 on": (
         "builtins.AttributeError.__",
         "typing.TypeAliasType",
