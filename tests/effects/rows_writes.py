@@ -112,6 +112,8 @@ WRITES: dict[str, Callable[[Box, torch.Tensor], Any]] = {
     "dict tensor key": lambda b, x: b.table.clear() or put(b.table, ("k", 1), {"deep": x}),
     "set add and discard": lambda b, x: (b.names.add("b"), b.names.discard("a")),
     "set update": lambda b, x: b.names.update({"p", "q"}),
+    "set cleared and filled": lambda b, x: (b.names.clear(), b.names.update({"p", len(b.names)})),
+    "set members exchanged": lambda b, x: b.names.symmetric_difference_update({"a", "b"}),
     "deque append": lambda b, x: b.queue.append(x),
     "deque append left": lambda b, x: b.queue.appendleft(x),
     "deque rotate": lambda b, x: (b.queue.extend([x, 1, 2]), b.queue.rotate(1)),

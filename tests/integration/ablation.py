@@ -45,7 +45,9 @@ WRITES = tuple(
         (
             kind
             for kind in vars(changes).values()
-            if getattr(kind, "__module__", "") == writes.__name__ and isinstance(kind, type)
+            if getattr(kind, "__module__", "") == writes.__name__
+            and isinstance(kind, type)
+            and kind is not writes.ContainerState
         ),
         key=lambda kind: kind.__name__,
     )
@@ -85,4 +87,46 @@ def without_write(patch: pytest.MonkeyPatch, kind: type) -> None:
         pipeline,
         "writes_of",
         lambda *args: [write for write in writes_of(*args) if type(write) is not kind],
+    )
+
+
+def without_global(patch: pytest.MonkeyPatch, field: str) -> None:
+    """Guards that compare torch's global state but for one field."""
+
+    def change(operation: str, *operands: Any) -> tuple[Any, ...]:
+        if operation != "global_state":
+            return operands
+        (state,) = operands
+        return ({name: value for name, value in state.items() if name != field},)
+
+    _with_operands(patch, change)
+
+
+# Index in the metadata of a tensor → what accepts everything.
+ANYTHING: dict[str, tuple[int, Callable[[Any], Any]]] = {
+    "sizes": (4, lambda sizes: (None,) * len(sizes)),
+    "strides": (5, lambda strides: None),
+    "requires_grad": (6, lambda flag: None),
+}
+
+
+def without_metadata(patch: pytest.MonkeyPatch, field: str) -> None:
+    """Guards that compare a tensor's metadata but for one field."""
+    index, anything = ANYTHING[field]
+
+    def change(operation: str, *operands: Any) -> tuple[Any, ...]:
+        if operation != "tensor":
+            return operands
+        slot, meta = operands
+        return slot, (*meta[:index], anything(meta[index]), *meta[index + 1 :])
+
+    _with_operands(patch, change)
+
+
+def _with_operands(patch: pytest.MonkeyPatch, change: Callable[..., tuple[Any, ...]]) -> None:
+    emit = GuardCode.emit
+    patch.setattr(
+        GuardCode,
+        "emit",
+        lambda self, operation, *operands: emit(self, operation, *change(operation, *operands)),
     )
