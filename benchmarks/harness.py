@@ -175,6 +175,7 @@ def versions() -> dict[str, str]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
+    found["torch"] = torch.__version__  # which names its build
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     return found

@@ -17,7 +17,13 @@ import torch
 
 from magjit.bytecode import EventKind
 from magjit.refgraph import relations as r
-from magjit.refgraph.kinds import class_lookup, instance_dict, is_atom, is_data_descriptor
+from magjit.refgraph.kinds import (
+    HEAP_TYPE,
+    class_lookup,
+    instance_dict,
+    is_atom,
+    is_data_descriptor,
+)
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, ShadowNode
 from magjit.refgraph.recorder import FrameState, Handler, StateRecorder
 
@@ -143,7 +149,8 @@ def _read_module(rec: StateRecorder, obj: types.ModuleType, name: str) -> None:
 
 def _read_class(rec: StateRecorder, cls: type, name: str) -> None:
     if name == "__dict__" and cls not in rec.made_classes:
-        rec.split("reads the __dict__ of a class")
+        if cls.__flags__ & HEAP_TYPE:  # of a class written in C it never changes
+            rec.split("reads the __dict__ of a class")
         return
     if name in ("__mro__", "__bases__") and cls not in rec.made_classes:
         node = rec.root(cls)

@@ -32,6 +32,7 @@ from magjit.refgraph.containers import (
 )
 from magjit.refgraph.kinds import (
     CONTAINERS,
+    HEAP_TYPE,
     base_value,
     c_class,
     class_lookup,
@@ -45,7 +46,6 @@ from magjit.refgraph.stack import CALLABLE_DEPTH, observed_frame
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
-_HEAP_TYPE = 1 << 9
 
 
 def call(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> Any:
@@ -116,7 +116,7 @@ def _call_class(rec: StateRecorder, cls: type, args: Args, kwargs: Kwargs) -> An
         if cls is type and len(args) == 3:
             return _MadeClass(rec)
         return apply_rule(rec, rule, cls, args, kwargs)
-    if not int(cls.__flags__) & _HEAP_TYPE:
+    if not int(cls.__flags__) & HEAP_TYPE:
         rec.split(f"calls the C class {cls.__qualname__}, which is not annotated", _yaml(cls))
         return None
     if issubclass(cls, type):
@@ -447,7 +447,7 @@ def enter_with(rec: StateRecorder, state: FrameState, offset: int, inputs: Args)
     manager = inputs[0]
     read_class_attr(rec, type(manager), "__enter__")
     read_class_attr(rec, type(manager), "__exit__")
-    if rec.graph.node_of(manager) is not None and not int(type(manager).__flags__) & _HEAP_TYPE:
+    if rec.graph.node_of(manager) is not None and not int(type(manager).__flags__) & HEAP_TYPE:
         rec.split(f"enters a {type(manager).__qualname__} that was made outside the program")
 
 

@@ -71,6 +71,9 @@ _VALUE_CLASSES: tuple[type, ...] = (
 )
 """Immutable values whose class is not an atom's: compared by identity."""
 
+HEAP_TYPE = 1 << 9
+"""Flag of a class that is written in Python, or may change like one."""
+
 SEQUENCES = (list, tuple, deque)
 MAPPINGS = (dict,)
 SETS = (set, frozenset)

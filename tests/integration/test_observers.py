@@ -197,12 +197,9 @@ def test_coverage(core: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         measured.stop()
     _, _, missing, _ = measured.analysis(str(path))
     lines = PROGRAM.splitlines()
-    assert [
-        lines[number - 1].strip() for number in missing if "forward" not in lines[number - 1]
-    ] in (
-        ["y = y - 1"],
-        ["y = x * 2", "if y.dim() > 5:", "y = y - 1", "return y"],
-    )
+    unseen = {lines[n - 1].strip() for n in missing if "forward" not in lines[n - 1]}
+    # The line that never runs; during the capture a tracer may have missed the others.
+    assert {"y = y - 1"} <= unseen <= {"y = x * 2", "if y.dim() > 5:", "y = y - 1", "return y"}
     assert magjit.stats(compiled).replays == 1
 
 
