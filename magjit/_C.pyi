@@ -135,6 +135,7 @@ class Dispatcher:
     def clear(self) -> None: ...
     enabled: bool
     misses: int
+    failed: Callable[[Record, tuple[Any, ...], dict[str, Any], BaseException, bool], Any] | None
     @property
     def records(self) -> list[Record]: ...
     @property

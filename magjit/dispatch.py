@@ -26,6 +26,7 @@ from magjit.observe import capture_lock, observe
 from magjit.pipeline import build_record
 from magjit.plugin import Backend, BackendContext
 from magjit.records import Captured, Record, SplitPoint, Stats
+from magjit.replay_errors import leave_modes
 
 log = logging.getLogger("magjit")
 
@@ -65,6 +66,7 @@ class Controller:
         self.eager_reason: str | None = None
         self.shell: Callable[[], Any] = lambda: None
         self.dispatcher = _C.Dispatcher(self.miss)
+        self.dispatcher.failed = self.failed
         _controllers.add(self)
 
     @property
@@ -93,6 +95,39 @@ class Controller:
             return self._capture(args, kwargs)
         finally:
             capture_lock.clear()
+
+    def failed(
+        self,
+        handle: _C.Record,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        error: BaseException,
+        in_graph: bool,
+    ) -> Any:
+        """A replay failed. An operator of the program that raises in eager does so in the graph.
+
+        Then the program is run, for the state that it leaves and for a traceback that leads
+        through it; unless the graph has changed something already.
+        """
+        record = next((record for record in self.records if record.handle is handle), None)
+        if record is None or not in_graph:
+            raise error
+        leave_modes(error, record.grad_enabled)
+        if not record.repeatable or not isinstance(error, Exception):
+            raise error
+        try:
+            result = self._eagerly(args, kwargs)
+        except BaseException as raised:
+            raised.__traceback__ = _users_part(raised.__traceback__)
+            raise
+        reason = f"what backend {self.options.backend.name!r} compiled failed: {error!r}"
+        if self.options.fullgraph:
+            raise BackendError(
+                f"{self.name} runs, but {reason}", remedy="backend='eager' runs the captured graph"
+            ) from error
+        self.reset()
+        self._fall_back(reason, reason)
+        return result
 
     def _eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.eager_calls += 1

@@ -107,12 +107,15 @@ class Observation:
     timings: Timings = field(default_factory=Timings)
     descriptions: dict[int, GraphInput] = field(default_factory=dict)
     sees_keyword_order: bool = True
+    random_states: list[bytes] = field(default_factory=list)
+    draws: bool = True
 
     def prepare(self, target: Any) -> None:
         """Note what can only be seen before the run."""
         self.location = _definition(target)
         self.sees_keyword_order = _sees_keyword_order(target)
         self.global_state = _C.global_state()
+        self.random_states = _random_states()
         describer = InputDescriber()
         recorder, descriptions = self.recorder, self.descriptions
 
@@ -143,6 +146,12 @@ class Observation:
             if before is not None and node.obj._version != before:
                 return True
         return False
+
+    def repeatable(self) -> bool:
+        """Whether the operators changed nothing outside, the random number generators included."""
+        if self.draws or self.mutated_inputs():
+            return False
+        return not any(_is_users(op.func) for op in self.recorder.operators.graph.operators)
 
     def described_inputs(self) -> list[GraphInput]:
         """The graph's inputs, in order, as they were when the run first used them."""
@@ -206,6 +215,7 @@ def observe(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Obser
     observation.timings.record_ms = recorder.seconds * 1e3
     observation.timings.run_ms = (time.perf_counter() - started) * 1e3
     recorder.operators.active = False
+    observation.draws = observation.random_states != _random_states()
     if tracer is not None and tracer.error is not None:
         recorder.fail(tracer.error)
     return observation
@@ -235,6 +245,22 @@ def _traced(
             tracer.stop()
     finally:
         _pop_torch_function_stack()
+
+
+def _is_users(func: Any) -> bool:
+    """Whether an operator runs Python code of the program's own, which may do anything."""
+    if isinstance(func, types.MethodType):
+        return True
+    module = getattr(func, "__module__", None) or ""
+    return isinstance(func, types.FunctionType) and module.partition(".")[0] != "torch"
+
+
+def _random_states() -> list[bytes]:
+    """Of the generators that operators draw from unless they are given another one."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized():
+        generators += torch.cuda.default_generators
+    return [generator.get_state().numpy().tobytes() for generator in generators]
 
 
 def _sees_keyword_order(target: Any) -> bool:

@@ -176,6 +176,8 @@ def _emit(build: Build) -> None:
         build.mock_source,
         captured.timings,
         dict(build.context.dumps),
+        grad_enabled=bool(build.observation.global_state["grad_mode"]),
+        repeatable=build.observation.repeatable(),
     )
 
 

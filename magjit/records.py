@@ -66,6 +66,9 @@ class Record:
         guard_origins: what each guard instruction is for.
         paths: how the nodes that the origins name are reached.
         graph_module: the graph as the backend got it.
+        grad_enabled: grad mode at each call, which the guard checks.
+        repeatable: the graph changes nothing outside, so that after a failure in it the program
+            can be run as if it had not been called.
     """
 
     handle: _C.Record
@@ -77,6 +80,8 @@ class Record:
     mock_source: str
     timings: Timings
     dumps: dict[str, str] = field(default_factory=dict)
+    grad_enabled: bool = True
+    repeatable: bool = False
 
     @property
     def origins(self) -> list[str]:

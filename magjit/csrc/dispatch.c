@@ -12,6 +12,7 @@
 typedef struct {
     PyObject_HEAD vectorcallfunc vectorcall;
     PyObject *miss;
+    PyObject *failed; /* called when a record that serves a call fails, or NULL */
     PyObject *bound; /* first argument of every call, or NULL */
     PyObject *weakrefs;
     record **records; /* most recently hit first */
@@ -30,6 +31,26 @@ move_to_front(dispatcher *d, Py_ssize_t i)
     d->records[0] = r;
 }
 
+static int
+call_arguments(const guard_call *call, PyObject **args, PyObject **kwargs)
+{
+    *args = PyTuple_New(call->nargs);
+    *kwargs = PyDict_New();
+    if (*args == NULL || *kwargs == NULL) {
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < call->nargs; i++) {
+        PyTuple_SET_ITEM(*args, i, Py_NewRef(call->args[i]));
+    }
+    for (Py_ssize_t i = 0; call->kwnames != NULL && i < PyTuple_GET_SIZE(call->kwnames); i++) {
+        if (PyDict_SetItem(*kwargs, PyTuple_GET_ITEM(call->kwnames, i),
+                           call->args[call->nargs + i]) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
 static PyObject *
 call_miss(dispatcher *d, const guard_call *call)
 {
@@ -37,25 +58,38 @@ call_miss(dispatcher *d, const guard_call *call)
         PyErr_SetString(PyExc_RuntimeError, "this dispatcher was cleared");
         return NULL;
     }
-    PyObject *args = PyTuple_New(call->nargs), *kwargs = PyDict_New(), *result = NULL;
-    if (args == NULL || kwargs == NULL) {
-        goto done;
+    PyObject *args, *kwargs, *result = NULL;
+    if (call_arguments(call, &args, &kwargs) == 0) {
+        PyObject *miss = Py_NewRef(d->miss);
+        result = PyObject_CallFunctionObjArgs(miss, args, kwargs, NULL);
+        Py_DECREF(miss);
     }
-    for (Py_ssize_t i = 0; i < call->nargs; i++) {
-        PyTuple_SET_ITEM(args, i, Py_NewRef(call->args[i]));
-    }
-    for (Py_ssize_t i = 0; call->kwnames != NULL && i < PyTuple_GET_SIZE(call->kwnames); i++) {
-        if (PyDict_SetItem(kwargs, PyTuple_GET_ITEM(call->kwnames, i),
-                           call->args[call->nargs + i]) < 0) {
-            goto done;
-        }
-    }
-    PyObject *miss = Py_NewRef(d->miss);
-    result = PyObject_CallFunctionObjArgs(miss, args, kwargs, NULL);
-    Py_DECREF(miss);
-done:
     Py_XDECREF(args);
     Py_XDECREF(kwargs);
+    return result;
+}
+
+/* An exception is set; failed(record, args, kwargs, error, in_graph) has the last word. */
+static PyObject *
+call_failed(dispatcher *d, record *r, const guard_call *call, bool in_graph)
+{
+    PyObject *type, *error, *traceback, *args, *kwargs, *result = NULL;
+    PyObject *failed = Py_NewRef(d->failed);
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (traceback != NULL) {
+        PyException_SetTraceback(error, traceback);
+    }
+    if (call_arguments(call, &args, &kwargs) == 0) {
+        result = PyObject_CallFunctionObjArgs(failed, (PyObject *)r, args, kwargs, error,
+                                              in_graph ? Py_True : Py_False, NULL);
+    }
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(traceback);
+    Py_DECREF(failed);
     return result;
 }
 
@@ -73,7 +107,11 @@ dispatch(dispatcher *d, const guard_call *call)
             if (i > 0 && i < d->n_records && d->records[i] == r) {
                 move_to_front(d, i);
             }
-            PyObject *result = mj_record_serve(r, &run);
+            bool in_graph;
+            PyObject *result = mj_record_serve(r, &run, &in_graph);
+            if (result == NULL && d->failed != NULL && d->failed != Py_None) {
+                result = call_failed(d, r, call, in_graph);
+            }
             Py_DECREF(r);
             return result;
         }
@@ -250,6 +288,7 @@ dispatcher_traverse(PyObject *self, visitproc visit, void *arg)
 {
     dispatcher *d = (dispatcher *)self;
     Py_VISIT(d->miss);
+    Py_VISIT(d->failed);
     Py_VISIT(d->bound);
     for (Py_ssize_t i = 0; i < d->n_records; i++) {
         Py_VISIT(d->records[i]);
@@ -263,6 +302,7 @@ dispatcher_clear(PyObject *self)
     dispatcher *d = (dispatcher *)self;
     drop_records(d);
     Py_CLEAR(d->miss);
+    Py_CLEAR(d->failed);
     d->enabled = 0; /* bound stays: a call under way may still pass it on */
     return 0;
 }
@@ -291,6 +331,9 @@ static PyMethodDef dispatcher_methods[] = {
 static PyMemberDef dispatcher_members[] = {
     {"miss", T_OBJECT, offsetof(dispatcher, miss), READONLY,
      "called as miss(args, kwargs) when no record hits"},
+    {"failed", T_OBJECT, offsetof(dispatcher, failed), 0,
+     "called as failed(record, args, kwargs, error, in_graph) when a record that serves a call "
+     "fails: what it returns is the result; or None"},
     {"bound", T_OBJECT, offsetof(dispatcher, bound), READONLY,
      "first argument of every call, or None"},
     {"misses", T_ULONGLONG, offsetof(dispatcher, misses), 0,

@@ -16,7 +16,8 @@ typedef struct {
 
 extern PyTypeObject mj_record_type;
 
-/* The result of a call that the record's program has accepted; leaves the program. */
-PyObject *mj_record_serve(record *r, guard_run *run);
+/* The result of a call that the record's program has accepted; leaves the program.  When it fails,
+ * `in_graph` tells whether the graph did, so that nothing has been done with its outputs. */
+PyObject *mj_record_serve(record *r, guard_run *run, bool *in_graph);
 
 #endif /* MAGJIT_DISPATCH_H */

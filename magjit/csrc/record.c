@@ -199,12 +199,13 @@ output_item(PyObject *outs, Py_ssize_t i)
  * meanwhile. */
 static PyObject *
 run_graph(PyObject *graph_fn, PyObject *finish, Py_ssize_t item, PyObject **values,
-          Py_ssize_t n_inputs, Py_ssize_t n_finish)
+          Py_ssize_t n_inputs, Py_ssize_t n_finish, bool *in_graph)
 {
     PyObject **inputs = values + 1, **further = inputs + n_inputs + 1;
     PyObject *outs = PyObject_Vectorcall(graph_fn, inputs,
                                          (size_t)n_inputs | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL),
              *result = outs;
+    *in_graph = outs == NULL;
     if (outs != NULL && finish != NULL) {
         further[-1] = outs;
         result = PyObject_Vectorcall(finish, further - 1, (size_t)n_finish + 1, NULL);
@@ -226,7 +227,7 @@ gather(PyObject **to, PyObject **slots, const int32_t *which, Py_ssize_t n)
 }
 
 static PyObject *
-serve_with(record *r, guard_run *run, PyObject **values)
+serve_with(record *r, guard_run *run, PyObject **values, bool *in_graph)
 {
     Py_ssize_t n_inputs = r->n_inputs, n_finish = r->n_finish, item = r->finish_item;
     gather(values + 1, run->slots, r->slots, n_inputs);
@@ -234,7 +235,7 @@ serve_with(record *r, guard_run *run, PyObject **values)
     PyObject *graph_fn = Py_NewRef(r->graph_fn), *finish = Py_XNewRef(r->finish);
     r->hits++;
     mj_program_leave(run);
-    PyObject *result = run_graph(graph_fn, finish, item, values, n_inputs, n_finish);
+    PyObject *result = run_graph(graph_fn, finish, item, values, n_inputs, n_finish, in_graph);
     for (Py_ssize_t i = 0; i < n_inputs; i++) {
         Py_DECREF(values[1 + i]);
     }
@@ -247,25 +248,26 @@ serve_with(record *r, guard_run *run, PyObject **values)
 }
 
 static PyObject *
-serve_on_stack(record *r, guard_run *run, size_t n)
+serve_on_stack(record *r, guard_run *run, size_t n, bool *in_graph)
 {
     PyObject *values[n];
-    return serve_with(r, run, values);
+    return serve_with(r, run, values, in_graph);
 }
 
 PyObject *
-mj_record_serve(record *r, guard_run *run)
+mj_record_serve(record *r, guard_run *run, bool *in_graph)
 {
+    *in_graph = false;
     size_t n = (size_t)(r->n_inputs + r->n_finish + 2);
     if (n <= STACK_INPUTS) {
-        return serve_on_stack(r, run, n);
+        return serve_on_stack(r, run, n, in_graph);
     }
     PyObject **values = PyMem_Malloc(n * sizeof(PyObject *));
     if (values == NULL) {
         mj_program_leave(run);
         return PyErr_NoMemory();
     }
-    PyObject *result = serve_with(r, run, values);
+    PyObject *result = serve_with(r, run, values, in_graph);
     PyMem_Free(values);
     return result;
 }

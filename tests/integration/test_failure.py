@@ -240,20 +240,6 @@ def test_an_interrupt_in_a_backend_passes() -> None:
         assert state(eager) == state(model)
 
 
-def test_what_a_backend_returned_fails_at_a_replay() -> None:
-    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
-        def run(*args: Any) -> Any:
-            raise Boom("at run time")
-
-        return run
-
-    _, model = twins(nothing)
-    compiled = magjit.compile(model, backend=backend)
-    compiled(torch.randn(2, 4))
-    with pytest.raises(Boom, match="at run time"):
-        compiled(torch.randn(2, 4))
-
-
 # --- MagJIT's own failures ----------------------------------------------------------------------
 
 

@@ -1,0 +1,41 @@
+"""What a failing replay leaves: the modes of torch that its graph had entered are left again."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+
+import torch
+from torch.amp.autocast_mode import autocast
+
+_GENERATED = "<eval_with_key>"
+"""What torch.fx calls the files of generated code."""
+
+
+def leave_modes(error: BaseException, grad_enabled: bool) -> None:
+    """Put grad mode, inference mode and autocast back as they were when the graph was called.
+
+    Generated code has no ``with`` blocks, but what it has entered and not left is still held by a
+    variable of its frame.
+
+    Args:
+        error: what the graph raised; the frames of its traceback are looked at.
+        grad_enabled: grad mode before the call.
+    """
+    for frame in _graph_frames(error):
+        for value in reversed(list(frame.f_locals.values())):
+            if isinstance(value, (autocast, torch._C._InferenceMode)):
+                value.__exit__(None, None, None)
+    if torch.is_grad_enabled() != grad_enabled:
+        torch._C._set_grad_enabled(grad_enabled)
+
+
+def _graph_frames(error: BaseException) -> Iterator[types.FrameType]:
+    """Frames of generated graphs, innermost first."""
+    found = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename.startswith(_GENERATED):
+            found.append(traceback.tb_frame)
+        traceback = traceback.tb_next
+    return reversed(found)
