@@ -26,7 +26,7 @@ from magjit.observe import capture_lock, observe
 from magjit.pipeline import build_record
 from magjit.plugin import Backend, BackendContext
 from magjit.records import Captured, Record, SplitPoint, Stats
-from magjit.replay_errors import leave_modes
+from magjit.replay_errors import has_saved_tensor_hooks, leave_modes
 
 log = logging.getLogger("magjit")
 
@@ -107,13 +107,14 @@ class Controller:
         """A replay failed. An operator of the program that raises in eager does so in the graph.
 
         Then the program is run, for the state that it leaves and for a traceback that leads
-        through it; unless the graph has changed something already.
+        through it; unless the graph has changed something already, or may have in a user's hook:
+        checkpointing ends a recomputation with an exception out of one.
         """
         record = next((record for record in self.records if record.handle is handle), None)
         if record is None or not in_graph:
             raise error
         leave_modes(error, record.grad_enabled)
-        if not record.repeatable or not isinstance(error, Exception):
+        if not record.repeatable or not isinstance(error, Exception) or has_saved_tensor_hooks():
             raise error
         try:
             result = self._eagerly(args, kwargs)

@@ -30,6 +30,11 @@ def leave_modes(error: BaseException, grad_enabled: bool) -> None:
         torch._C._set_grad_enabled(grad_enabled)
 
 
+def has_saved_tensor_hooks() -> bool:
+    """Whether operators call Python functions of the caller's for each tensor that they save."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def _graph_frames(error: BaseException) -> Iterator[types.FrameType]:
     """Frames of generated graphs, innermost first."""
     found = []

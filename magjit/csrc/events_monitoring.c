@@ -167,25 +167,29 @@ set_local_events(Tracer *tracer, mj_code *code, int events)
     return result;
 }
 
-/* Takes back all that was switched on; -1 with an exception if something could not be. */
+/* Takes back all that was switched on; -1 with an exception as soon as something could not be. */
 static int
 release_tool(Tracer *tracer)
 {
-    int failed = 0;
     for (size_t i = 0; tracer->codes != NULL && i <= tracer->codes_mask; i++) {
-        if (tracer->codes[i] != NULL) {
-            failed |= set_local_events(tracer, tracer->codes[i], 0);
+        if (tracer->codes[i] != NULL && set_local_events(tracer, tracer->codes[i], 0) < 0) {
+            return -1;
         }
     }
-    failed |= call_monitoring(tracer, "set_events", "(ii)", tracer->tool_id, 0);
-    for (int i = 0; i < N_EVENTS; i++) {
-        failed |= call_monitoring(tracer, "register_callback", "(ilO)", tracer->tool_id,
-                                  event_bits[i], Py_None);
+    if (call_monitoring(tracer, "set_events", "(ii)", tracer->tool_id, 0) < 0) {
+        return -1;
     }
-    if (failed || call_monitoring(tracer, "free_tool_id", "(i)", tracer->tool_id) < 0) {
+    for (int i = 0; i < N_EVENTS; i++) {
+        if (call_monitoring(tracer, "register_callback", "(ilO)", tracer->tool_id, event_bits[i],
+                            Py_None) < 0) {
+            return -1;
+        }
+    }
+    if (call_monitoring(tracer, "free_tool_id", "(i)", tracer->tool_id) < 0) {
         return -1;
     }
     tracer->tool_id = -1;
+    Py_CLEAR(tracer->monitoring);
     return 0;
 }
 
@@ -213,14 +217,16 @@ mj_events_attach(Tracer *tracer)
     if (failed || call_monitoring(tracer, "set_events", "(il)", tracer->tool_id, events) < 0) {
         PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);
-        mj_events_detach(tracer);
+        if (mj_events_detach(tracer) < 0) {
+            PyErr_Clear();
+        }
         PyErr_Restore(type, value, traceback);
         return -1;
     }
     return 0;
 }
 
-void
+int
 mj_events_detach(Tracer *tracer)
 {
     PyThreadState *tstate = tracer->tstate;
@@ -229,19 +235,16 @@ mj_events_detach(Tracer *tracer)
         tracer->paused = 0;
     }
     tracer->attached = false;
-    if (tracer->monitoring == NULL) {
-        return;
-    }
     /* The error that ends observation may be that the program has used up its C stack. */
     tstate->c_recursion_remaining += RECURSION_HEADROOM;
-    int failed = release_tool(tracer);
-    tstate->c_recursion_remaining -= RECURSION_HEADROOM;
-    if (failed) {
-        /* stop() tries again; until then the callbacks do nothing */
-        PyErr_Clear();
-        return;
+    PyObject *interrupt = NULL;
+    for (int tries = 0; tracer->monitoring != NULL && tries < MJ_DETACH_TRIES; tries++) {
+        if (release_tool(tracer) < 0) {
+            mj_keep_interrupt(&interrupt);
+        }
     }
-    Py_CLEAR(tracer->monitoring);
+    tstate->c_recursion_remaining -= RECURSION_HEADROOM;
+    return mj_raise_interrupt(interrupt);
 }
 
 int

@@ -61,10 +61,8 @@ mj_events_attach(Tracer *tracer)
     PyThreadState *tstate = tracer->tstate;
     tracer->previous_func = tstate->c_tracefunc;
     tracer->previous_object = Py_XNewRef(tstate->c_traceobj);
-    PyEval_SetTrace(trace_event, tracer->previous_object);
-    if (tstate->c_tracefunc != trace_event) { /* an audit hook refused */
-        Py_CLEAR(tracer->previous_object);
-        PyErr_SetString(PyExc_RuntimeError, "the interpreter refused the trace function");
+    if (_PyEval_SetTrace(tstate, trace_event, tracer->previous_object) < 0) {
+        Py_CLEAR(tracer->previous_object); /* an audit hook refused */
         return -1;
     }
     tracer->attached = true;
@@ -80,11 +78,11 @@ restore_frame(const mj_entry *entry, mj_frame *frame)
     }
 }
 
-void
+int
 mj_events_detach(Tracer *tracer)
 {
     if (!tracer->attached) {
-        return;
+        return 0;
     }
     PyThreadState *tstate = tracer->tstate;
     if (tracer->paused > 0) {
@@ -92,6 +90,7 @@ mj_events_detach(Tracer *tracer)
         tracer->paused = 0;
     }
     tracer->attached = false;
+    PyObject *interrupt = NULL;
     for (mj_frame *frame = mj_frame_top(tstate); frame != NULL; frame = frame->previous) {
         mj_entry *entry = mj_entry_find(tracer, frame);
         if (entry != NULL) {
@@ -99,7 +98,12 @@ mj_events_detach(Tracer *tracer)
         }
     }
     if (tstate->c_tracefunc == trace_event) {
-        PyEval_SetTrace(tracer->previous_func, tracer->previous_object);
+        for (int tries = 0; tries < MJ_DETACH_TRIES; tries++) {
+            if (_PyEval_SetTrace(tstate, tracer->previous_func, tracer->previous_object) == 0) {
+                break;
+            }
+            mj_keep_interrupt(&interrupt);
+        }
     }
     else if (tracer->error == NULL) {
         /* the program set a trace function of its own, which stays; nothing was seen since */
@@ -110,6 +114,7 @@ mj_events_detach(Tracer *tracer)
         PyErr_Clear();
     }
     Py_CLEAR(tracer->previous_object);
+    return mj_raise_interrupt(interrupt);
 }
 
 int

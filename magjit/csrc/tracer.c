@@ -137,13 +137,19 @@ tracer_stop(Tracer *tracer, PyObject *ignored)
         PyErr_SetString(PyExc_RuntimeError, "the tracer was started in another thread");
         return NULL;
     }
-    mj_events_detach(tracer);
+    int result = mj_events_detach(tracer);
     tracer->running = false;
     tracer->tstate = NULL;
     Tracer *active = mj_active_tracer;
     mj_active_tracer = NULL;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
     mj_tables_clear(tracer);
+    PyErr_Restore(type, value, traceback);
     Py_DECREF(active);
+    if (result < 0) {
+        return NULL;
+    }
     Py_RETURN_NONE;
 }
 

@@ -159,7 +159,13 @@ int mj_on_yield(Tracer *tracer, mj_frame *frame);
 
 /* ---- events_*.c ---- */
 int mj_events_attach(Tracer *tracer);
-void mj_events_detach(Tracer *tracer); /* may be called again: does what could not be done before */
+/* Takes back what attach switched on.  An interrupt that comes meanwhile, in the Python code of an
+ * audit hook, is raised afterwards: -1.  May be called again: does what could not be done before. */
+int mj_events_detach(Tracer *tracer);
+
+enum { MJ_DETACH_TRIES = 5 };
+void mj_keep_interrupt(PyObject **interrupt);   /* takes the exception that is set */
+int mj_raise_interrupt(PyObject *interrupt);    /* steals; 0 when it is NULL */
 /* Switches the events of this frame on, and back to what they were. */
 int mj_events_observe(Tracer *tracer, mj_entry *entry, mj_frame *frame);
 void mj_events_release(Tracer *tracer, mj_entry *entry, mj_frame *frame);

@@ -9,6 +9,31 @@
 
 /* ---- failures of handlers ---- */
 
+void
+mj_keep_interrupt(PyObject **interrupt)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (*interrupt == NULL && !PyErr_GivenExceptionMatches(type, PyExc_Exception)) {
+        *interrupt = Py_NewRef(value);
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+}
+
+int
+mj_raise_interrupt(PyObject *interrupt)
+{
+    if (interrupt == NULL) {
+        return 0;
+    }
+    PyErr_SetObject((PyObject *)Py_TYPE(interrupt), interrupt);
+    Py_DECREF(interrupt);
+    return -1;
+}
+
 /* Ends observation after a handler raised.  0: the error is kept in tracer->error and the program
  * goes on. -1: KeyboardInterrupt, SystemExit and their like, raised again into the program. */
 static int
@@ -21,15 +46,15 @@ fail(Tracer *tracer)
         PyException_SetTraceback(value, traceback);
     }
     Py_XSETREF(tracer->error, Py_NewRef(value));
-    mj_events_detach(tracer);
-    if (PyErr_GivenExceptionMatches(type, PyExc_Exception)) {
-        Py_DECREF(type);
-        Py_DECREF(value);
-        Py_XDECREF(traceback);
-        return 0;
+    int result = mj_events_detach(tracer);
+    if (result == 0 && !PyErr_GivenExceptionMatches(type, PyExc_Exception)) {
+        PyErr_Restore(type, value, traceback);
+        return -1;
     }
-    PyErr_Restore(type, value, traceback);
-    return -1;
+    Py_DECREF(type);
+    Py_DECREF(value);
+    Py_XDECREF(traceback);
+    return result;
 }
 
 /* ---- reading the value stack ---- */

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -15,7 +18,7 @@ from torch import nn
 import magjit
 from magjit.observe import capture_lock
 
-from ..conftest import process_state
+from ..conftest import ROOT, process_state
 
 INTERRUPTS = 150
 
@@ -56,6 +59,27 @@ def interrupted(model: nn.Module, x: torch.Tensor, seconds: float) -> bool:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     return False
+
+
+AUDITED = """
+import sys
+
+def hook(event, arguments):
+    for _ in range(3):  # where an interrupt may come, in the midst of switching observation off
+        pass
+
+sys.addaudithook(hook)
+import pytest
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+
+
+def test_with_an_audit_hook() -> None:
+    """Which cannot be taken away again, hence the process of its own."""
+    command = [sys.executable, "-c", AUDITED, f"{__file__}::test_interrupts"]
+    environment = {name: v for name, v in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # An interrupt inside a weakref's callback is dropped by Python itself, with a report.
