@@ -603,8 +603,12 @@ def test_interrupt_of_the_program() -> None:
         return work()
 
     observer = Observer()
-    with pytest.raises(KeyboardInterrupt):
-        observer.run(body)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            observer.run(body)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert observer.tracer.error is None
     assert ("body", _C.NULL) in observer.exits
 
