@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -73,6 +74,9 @@ class Scheduler:
             compiler = COMPILERS[name]()
             compiler.warm_up()
             self._compilers[name] = compiler
+        # What lives now lives on in every process: their collections need not look at it.
+        gc.collect()
+        gc.freeze()
 
     def run(self) -> None:
         """Work until all files are done; kills its processes when it is interrupted."""

@@ -76,7 +76,9 @@ class Outcome:
 
 def seed_all(seed: int) -> None:
     """Set every generator that a program may draw from."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # else torch.manual_seed would note a stack for later
+        torch.cuda.manual_seed_all(seed)
     random.seed(seed)
     np.random.seed(seed)
 
