@@ -10,7 +10,7 @@ from __future__ import annotations
 import linecache
 import operator
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,10 @@ from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import checkpoint
 
-from magjit.monitor.operator_graph import Operator, OperatorGraph, Region, ValueRef, refs_in
+from magjit.monitor.operator_graph import Operator, OperatorGraph, ValueRef, refs_in
+from magjit.monitor.regions import FunctionRegion, Region
 from magjit.plugin import make_graph_module
+from magjit.replayed_function import ForwardPlan, replayed_apply
 
 _DUNDERS: dict[str, Callable[..., Any]] = {
     f"__{name}__": getattr(operator, name)
@@ -91,21 +93,17 @@ def lower(
             operator; otherwise the graph is run, and a checkpoint is torch's own function.
     """
     inputs = tuple(item.value_id for item in graph.inputs)
-    wanted = {ref.value_id for op in graph.operators for ref in refs_in((op.args, op.kwargs))}
-    lowering = _Lowering(inputs, names, wanted | set(outputs), traced)
-    return lowering.finish(graph.operators, outputs)
+    return _Lowering(inputs, names, traced).finish(graph.operators, outputs)
 
 
 class _Lowering:
-    """One fx graph; ``wanted`` are the values that are used anywhere outside of a region."""
+    """One fx graph; ``wanted`` are the values that are used outside of the regions in it."""
 
-    def __init__(
-        self, inputs: tuple[int, ...], names: dict[int, str], wanted: set[int], traced: bool
-    ) -> None:
+    def __init__(self, inputs: tuple[int, ...], names: dict[int, str], traced: bool) -> None:
         self.fx = Graph()
         self.root = torch.nn.Module()
         self.nodes: dict[int, Node] = {}
-        self.wanted = wanted
+        self.wanted: set[int] = set()
         taken: set[str] = set()
         self.traced = traced
         for value_id in inputs:
@@ -115,22 +113,31 @@ class _Lowering:
             taken.add(name)
             self.nodes[value_id] = self.fx.placeholder(name)
 
-    def finish(self, operators: Iterable[Operator], outputs: tuple[int, ...]) -> GraphModule:
+    def finish(self, operators: Sequence[Operator], outputs: tuple[int, ...]) -> GraphModule:
+        self.wanted = {ref.value_id for op in operators for ref in refs_in((op.args, op.kwargs))}
+        self.wanted |= set(outputs)
         for op in operators:
-            if isinstance(op.func, Region):
-                self.add_region(op.func)
+            if isinstance(op.func, FunctionRegion):
+                self.add_function(op, op.func)
+            elif isinstance(op.func, Region):
+                self.add_checkpoint(op.func)
             else:
                 self.add(op)
         self.fx.output(tuple(self.nodes[value_id] for value_id in outputs))
         return make_graph_module(self.root, self.fx)
 
-    def add_region(self, region: Region) -> None:
+    def submodule(self, prefix: str, region: Region, outputs: tuple[int, ...]) -> Node:
+        """The graph of a region as an attribute of this one."""
+        name = f"{prefix}_{len(list(self.root.children()))}"
+        inner = _Lowering(region.inputs, {}, self.traced)
+        self.root.add_module(name, inner.finish(region.operators, outputs))
+        return self.fx.get_attr(name)
+
+    def add_checkpoint(self, region: Region) -> None:
         """A checkpoint over a graph module of its own; it returns what others use."""
         outputs = tuple(value_id for value_id in region.made if value_id in self.wanted)
-        inner = _Lowering(region.inputs, {}, set(outputs), self.traced)
-        name = f"checkpointed_{len(list(self.root.children()))}"
-        self.root.add_module(name, inner.finish(region.operators, outputs))
-        args = (self.fx.get_attr(name), *[self.nodes[value_id] for value_id in region.inputs])
+        inner = self.submodule("checkpointed", region, outputs)
+        args = (inner, *[self.nodes[value_id] for value_id in region.inputs])
         kwargs = dict(region.options)
         target: Callable[..., Any] = checkpoint
         if self.traced:
@@ -138,6 +145,22 @@ class _Lowering:
         node = self.fx.call_function(target, args, kwargs)
         for index, value_id in enumerate(outputs):
             self.nodes[value_id] = self.fx.call_function(operator.getitem, (node, index))
+
+    def add_function(self, op: Operator, region: FunctionRegion) -> None:
+        """``apply`` with the forward as a graph module; a value used elsewhere comes along."""
+        returned = [ref.value_id for ref in refs_in(region.returned)]
+        kept = tuple(v for v in region.made if v in self.wanted and v not in returned)
+        told = (region.saved, region.dirty, region.undifferentiable, region.attributes)
+        outputs = tuple(dict.fromkeys([*returned, *[r.value_id for r in refs_in(told)], *kept]))
+        args = op.args
+        positions = tuple(args.index(ValueRef(value_id)) for value_id in region.inputs)
+        apply = replayed_apply(ForwardPlan(region, positions, outputs, kept))
+        inner = self.submodule(region.cls.__name__, region, outputs)
+        node = self.fx.call_function(apply, (inner, *[self.argument(a) for a in args]))
+        node.meta["stack_trace"] = _where(op) if op.code is not None else ""
+        result = (*region.result, *[ValueRef(value_id) for value_id in kept])
+        alone = len(result) == 1 and not isinstance(region.returned, tuple)
+        self.bind(result[0] if alone else result, node)
 
     def add(self, op: Operator) -> None:
         args = tuple(self.argument(a) for a in op.args)

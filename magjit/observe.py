@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from magjit.plugin import GraphInput, InputDescriber
 from magjit.records import Timings
 from magjit.refgraph import attributes, calls, containers
 from magjit.refgraph import relations as r
+from magjit.refgraph.autograd_functions import left_frame
 from magjit.refgraph.binding import bind_handlers
 from magjit.refgraph.kinds import class_lookup
 from magjit.refgraph.nodes import ShadowNode
@@ -195,7 +197,7 @@ def observe(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Obser
         tracer = recorder.tracer = _C.Tracer(
             bind_handlers(recorder, _HANDLERS),
             recorder.enter_frame,
-            _leave_frame,
+            partial(left_frame, recorder),
             _TRIVIAL,
             lambda code: decode(code).plan,
         )
@@ -215,6 +217,8 @@ def observe(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Obser
     observation.timings.record_ms = recorder.seconds * 1e3
     observation.timings.run_ms = (time.perf_counter() - started) * 1e3
     recorder.operators.active = False
+    if recorder.function_calls:
+        recorder.split("an autograd function raised, and the program went on")
     observation.draws = observation.random_states != _random_states()
     if tracer is not None and tracer.error is not None:
         recorder.fail(tracer.error)
@@ -267,10 +271,6 @@ def _sees_keyword_order(target: Any) -> bool:
     """Whether the program's first function collects keywords in a dict."""
     function = _entry_function(target)[0]
     return function is None or bool(function.__code__.co_flags & inspect.CO_VARKEYWORDS)
-
-
-def _leave_frame(state: Any, result: Any) -> None:
-    return None
 
 
 def _register_roots(

@@ -142,11 +142,16 @@ def liveness(task: Task) -> tuple[Counter[str], Counter[str]]:
 
 
 def opaque_nodes(graph: fx.GraphModule) -> list[str]:
-    """The nodes that are no torch operators: calls of modules or of Python code of the user's."""
+    """The nodes that are no torch operators: calls of modules or of Python code of the user's.
+
+    What calls a graph inside of the graph (a checkpoint, an autograd function) is looked into.
+    """
     opaque = []
     for node in graph.graph.nodes:
         target = node.target
-        if node.op == "call_function":
+        if inner := _inner_graph(graph, node):
+            opaque += opaque_nodes(inner)
+        elif node.op == "call_function":
             if not _is_torch_operator(target):
                 opaque.append(fx.node._get_qualified_name(target))
         elif (node.op == "call_module" and not _is_graph(graph, str(target))) or (
@@ -154,6 +159,19 @@ def opaque_nodes(graph: fx.GraphModule) -> list[str]:
         ):
             opaque.append(str(target))
     return opaque
+
+
+def _inner_graph(graph: fx.GraphModule, node: fx.Node) -> fx.GraphModule | None:
+    """The graph that a call gets as its first argument."""
+    first = node.args[0] if node.op == "call_function" and node.args else None
+    if not isinstance(first, fx.Node) or first.op != "get_attr":
+        return None
+    found = graph.get_submodule(str(first.target)) if _is_module(graph, first) else None
+    return found if isinstance(found, fx.GraphModule) else None
+
+
+def _is_module(graph: fx.GraphModule, node: fx.Node) -> bool:
+    return str(node.target) in dict(graph.named_modules())
 
 
 def _is_graph(graph: fx.GraphModule, target: str) -> bool:

@@ -71,49 +71,6 @@ class Operator:
         return f"{self.result!r} = {qualified_name(self.func)}({', '.join(shown)})"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Region:
-    """A checkpointed part of the program: its operators are computed again for the backward.
-
-    Attributes:
-        operators: of the region, in order.
-        inputs: values from outside that they use, in order of first use.
-        made: values that they make.
-        options: of the checkpoint, such as ``use_reentrant``.
-    """
-
-    operators: tuple[Operator, ...]
-    inputs: tuple[int, ...]
-    made: tuple[int, ...]
-    options: dict[str, Any]
-
-    @classmethod
-    def of(cls, operators: list[Operator], options: dict[str, Any]) -> Region:
-        """The region of some operators."""
-        made: dict[int, None] = {}
-        inputs: dict[int, None] = {}
-        for op in operators:
-            for ref in refs_in((op.args, op.kwargs)):
-                if ref.value_id not in made:
-                    inputs[ref.value_id] = None
-            for ref in refs_in(op.result):
-                if ref.value_id not in inputs:
-                    made[ref.value_id] = None
-        return cls(tuple(operators), tuple(inputs), tuple(made), options)
-
-    @property
-    def __name__(self) -> str:
-        return "checkpoint"
-
-    def __call__(self, *inputs: Any) -> Any:
-        raise TypeError("a region is lowered, not called")
-
-    def operator(self, code: CodeType | None, offset: int) -> Operator:
-        """The operator that stands for the region among those around it."""
-        args = tuple(ValueRef(i) for i in self.inputs)
-        return Operator(self, args, {}, tuple(ValueRef(i) for i in self.made), code, offset)
-
-
 @dataclass(slots=True)
 class OperatorGraph:
     """All operators of a run, with its inputs in order of first use."""

@@ -68,7 +68,7 @@ class Observer(Protocol):
     def tensor_fact(self, tensor: torch.Tensor, func: Any, value: Any) -> None: ...
 
 
-class _NotRecordable(Exception):
+class NotRecordable(Exception):
     """An argument or result that cannot be part of a graph."""
 
 
@@ -98,11 +98,17 @@ class OperatorRecorder(TorchFunctionMode):
         if found is not None:
             return found
         if not self._observer.external_tensor(tensor):
-            raise _NotRecordable("uses a tensor whose origin was not observed")
+            raise NotRecordable("uses a tensor whose origin was not observed")
         value = self.graph.new_value(is_input=True)
         self.graph.inputs.append(InputValue(value.value_id, tensor))
         self._bind(tensor, value)
         self.on_input(value.value_id, tensor)
+        return value
+
+    def new_value(self, tensor: torch.Tensor) -> Value:
+        """The value of a tensor that an operator made."""
+        value = self.graph.new_value()
+        self._bind(tensor, value)
         return value
 
     def _bind(self, tensor: torch.Tensor, value: Value) -> None:
@@ -154,7 +160,7 @@ class OperatorRecorder(TorchFunctionMode):
         return out
 
     def _give_up(self, problem: Exception, name: str) -> None:
-        if isinstance(problem, _NotRecordable):
+        if isinstance(problem, NotRecordable):
             self._observer.split(f"{problem} (in {name})")
         else:
             self._observer.fail(problem)
@@ -172,17 +178,27 @@ class OperatorRecorder(TorchFunctionMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[Any], None]:
         """Record a call that the mode does not see; the result is given when it has ended."""
-        inputs: list[Value] = []
         try:
-            operator = self._operator(func, args, kwargs, inputs)
-        except _NotRecordable as problem:
+            return self.call_operator(func, args, kwargs)
+        except NotRecordable as problem:
             self._observer.split(str(problem))
             return lambda out: None
+
+    def call_operator(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[Any], None]:
+        """A call that is about to be made as an operator; the result is given when it has ended.
+
+        Raises:
+            NotRecordable: an argument cannot be part of a graph.
+        """
+        inputs: list[Value] = []
+        operator = self._operator(func, args, kwargs, inputs)
 
         def finish(out: Any) -> None:
             try:
                 self._finish(operator, out, inputs, dynamic=False)
-            except _NotRecordable as problem:
+            except NotRecordable as problem:
                 self._observer.split(str(problem))
 
         return finish
@@ -211,7 +227,7 @@ class OperatorRecorder(TorchFunctionMode):
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> After:
         inputs: list[Value] = []
-        self._template((args, kwargs), inputs)
+        self.template((args, kwargs), inputs)
 
         def after(out: Any) -> None:
             if name in UNGUARDED_METADATA and args and isinstance(args[0], torch.Tensor):
@@ -229,7 +245,7 @@ class OperatorRecorder(TorchFunctionMode):
         if name == "__hash__":
             return None
         inputs: list[Value] = []
-        self._template((args, kwargs), inputs)
+        self.template((args, kwargs), inputs)
         const = all(value.const for value in inputs)
 
         def after(out: Any) -> None:
@@ -258,6 +274,8 @@ class OperatorRecorder(TorchFunctionMode):
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> After | None:
         tensor = args[0]
+        if name == "_backward_hooks" and args[1] is None and not tensor._backward_hooks:
+            return None  # an in-place autograd function forgets the hooks of what it changes
         known = self.value_of(tensor)
         fresh = known is not None and not known.is_input
         if name == "requires_grad" and fresh:
@@ -284,20 +302,25 @@ class OperatorRecorder(TorchFunctionMode):
         inputs: list[Value],
     ) -> Operator:
         if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise _NotRecordable("runs under a torch.func transform")
+            raise NotRecordable("runs under a torch.func transform")
         code, offset = self._observer.instruction()
         return Operator(
             func,
-            tuple([self._template(a, inputs) for a in args]),
-            {k: self._template(v, inputs) for k, v in kwargs.items()},
+            tuple([self.template(a, inputs) for a in args]),
+            {k: self.template(v, inputs) for k, v in kwargs.items()},
             code=code,
             offset=offset,
         )
 
-    def _template(self, value: Any, inputs: list[Value]) -> Any:
+    def template(self, value: Any, inputs: list[Value]) -> Any:
+        """An argument as part of an operator; its tensors are added to the inputs.
+
+        Raises:
+            NotRecordable: it cannot be part of a graph.
+        """
         if isinstance(value, torch.Tensor):
             if type(value) not in _PLAIN_TENSORS:
-                raise _NotRecordable(f"uses a tensor of class {type(value).__qualname__}")
+                raise NotRecordable(f"uses a tensor of class {type(value).__qualname__}")
             found = self.use(value)
             if found.const and found.version != _version(value):
                 found.const = False  # changed through another view of its storage
@@ -309,25 +332,25 @@ class OperatorRecorder(TorchFunctionMode):
             if isinstance(value, base):
                 return base(value)
         if isinstance(value, (tuple, list)):
-            items = [self._template(item, inputs) for item in value]
+            items = [self.template(item, inputs) for item in value]
             if hasattr(value, "_fields"):
                 return type(value)(*items)
             return items if isinstance(value, list) else tuple(items)
         if isinstance(value, dict):
-            return {key: self._template(item, inputs) for key, item in value.items()}
+            return {key: self.template(item, inputs) for key, item in value.items()}
         if isinstance(value, slice):
-            return slice(*self._template((value.start, value.stop, value.step), inputs))
+            return slice(*self.template((value.start, value.stop, value.step), inputs))
         if isinstance(value, range):
             return list(value)
         if isinstance(value, torch.Generator):
-            raise _NotRecordable("uses a random number generator of its own")
+            raise NotRecordable("uses a random number generator of its own")
         if value is torch.nn.Parameter:
             return value
         if value is torch.Tensor or isinstance(value, torch.storage.UntypedStorage):
-            raise _NotRecordable("works on a storage")
+            raise NotRecordable("works on a storage")
         if type(value).__module__ == "numpy" and hasattr(value, "item") and value.ndim == 0:
             return value.item()
-        raise _NotRecordable(f"passes a {type(value).__qualname__} to a torch function")
+        raise NotRecordable(f"passes a {type(value).__qualname__} to a torch function")
 
     def _finish(self, operator: Operator, out: Any, inputs: list[Value], dynamic: bool) -> None:
         const = all(value.const for value in inputs) and not _random(operator.func)
@@ -336,7 +359,7 @@ class OperatorRecorder(TorchFunctionMode):
         if out is None:
             self._note_change(inputs[:1], operator, const)
         elif not _has_tensor(out) and not const:
-            raise _NotRecordable("reads the data of a tensor into Python")
+            raise NotRecordable("reads the data of a tensor into Python")
         self.graph.operators.append(operator)
 
     def _note_change(self, target: list[Value], operator: Operator, const: bool) -> None:
@@ -355,7 +378,7 @@ class OperatorRecorder(TorchFunctionMode):
             known = self.value_of(out)
             if known is None:
                 if type(out) not in _PLAIN_TENSORS:
-                    raise _NotRecordable(f"makes a tensor of class {type(out).__qualname__}")
+                    raise NotRecordable(f"makes a tensor of class {type(out).__qualname__}")
                 known = self.graph.new_value(const=const, dynamic=dynamic)
                 self._bind(out, known)
             elif known.const:

@@ -15,7 +15,8 @@ from typing import Any
 from torch.utils import checkpoint as torch_checkpoint
 
 from magjit import _C
-from magjit.monitor.operator_graph import Operator, Region
+from magjit.monitor.operator_graph import Operator
+from magjit.monitor.regions import Region
 from magjit.refgraph.recorder import StateRecorder
 from magjit.refgraph.stack import observed_frame
 
@@ -60,7 +61,7 @@ class CheckpointedCall:
         rec.operators.active = False
         if inner:
             code, offset = rec.instruction()
-            graph.operators.append(Region.of(inner, self.options).operator(code, offset))
+            graph.operators.append(Region.of(inner, options=self.options).operator(code, offset))
         rec.resume()
 
 

@@ -310,6 +310,7 @@ def store_subscr(
     node = rec.graph.node_of(container)
     if node is not None and type(container) is bytearray and is_atom((value, key)):
         read_bytes(rec, node, container)
+        rec.changes += 1
         node.blind.append(bytearray.__setitem__)
         rec.replay_call(bytearray.__setitem__, (container, key, value), {})
         return

@@ -15,7 +15,7 @@ from torch.autograd import grad_mode
 from magjit import _C, marks
 from magjit.marks import Mark, mark_of
 from magjit.monitor.operator_graph import Operator, ValueRef
-from magjit.refgraph.attributes import read_class_attr
+from magjit.refgraph.autograd_functions import CONTEXT_SPECIALS, apply_function
 from magjit.refgraph.checkpoints import checkpoint_special
 from magjit.refgraph.containers import read_value
 from magjit.refgraph.recorder import StateRecorder
@@ -76,25 +76,6 @@ def _exit_inference(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -
     return _exit(rec, args[0], grad_mode._exit_inference_mode)
 
 
-def _apply_function(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """``autograd.Function.apply``: one operator that keeps the custom backward.
-
-    Where no gradient is needed its forward is followed like any function.
-    """
-    cls, rest = args[0], args[1:]
-    needs_grad = torch.is_grad_enabled() and any(
-        isinstance(value, torch.Tensor) and value.requires_grad
-        for value in (*rest, *kwargs.values())
-    )
-    if not needs_grad:
-        for name in ("forward", "setup_context"):
-            found = read_class_attr(rec, cls, name)
-            rec.root(getattr(found, "__func__", found))
-        return None
-    finish = rec.operators.record_call(cls.apply, rest, kwargs)
-    return opaque_call(rec, lambda top: finish(top[-1]))
-
-
 def _not_followed(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Gives its arguments back unless a transform of torch.func is active, which splits."""
     return _C.OPAQUE
@@ -139,11 +120,12 @@ _MARKS: dict[Mark, Callable[..., Any]] = {
     Mark.TRANSPARENT: _transparent,
 }
 _PYTHON_SPECIALS: dict[types.CodeType, Callable[..., Any]] = {
+    **CONTEXT_SPECIALS,
     autocast_mode.autocast.__enter__.__code__: _enter_autocast,
     autocast_mode.autocast.__exit__.__code__: _exit_autocast,
     grad_mode.inference_mode.__enter__.__code__: _enter_inference,
     grad_mode.inference_mode.__exit__.__code__: _exit_inference,
-    torch.autograd.Function.apply.__func__.__code__: _apply_function,  # type: ignore[attr-defined]
+    torch.autograd.Function.apply.__func__.__code__: apply_function,  # type: ignore[attr-defined]
     torch._functorch.utils.unwrap_dead_wrappers.__code__: _not_followed,
     # What an abstract class finds in a class, it remembers for good.
     _check_methods.__code__: _not_followed,

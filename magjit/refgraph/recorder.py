@@ -135,6 +135,8 @@ class StateRecorder:
         self.entered: list[tuple[Any, int]] = []
         self.suspended = False
         self.checkpoint: Any = None
+        self.function_calls: list[Any] = []
+        self.changes = 0
         self._opaque: dict[types.CodeType, bool] = {}
         self.state: FrameState | None = None
         self.offset = -1
@@ -297,6 +299,7 @@ class StateRecorder:
         """The program stores into an outside object; the final value is taken at the end."""
         if node is None:
             return
+        self.changes += 1
         if node.snapshot is None and isinstance(node.obj, CONTAINERS):
             node.snapshot = contents_copy(node.obj)
         node.written.setdefault(relation)
@@ -305,6 +308,7 @@ class StateRecorder:
         """A C function is about to change an outside container in place."""
         if node is None:
             return
+        self.changes += 1
         self.open(node)
         if node.snapshot is None:
             node.snapshot = contents_copy(node.obj)
@@ -351,6 +355,7 @@ class StateRecorder:
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """An effect that the mock has to make by calling the same function again."""
+        self.changes += 1
         self.effects.append(Effect(func, args, kwargs))
 
     def release(self) -> None:
@@ -388,7 +393,8 @@ class StateRecorder:
                 return None
             if verdict is False:
                 return False
-            if isinstance(verdict, tuple):  # made of the call's result, which only CALL can see
+            if isinstance(verdict, tuple) or callable(verdict):
+                # it needs the call's result, which only CALL can see
                 self.split(f"a C function calls {code.co_qualname}, which is not followed")
                 return None
         if module.partition(".")[0] == "magjit":

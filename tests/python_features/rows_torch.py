@@ -285,9 +285,109 @@ def autograd_function_with_setup_context(x: torch.Tensor) -> Any:
     return WithSetup.apply(x) * 2
 
 
-@ROWS.program(leaf, backward=True, split=True)
+@ROWS.program(leaf, backward=True)
 def autograd_function_in_place(x: torch.Tensor) -> Any:
     return StraightThrough.apply(x * 3)
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, by: float) -> torch.Tensor:
+        ctx.by = by
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return -ctx.by * grad, None
+
+
+@ROWS.program(leaf, backward=True)
+def autograd_function_gives_its_input_back(x: torch.Tensor) -> Any:
+    return Reversed.apply(x, 0.5) + x
+
+
+WEIGHT = torch.linspace(-1, 1, 4)
+
+
+class Talkative(torch.autograd.Function):
+    """Uses a tensor from outside, and tells its backward all that a context can hold."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, name: str, y: torch.Tensor) -> Any:
+        t = x * WEIGHT[: x.shape[-1]].sum()
+        ctx.t, ctx.shape, ctx.more = t, x.shape, {"name": name, "tensors": [t, y]}
+        ctx.save_for_backward(y, None)
+        ctx.set_materialize_grads(False)
+        index = t.argmax()
+        ctx.mark_non_differentiable(index)
+        return t + y, index, len(name), None
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, *rest: Any) -> Any:
+        assert rest == (None, None, None), rest
+        assert ctx.needs_input_grad[:3] == (True, False, True), ctx.needs_input_grad
+        y, nothing = ctx.saved_tensors
+        assert nothing is None and ctx.more["name"] == "scale"
+        return (grad * ctx.t + y).view(ctx.shape), None, grad * ctx.more["tensors"][1]
+
+
+@ROWS.program(leaf, backward=True)
+def autograd_function_with_all_that_a_context_holds(x: torch.Tensor) -> Any:
+    return Talkative.apply(x, "scale", x * x)
+
+
+class Applied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, function: Any, x: torch.Tensor, more: Any) -> Any:
+        ctx.function = function
+        return function(x) + more[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return None, grad * 7, None
+
+
+@ROWS.program(leaf, backward=True)
+def autograd_function_of_a_function(x: torch.Tensor) -> Any:
+    return Applied.apply(torch.sin, x, [x.detach() * 2])
+
+
+@ROWS.program(leaf, backward=True, split=True)
+def autograd_function_of_a_closure(x: torch.Tensor) -> Any:
+    return Applied.apply(lambda t: t * 2, x, [x])
+
+
+KEPT: dict[str, torch.Tensor] = {}
+
+
+class Keeping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> Any:
+        KEPT["half"] = x / 2
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad * 3
+
+
+@ROWS.program(leaf, backward=True)
+def autograd_function_that_keeps_a_tensor(x: torch.Tensor) -> Any:
+    return Keeping.apply(x) + KEPT["half"]
+
+
+class Refusing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> Any:
+        raise ValueError("no")
+
+
+@ROWS.program(leaf, backward=True, split=True)
+def autograd_function_that_raises(x: torch.Tensor) -> Any:
+    try:
+        return Refusing.apply(x * 2)
+    except ValueError:
+        return x * 3
 
 
 @ROWS.program(leaf, backward=True)

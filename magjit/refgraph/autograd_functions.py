@@ -1,0 +1,259 @@
+"""``autograd.Function.apply``: the forward becomes a graph, the backward stays the program's own.
+
+The call runs for real and its forward is followed like any function. What it computes, saves and
+sets on its context makes a `FunctionRegion`. A forward that leaves something on its context that
+no graph can hold makes one operator of the whole call, which then runs the program's own forward.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.function import FunctionCtx
+
+from magjit import _C
+from magjit.monitor.operator_graph import Operator, ValueRef, refs_in
+from magjit.monitor.operators import NotRecordable
+from magjit.monitor.regions import FunctionRegion, Region
+from magjit.refgraph import relations as r
+from magjit.refgraph.attributes import read_class_attr
+from magjit.refgraph.kinds import is_constant_object
+from magjit.refgraph.recorder import FrameState, StateRecorder
+
+_ABSENT = object()
+
+
+@dataclass(slots=True, eq=False)
+class FunctionCall:
+    """A call of ``apply`` that is under way.
+
+    Attributes:
+        cls: the program's class.
+        args: the tensors that it got, by position; None for anything else.
+        record_whole: records the call as one operator, given its result.
+        where: the instruction of the program that calls.
+        start: how many operators there were before it.
+        changes: how many changes of outside objects there were before it.
+        forward: the code of the forward.
+        returned: what the forward returned.
+        marks: (context, method, arguments) of what was said of the context.
+    """
+
+    cls: Any
+    args: tuple[Any, ...]
+    record_whole: Callable[[Any], None]
+    where: tuple[types.CodeType | None, int]
+    start: int
+    changes: int
+    forward: types.CodeType
+    returned: Any = _ABSENT
+    marks: list[tuple[Any, str, tuple[Any, ...]]] = field(default_factory=list)
+
+    def told(self, ctx: Any, method: str) -> tuple[Any, ...] | None:
+        """The arguments of the last call of one of the context's methods."""
+        found = [args for where, name, args in self.marks if where is ctx and name == method]
+        return found[-1] if found else None
+
+
+def apply_function(rec: StateRecorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """The handler of ``autograd.Function.apply``.
+
+    Where no gradient is needed it is followed like any function.
+    """
+    cls, rest = args[0], args[1:]
+    forward = _follow_methods(rec, cls)
+    needs_grad = torch.is_grad_enabled() and any(
+        isinstance(value, torch.Tensor) and value.requires_grad
+        for value in (*rest, *kwargs.values())
+    )
+    if not needs_grad:
+        return None
+    try:
+        given = tuple(_argument(rec, value) for value in rest)
+    except NotRecordable as problem:
+        rec.split(str(problem))
+        return _C.OPAQUE
+    _read_backward(rec, cls)
+    call = FunctionCall(
+        cls,
+        given,
+        _whole_call(rec, cls, rest, kwargs),
+        rec.instruction(),
+        len(rec.operators.graph.operators),
+        rec.changes,
+        getattr(forward, "__code__", _NO_CODE),
+    )
+    rec.function_calls.append(call)
+
+    def finished(top: tuple[Any, ...]) -> None:
+        if not rec.function_calls or rec.function_calls[-1] is not call:
+            rec.split(f"{cls.__qualname__}.forward raised")
+            return
+        rec.function_calls.pop()
+        _record(rec, call, top[-1])
+
+    return finished
+
+
+def _argument(rec: StateRecorder, value: Any) -> Any:
+    """An argument of ``apply``: only the places of its tensors matter, to their gradients."""
+    return rec.operators.template(value, []) if isinstance(value, torch.Tensor) else None
+
+
+def _whole_call(rec: StateRecorder, cls: Any, args: Any, kwargs: Any) -> Callable[[Any], None]:
+    """What records the call as one operator, given its result."""
+    try:
+        return rec.operators.call_operator(cls.apply, args, kwargs)
+    except NotRecordable as problem:
+        reason = str(problem)
+        return lambda result: rec.split(reason)
+
+
+def _no_code() -> None:
+    """Stands for the code of a forward that is no Python function."""
+
+
+_NO_CODE = _no_code.__code__
+
+
+def _follow_methods(rec: StateRecorder, cls: Any) -> Any:
+    """C code looks the class's methods up, unseen."""
+    for name in ("setup_context", "forward"):
+        found = read_class_attr(rec, cls, name)
+        found = getattr(found, "__func__", found)
+        rec.root(found)
+    return found
+
+
+def _read_backward(rec: StateRecorder, cls: Any) -> None:
+    """A backend may trace the backward: the names that it uses are part of what was compiled."""
+    backward = read_class_attr(rec, cls, "backward")
+    backward = getattr(backward, "__func__", backward)
+    if not isinstance(backward, types.FunctionType):
+        return
+    rec.read_function(rec.root(backward))
+    globals_node = rec.root(backward.__globals__)
+    for name in backward.__code__.co_names:
+        if name in backward.__globals__:
+            rec.read(globals_node, r.Item.of(name), backward.__globals__[name])
+
+
+def left_frame(rec: StateRecorder, state: FrameState, result: Any) -> None:
+    """A followed frame ended: perhaps it was the forward of a call."""
+    if rec.function_calls:
+        call: FunctionCall = rec.function_calls[-1]
+        if state.code is call.forward:
+            call.returned = result
+
+
+def _record(rec: StateRecorder, call: FunctionCall, result: Any) -> None:
+    graph = rec.operators.graph
+    inner = graph.operators[call.start :]
+    try:
+        region = _region(rec, call, inner, result)
+    except NotRecordable as problem:
+        if rec.changes != call.changes:
+            rec.split(f"{call.cls.__qualname__}.forward {problem}, and changes other objects, too")
+            return
+        del graph.operators[call.start :]
+        call.record_whole(result)
+        return
+    del graph.operators[call.start :]
+    graph.operators.append(region.operator(*call.where))
+
+
+def _region(
+    rec: StateRecorder, call: FunctionCall, inner: list[Operator], result: Any
+) -> FunctionRegion:
+    results = result if isinstance(result, tuple) else (result,)
+    ctx = _context(call, results)
+    returned = _template(rec, call.returned)
+    told = {name: call.told(ctx, name) for name in CONTEXT_METHODS}
+    saved = told["save_for_backward"]
+    mentioned = {
+        "returned": returned,
+        "saved": None if saved is None else _template(rec, saved),
+        "dirty": _template(rec, told["mark_dirty"] or ()),
+        "undifferentiable": _template(rec, told["mark_non_differentiable"] or ()),
+        "attributes": {name: _template(rec, value) for name, value in vars(ctx).items()},
+    }
+    region = Region.of(inner, tuple(mentioned.values()))
+    given = returned if isinstance(returned, tuple) else (returned,)
+    if len(given) != len(results):
+        raise NotRecordable("returns something else than apply does")
+    bound = [
+        _result(rec, region, before, after) for before, after in zip(given, results, strict=True)
+    ]
+    materialize = told["set_materialize_grads"]
+    return FunctionRegion(
+        operators=region.operators,
+        inputs=region.inputs,
+        made=region.made,
+        cls=call.cls,
+        call_args=call.args,
+        result=bound,
+        materialize=bool(materialize[0]) if materialize else True,
+        **mentioned,
+    )
+
+
+def _context(call: FunctionCall, results: tuple[Any, ...]) -> Any:
+    for value in results:
+        if isinstance(value, torch.Tensor) and isinstance(value.grad_fn, call.cls._backward_cls):
+            return value.grad_fn
+    raise NotRecordable("has no differentiable result")
+
+
+def _result(rec: StateRecorder, region: Region, before: Any, after: Any) -> Any:
+    """The value of a result; an input that is given back becomes a tensor of its own."""
+    if not isinstance(after, torch.Tensor):
+        return after
+    known = rec.operators.value_of(after)
+    if known is not None and ValueRef(known.value_id) == before:
+        known.const = False
+        return before
+    if known is not None or not isinstance(before, ValueRef):
+        raise NotRecordable("returns a tensor in a way that was not observed")
+    return ValueRef(rec.operators.new_value(after).value_id)
+
+
+def _template(rec: StateRecorder, value: Any) -> Any:
+    """A value of the forward as part of a graph."""
+    if value is _ABSENT:
+        raise NotRecordable("was not observed")
+    if type(value) in (list, tuple):
+        return type(value)(_template(rec, item) for item in value)
+    if type(value) is dict:
+        return {key: _template(rec, item) for key, item in value.items()}
+    if type(value) is torch.Size or is_constant_object(value):
+        return value
+    inputs: list[Any] = []
+    made = rec.operators.template(value, inputs)
+    if next(refs_in(made), None) is None and made is not value:
+        raise NotRecordable(f"keeps a {type(value).__qualname__} for its backward")
+    return made
+
+
+def _context_method(name: str) -> Callable[..., Any]:
+    def handler(rec: StateRecorder, func: Any, args: Any, kwargs: Any) -> Any:
+        if rec.function_calls:
+            rec.function_calls[-1].marks.append((args[0], name, (*args[1:], *kwargs.values())))
+        return _C.OPAQUE
+
+    return handler
+
+
+CONTEXT_METHODS: dict[str, types.CodeType] = {
+    name: getattr(FunctionCtx, name).__code__
+    for name in (
+        "save_for_backward",
+        "mark_dirty",
+        "mark_non_differentiable",
+        "set_materialize_grads",
+    )
+}
+CONTEXT_SPECIALS = {code: _context_method(name) for name, code in CONTEXT_METHODS.items()}

@@ -1,0 +1,106 @@
+"""An ``autograd.Function`` whose forward is a graph, and whose backward is the program's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import _SingleLevelFunction
+from torch.fx import GraphModule
+
+from magjit.monitor.operator_graph import ValueRef
+from magjit.monitor.regions import FunctionRegion
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardPlan:
+    """How a graph takes the place of a forward.
+
+    Attributes:
+        region: what the program's forward did.
+        positions: for each input of the graph, which argument of ``apply`` it is.
+        outputs: the values that the graph returns.
+        kept: of them, what only other parts of the program use; it has no gradient.
+    """
+
+    region: FunctionRegion
+    positions: tuple[int, ...]
+    outputs: tuple[int, ...]
+    kept: tuple[int, ...]
+
+    def run(self, ctx: Any, gm: GraphModule, args: tuple[Any, ...]) -> Any:
+        """The forward: what it leaves on the context, and its result."""
+        region = self.region
+        values = dict(
+            zip(self.outputs, gm(*[args[position] for position in self.positions]), strict=True)
+        )
+        if region.saved is not None:
+            ctx.save_for_backward(*_filled(region.saved, values))
+        if region.dirty:
+            ctx.mark_dirty(*_filled(region.dirty, values))
+        kept = [values[value_id] for value_id in self.kept]
+        undifferentiable = (*_filled(region.undifferentiable, values), *kept)
+        if undifferentiable:
+            ctx.mark_non_differentiable(*undifferentiable)
+        if not region.materialize:
+            ctx.set_materialize_grads(False)
+        for name, template in region.attributes.items():
+            setattr(ctx, name, _filled(template, values))
+        returned = _filled(region.returned, values)
+        if not kept:
+            return returned
+        return (*(returned if isinstance(returned, tuple) else (returned,)), *kept)
+
+
+def _filled(template: Any, values: dict[int, torch.Tensor]) -> Any:
+    if isinstance(template, ValueRef):
+        return values[template.value_id]
+    if type(template) in (list, tuple):
+        return type(template)(_filled(item, values) for item in template)
+    if type(template) is dict:
+        return {key: _filled(item, values) for key, item in template.items()}
+    return template
+
+
+def replayed_apply(plan: ForwardPlan) -> Callable[..., Any]:
+    """``apply`` as a function of the forward's graph and of the program's arguments.
+
+    Positions stay as they are in the program, since its backward may ask for
+    ``ctx.needs_input_grad``; values that the forward found elsewhere come behind.
+    """
+    made: list[tuple[GraphModule, Callable[..., Any]]] = []
+
+    def apply(gm: GraphModule, *args: Any) -> Any:
+        if not made or made[0][0] is not gm:
+            made[:] = [(gm, _subclass(plan, gm).apply)]
+        return made[0][1](*args)
+
+    apply.__name__ = apply.__qualname__ = f"{plan.region.cls.__name__}_apply"
+    return apply
+
+
+def _subclass(plan: ForwardPlan, gm: GraphModule) -> Any:
+    region = plan.region
+    cls: Any = region.cls
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        return plan.run(ctx, gm, args)
+
+    names: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "forward": staticmethod(forward),
+        "setup_context": staticmethod(_SingleLevelFunction.setup_context),
+    }
+    if plan.kept or region.further:
+        given = len(region.result)
+        nothing = (None,) * len(region.further)
+
+        def backward(ctx: Any, *grads: Any) -> Any:
+            found = cls.backward(ctx, *grads[:given])
+            return (*(found if isinstance(found, tuple) else (found,)), *nothing)
+
+        names["backward"] = staticmethod(backward)
+    return type(cls.__name__, (cls,), names)
