@@ -6,6 +6,7 @@ import abc
 import copy
 import functools
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast, overload
@@ -13,7 +14,7 @@ from typing import Any, TypeVar, cast, overload
 import torch
 
 from magjit import _C, dispatch
-from magjit.dispatch import Controller, Options
+from magjit.dispatch import Controller, MagJITWarning, Options, depth_of_the_call
 from magjit.errors import ArgumentError
 from magjit.plugin import Backend, resolve
 from magjit.records import Stats
@@ -126,14 +127,22 @@ def _compile(model: Any, options: Options) -> Any:
     if inner is not None:
         model = inner.target
     if isinstance(model, torch.jit.ScriptModule):
-        raise ArgumentError(
-            "magjit.compile cannot watch a ScriptModule",
-            remedy="compile the Python module that it was made of",
-        )
+        return _scripted(model, options)
     controller = Controller(model, options)
     if isinstance(model, torch.nn.Module):
         return _module_shell(model, controller)
     return _function_shell(model, controller)
+
+
+def _scripted(model: torch.jit.ScriptModule, options: Options) -> torch.jit.ScriptModule:
+    """TorchScript has compiled it already, and its code cannot be watched."""
+    reason = "magjit.compile cannot watch a ScriptModule"
+    remedy = "compile the Python module that it was made of"
+    if options.fullgraph:
+        raise ArgumentError(reason, remedy=remedy)
+    text = f"{reason}, which runs as it is\n  way out: {remedy}"
+    warnings.warn(text, MagJITWarning, stacklevel=depth_of_the_call())
+    return model
 
 
 # -- compiled modules ---------------------------------------------------------------------------

@@ -92,6 +92,9 @@ class Controller:
             capture_lock["capturing"] = capture_lock["holder"]
             if len(self.records) >= settings.current().record_limit:
                 return self._over_limit(args, kwargs)
+            if self.records and log.isEnabledFor(logging.INFO):
+                reasons = dict.fromkeys(self.failing_guards(args, kwargs))
+                log.info("%s is captured again: %s", self.name, "; ".join(reasons))
             return self._capture(args, kwargs)
         finally:
             capture_lock.clear()
@@ -210,7 +213,7 @@ class Controller:
 
     def _warn(self, text: str) -> None:
         log.warning("%s", text)
-        warnings.warn(text, MagJITWarning, stacklevel=_depth_of_the_call())
+        warnings.warn(text, MagJITWarning, stacklevel=depth_of_the_call())
 
     @property
     def name(self) -> str:
@@ -250,7 +253,7 @@ def _is_own(frame: types.FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith("magjit.")
 
 
-def _depth_of_the_call() -> int:
+def depth_of_the_call() -> int:
     """How many frames above `Controller._warn` the compiled object was called."""
     frame: types.FrameType | None = sys._getframe(1)
     depth = 1

@@ -59,6 +59,10 @@ class Attempt(Protocol):
         """Why it is not one graph, as far as it told so far."""
         ...
 
+    def missed(self) -> str:
+        """Why it captured again, where it tells."""
+        ...
+
     def opaque(self) -> list[str]:
         """What in its graphs is no torch operator."""
         ...
@@ -113,27 +117,34 @@ class _WatchedBackend:
         return self._backend.compile(gm, example_inputs, context)
 
 
-class _Warnings(logging.Handler):
-    """What MagJIT logs when a call runs eagerly."""
+class _Told(logging.Handler):
+    """What MagJIT logs when a call runs eagerly, and when a program is captured again."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self.texts: list[str] = []
+        self.again: list[str] = []
+
+    def clear(self) -> None:
+        self.texts.clear()
+        self.again.clear()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
+        texts = self.texts if record.levelno >= logging.WARNING else self.again
+        texts.append(record.getMessage())
 
 
 class _MagJITAttempt:
     attributes_visible = True
 
-    def __init__(self, module: nn.Module, backend: str, warned: _Warnings) -> None:
+    def __init__(self, module: nn.Module, backend: str, told: _Told) -> None:
         self.graphs: list[GraphModule] = []
-        self._warned = warned
-        warned.texts.clear()
+        self._told = told
+        told.clear()
         self._compiled = magjit.compile(
             module, backend=_WatchedBackend(resolve(backend), self.graphs)
         )
+        self._as_it_is = self._compiled is module
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         return self._compiled(*args, **kwargs)
@@ -142,20 +153,26 @@ class _MagJITAttempt:
         return len(self.graphs)
 
     def captures(self) -> int:
-        return magjit.stats(self._compiled).captures
+        return 0 if self._as_it_is else magjit.stats(self._compiled).captures
 
     def problem(self) -> Problem | None:
+        if self._as_it_is:
+            return Problem("compiles no TorchScript")
         counts = magjit.stats(self._compiled)
         if not counts.splits and not counts.eager_calls and counts.captures:
             return None
-        if not self._warned.texts:
+        if not self._told.texts:
             return Problem("a call ran eagerly without saying why")
-        return _told(self._warned.texts[0])
+        return _told(self._told.texts[0])
+
+    def missed(self) -> str:
+        return _AGAIN.sub("", self._told.again[0]) if self._told.again else ""
 
     def opaque(self) -> list[str]:
         return _opaque(self.graphs)
 
 
+_AGAIN = re.compile(r"^.* is captured again: ")
 _RUNS_EAGERLY = re.compile(r"^\S+ runs eagerly: (.*?)(?: at (\S+:\d+ in \S+))?$", re.DOTALL)
 
 
@@ -172,7 +189,7 @@ class MagJIT:
     insists = False
 
     def __init__(self) -> None:
-        self._warned = _Warnings()
+        self._told = _Told()
 
     def warm_up(self) -> None:
         compiled = magjit.compile(_unrelated, backend="eager")
@@ -183,9 +200,10 @@ class MagJIT:
         # It runs the program in either mode and counts its splits: no second try is needed.
         logger = logging.getLogger("magjit")
         logger.propagate = False
-        if self._warned not in logger.handlers:
-            logger.addHandler(self._warned)
-        return _MagJITAttempt(module, backend, self._warned)
+        logger.setLevel(logging.INFO)
+        if self._told not in logger.handlers:
+            logger.addHandler(self._told)
+        return _MagJITAttempt(module, backend, self._told)
 
     def reset(self) -> None:
         magjit.reset()
@@ -221,6 +239,9 @@ class _DynamoAttempt:
 
     def problem(self) -> Problem | None:
         return None if self._whole else Problem("not compiled with fullgraph=True")
+
+    def missed(self) -> str:
+        return ""
 
     def opaque(self) -> list[str]:
         return _opaque(self.graphs)
@@ -272,6 +293,9 @@ class _ScriptAttempt:
 
     def problem(self) -> Problem | None:
         return None
+
+    def missed(self) -> str:
+        return ""
 
     def opaque(self) -> list[str]:
         graph = getattr(self._compiled, "inlined_graph", None)

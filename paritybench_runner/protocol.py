@@ -289,7 +289,7 @@ class CompilerRun:
     ) -> Problem | None:
         """What keeps a capture without a split from being whole."""
         if again:
-            return Problem("captured again for inputs of the same shapes")
+            return Problem("captured again for inputs of the same shapes", attempt.missed())
         if opaque := attempt.opaque():
             return Problem(f"the graph has nodes that are no torch operators: {opaque[0]}")
         if attempt.graph_count() > 1:

@@ -41,6 +41,8 @@ _ATOMS: frozenset[type] = frozenset(
 
 
 _NUMBERS: tuple[Any, ...] = (int, float, complex, str)
+_TENSOR_TYPE: type = type(torch.FloatTensor)
+_RESIZING = frozenset({"resize_", "resize_as_"})
 _SHAPES = frozenset({"shape", "size", "numel", "nelement", "__len__", "stride", "nbytes"})
 After = Callable[[Any], object]
 """What is to be done with the result of an operation."""
@@ -289,8 +291,13 @@ class OperatorRecorder(TorchFunctionMode):
 
     def _split(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    ) -> After | None:
+        if name in _RESIZING:
+            known = self.value_of(args[0])
+            if known is not None and not known.is_input:  # of memory that the program made
+                return self._compute(func, name, args, kwargs)
         self._observer.split(SPLIT_REASONS.get(name, f"reads the attribute .{name} of a tensor"))
+        return None
 
     # -- templates ------------------------------------------------------------------------------
 
@@ -342,6 +349,8 @@ class OperatorRecorder(TorchFunctionMode):
             return slice(*self.template((value.start, value.stop, value.step), inputs))
         if isinstance(value, range):
             return list(value)
+        if isinstance(value, _TENSOR_TYPE):
+            return f"{value.__module__}.{value.__name__}"
         if isinstance(value, torch.Generator):
             raise NotRecordable("uses a random number generator of its own")
         if value is torch.nn.Parameter:
@@ -418,7 +427,9 @@ def _random(func: Callable[..., Any]) -> bool:
             "random_",
             "rrelu",
             "gumbel_softmax",
+            "new",
             "new_empty",
+            *_RESIZING,
         )
     )
 

@@ -131,6 +131,22 @@ def _call_class(rec: StateRecorder, cls: type, args: Args, kwargs: Kwargs) -> An
     return None
 
 
+def _call_variable(rec: StateRecorder, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    """``Variable(data, requires_grad)``, of old programs, detaches; torch tells no mode of it."""
+    data = args[0] if args else kwargs.get("data")
+    if not isinstance(data, torch.Tensor):
+        rec.split("makes a Variable of something that is no tensor")
+        return None
+    finish = rec.operators.record_call(torch.Tensor.detach, (data,), {})
+
+    def note(top: tuple[Any, ...]) -> None:
+        finish(top[-1])
+        if isinstance(top[-1], torch.Tensor) and top[-1].requires_grad and rec.broken is None:
+            rec.operators.record_call(torch.Tensor.requires_grad_, (top[-1],), {})(top[-1])
+
+    return note
+
+
 class _MadeClass:
     """Post-event of a call that makes a class: the class is the run's own."""
 
@@ -215,6 +231,7 @@ def _call_compiled(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) ->
 
 
 _CALLABLES: list[tuple[Callable[[Any], bool], Callable[..., Any]]] = [
+    (lambda f: f is torch.autograd.Variable, _call_variable),
     (lambda f: isinstance(f, type), _call_class),
     (lambda f: isinstance(f, functools.partial), _call_partial),
     (lambda f: isinstance(f, weakref.ref), _call_weakref),

@@ -429,6 +429,8 @@ class StateRecorder:
     def _explain(self, func: Any, localsplus: list[Any]) -> bool:
         """Whether a function that C code called belongs to the class of one of its arguments."""
         for owner in localsplus[:2]:
+            if isinstance(owner, types.CellType):  # an argument that an inner function uses
+                owner = _cell_contents(owner)
             cls = owner if isinstance(owner, type) else type(owner)
             for candidate in (cls, type(cls)):
                 name = name_in_class(candidate, func)
@@ -464,6 +466,13 @@ class StateRecorder:
             self.read(node, relation, value)
             if value is not None and not is_atom(value):
                 self.open(self.graph.node_of(value))
+
+
+def _cell_contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 def _open_contents(recorder: StateRecorder, node: ShadowNode) -> None:

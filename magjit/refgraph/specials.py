@@ -42,6 +42,7 @@ from magjit.refgraph.containers import (
 )
 from magjit.refgraph.kinds import CONTAINERS, is_atom
 from magjit.refgraph.nodes import ABSENT
+from magjit.refgraph.output import printed, warned
 from magjit.refgraph.recorder import StateRecorder
 
 Args = tuple[Any, ...]
@@ -364,8 +365,8 @@ SPECIALS: dict[str, Special] = {
     "itemgetter": _itemgetter,
     "import": _import,
     "build_class": _build_class,
-    "print": _impure,
-    "warn": _impure,
+    "print": printed,
+    "warn": warned,
     "dir": _impure,
     "exec": _evaluate,
     "eval": _evaluate,
@@ -375,6 +376,7 @@ SPECIALS: dict[str, Special] = {
     "lock": _no_effect,
     "dynamo_eval_frame": _no_effect,
     "putenv": _environment,
+    "repeated": _environment,
     "recursion_limit": _recursion_limit,
     "queried_state": _queried_state,
     "torch_generator": _impure,

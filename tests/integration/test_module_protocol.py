@@ -481,11 +481,14 @@ def test_the_class_of_a_compiled_module_makes_plain_modules() -> None:
     assert type(other) is Net and other.width == 6
 
 
-def test_script_modules_are_refused() -> None:
+def test_script_modules_run_as_they_are() -> None:
     with pytest.warns(DeprecationWarning):
         scripted = torch.jit.trace(nn.Linear(4, 4), (X,))
+    with pytest.warns(magjit.MagJITWarning, match="ScriptModule") as caught:
+        compiled = magjit.compile(scripted)
+    assert compiled is scripted and caught[0].filename == __file__
     with pytest.raises(ArgumentError, match="ScriptModule"):
-        magjit.compile(scripted)
+        magjit.compile(scripted, fullgraph=True)
 
 
 def test_fake_parameters_and_optimizer_state_follow_the_model() -> None:
