@@ -73,6 +73,9 @@ class FakeAttempt:
     def captures(self) -> int:
         return self.calls if self.fake.facts.get("captures_again") else 1
 
+    def missed(self) -> str:
+        return "args[0] is another"
+
     def problem(self) -> Problem | None:
         return self.fake.facts.get("problem")
 
