@@ -18,6 +18,8 @@ from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import checkpoint
 
+from magjit.monitor.arrays import ArrayOperator
+from magjit.monitor.functions import make_parameter
 from magjit.monitor.operator_graph import Operator, OperatorGraph, ValueRef, refs_in
 from magjit.monitor.regions import FunctionRegion, Region
 from magjit.plugin import make_graph_module
@@ -165,7 +167,7 @@ class _Lowering:
     def add(self, op: Operator) -> None:
         args = tuple(self.argument(a) for a in op.args)
         kwargs = {k: self.argument(v) for k, v in op.kwargs.items()}
-        node = _make_node(self.fx, op.func, args, kwargs)
+        node = _make_node(self.fx, op.func, args, kwargs, self.traced)
         if op.code is not None:
             node.meta["stack_trace"] = _where(op)
         self.bind(op.result, node)
@@ -202,7 +204,11 @@ class _Lowering:
 
 
 def _make_node(
-    fx: Graph, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    fx: Graph,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    traced: bool,
 ) -> Node:
     name = getattr(func, "__name__", "")
     owner = getattr(func, "__self__", None)
@@ -217,21 +223,24 @@ def _make_node(
         return fx.call_method(name, args, kwargs)
     if args and args[0] is torch.nn.Parameter:
         return fx.call_function(make_parameter, args[1:], kwargs)
-    return fx.call_function(_named(func), args, kwargs)
+    return fx.call_function(_named(func, traced), args, kwargs)
 
 
-def make_parameter(data: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
-    """What ``nn.Parameter(data)`` calls, under a name that generated code can use."""
-    made: torch.Tensor = torch.Tensor._make_subclass(
-        torch.nn.Parameter,
-        data,
-        requires_grad,
-    )
-    return made
+def _array_function(op: ArrayOperator, traced: bool) -> Callable[..., Any]:
+    """A tensor of an array; what traces sees a copy, since shared memory would be real."""
+    called = ArrayOperator(torch.tensor, op.array) if traced and op.func is torch.from_numpy else op
+
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return called(*args, **kwargs)
+
+    make.__name__ = make.__qualname__ = op.__name__
+    return make
 
 
-def _named(func: Callable[..., Any]) -> Callable[..., Any]:
+def _named(func: Callable[..., Any], traced: bool) -> Callable[..., Any]:
     """A function that generated code can name; ``apply`` of an autograd function is a method."""
+    if isinstance(func, ArrayOperator):
+        return _array_function(func, traced)
     if not isinstance(func, types.MethodType):
         return func
 

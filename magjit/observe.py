@@ -143,6 +143,8 @@ class Observation:
 
     def mutated_inputs(self) -> bool:
         """Whether the run changed the data of an outside tensor."""
+        if self.recorder.hidden_changes:
+            return True
         for node in self.recorder.graph.nodes[1:]:
             before = self.recorder.versions.get(node.node_id)
             if before is not None and node.obj._version != before:
@@ -151,7 +153,7 @@ class Observation:
 
     def repeatable(self) -> bool:
         """Whether the operators changed nothing outside, the random number generators included."""
-        if self.draws or self.mutated_inputs():
+        if self.draws or self.mutated_inputs() or self.recorder.eager_only is not None:
             return False
         return not any(_is_users(op.func) for op in self.recorder.operators.graph.operators)
 
@@ -217,12 +219,21 @@ def observe(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Obser
     observation.timings.record_ms = recorder.seconds * 1e3
     observation.timings.run_ms = (time.perf_counter() - started) * 1e3
     recorder.operators.active = False
-    if recorder.function_calls:
-        recorder.split("an autograd function raised, and the program went on")
+    _check_end(observation)
     observation.draws = observation.random_states != _random_states()
     if tracer is not None and tracer.error is not None:
         recorder.fail(tracer.error)
     return observation
+
+
+def _check_end(observation: Observation) -> None:
+    """What only the end of a run tells of things that a record could not hold."""
+    recorder = observation.recorder
+    reason = recorder.unrepeatable()
+    if recorder.function_calls:
+        reason = "an autograd function raised, and the program went on"
+    if reason is not None:
+        recorder.split(reason, location=observation.location)
 
 
 def _traced(

@@ -79,6 +79,17 @@ def build_record(observation: Observation, backend: Backend, context: BackendCon
     return captured
 
 
+def _suits_backend(build: Build) -> None:
+    """Some programs need the graph as it is."""
+    reason = build.observation.recorder.eager_only
+    if reason is not None and build.backend.name != "eager":
+        build.captured.split = SplitPoint(
+            f"{reason}, which the backend {build.backend.name!r} would not see",
+            build.observation.location,
+            "use backend='eager'",
+        )
+
+
 def _mock(build: Build) -> None:
     """What the replay gives back and redoes."""
     observation = build.observation
@@ -182,6 +193,7 @@ def _emit(build: Build) -> None:
 
 
 PASSES: list[tuple[str, Callable[[Build], None]]] = [
+    ("suits the backend", _suits_backend),
     ("mock", _mock),
     ("guard plan", _guard_plan),
     ("lower to torch.fx", _lower),

@@ -188,7 +188,11 @@ def _is_torch_operator(target: Any) -> bool:
         target is getattr(operator, name, None)
         or target is getattr
         or module.split(".")[0] in ("torch", "math")
-        or module == "magjit.lower_fx"  # names for torch's, where torch has none
+        or module
+        in (
+            "magjit.lower_fx",
+            "magjit.monitor.functions",
+        )  # names for torch's, where torch has none
         or hasattr(torch._C._VariableFunctions, name)
         or hasattr(Tensor, name)
     )

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch.overrides import TorchFunctionMode
 
+from magjit.monitor.arrays import ArrayOperator, copies_array
+from magjit.monitor.functions import set_data
 from magjit.monitor.operator_graph import InputValue, Operator, OperatorGraph, Value, ValueRef
 from magjit.monitor.operator_kinds import (
     SPLIT_REASONS,
@@ -41,7 +43,7 @@ _ATOMS: frozenset[type] = frozenset(
 
 
 _NUMBERS: tuple[Any, ...] = (int, float, complex, str)
-_TENSOR_TYPE: type = type(torch.FloatTensor)
+_TENSOR_TYPE: Any = type(torch.FloatTensor)
 _RESIZING = frozenset({"resize_", "resize_as_"})
 _SHAPES = frozenset({"shape", "size", "numel", "nelement", "__len__", "stride", "nbytes"})
 After = Callable[[Any], object]
@@ -68,6 +70,10 @@ class Observer(Protocol):
     def set_tensor_attribute(self, tensor: torch.Tensor, name: str) -> None: ...
 
     def tensor_fact(self, tensor: torch.Tensor, func: Any, value: Any) -> None: ...
+
+    def hook(self, tensor: torch.Tensor, hook: Any) -> Callable[[Any], object]: ...
+
+    def hides_change(self, reason: str | None = None) -> None: ...
 
 
 class NotRecordable(Exception):
@@ -214,6 +220,7 @@ class OperatorRecorder(TorchFunctionMode):
         operator = self._operator(func, args, kwargs, inputs)
         dynamic = shape_depends_on_data(name, args, kwargs)
         if name == "data":  # changes through it leave no trace in the tensor's version
+            self._observer.hides_change()
             for value in inputs:
                 value.const = False
         return lambda out: self._finish(operator, out, inputs, dynamic)
@@ -278,6 +285,13 @@ class OperatorRecorder(TorchFunctionMode):
         tensor = args[0]
         if name == "_backward_hooks" and args[1] is None and not tensor._backward_hooks:
             return None  # an in-place autograd function forgets the hooks of what it changes
+        if name == "data" and len(args) == 2:
+            inputs: list[Value] = []
+            operator = self._operator(set_data, args, {}, inputs)
+            for value in inputs:
+                value.const = False
+            self._observer.hides_change("assigns to .data of a tensor")
+            return lambda out: self.graph.operators.append(operator)
         known = self.value_of(tensor)
         fresh = known is not None and not known.is_input
         if name == "requires_grad" and fresh:
@@ -292,6 +306,9 @@ class OperatorRecorder(TorchFunctionMode):
     def _split(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> After | None:
+        if name == "register_hook" and len(args) == 2 and not kwargs:
+            self.use(args[0])
+            return self._observer.hook(*args)
         if name in _RESIZING:
             known = self.value_of(args[0])
             if known is not None and not known.is_input:  # of memory that the program made
@@ -311,6 +328,9 @@ class OperatorRecorder(TorchFunctionMode):
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise NotRecordable("runs under a torch.func transform")
         code, offset = self._observer.instruction()
+        args = _spelled_out(func, args)
+        if copies_array(func, args):
+            func, args = ArrayOperator(func, args[0].copy()), args[1:]
         return Operator(
             func,
             tuple([self.template(a, inputs) for a in args]),
@@ -397,6 +417,18 @@ class OperatorRecorder(TorchFunctionMode):
         if isinstance(out, (tuple, list)):
             return tuple([self._result(item, const, dynamic) for item in out])
         return out
+
+
+def _spelled_out(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Legacy constructors take a torch.Size for a size, and a tuple for data: sizes as numbers."""
+    legacy = func is torch.Tensor or type(func) is _TENSOR_TYPE
+    if not legacy and getattr(func, "__name__", "") != "new":
+        return args
+    if args and type(args[-1]) is torch.Size:
+        if not args[-1]:
+            raise NotRecordable("makes a tensor of an empty torch.Size")
+        return (*args[:-1], *args[-1])
+    return args
 
 
 def _version(tensor: torch.Tensor) -> int:

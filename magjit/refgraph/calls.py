@@ -14,12 +14,14 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from magjit import _C
 from magjit.annotations import Kind, Read, Rule, is_c_callable, missing_entry
 from magjit.bytecode import EventKind
 from magjit.refgraph import relations as r
+from magjit.refgraph.arrays import change_array, read_array
 from magjit.refgraph.attributes import read_attribute, read_class_attr
 from magjit.refgraph.blind import is_blind_change
 from magjit.refgraph.containers import (
@@ -39,6 +41,7 @@ from magjit.refgraph.kinds import (
     instance_dict,
     is_atom,
 )
+from magjit.refgraph.legacy import call_variable
 from magjit.refgraph.python_specials import opaque_call, python_special
 from magjit.refgraph.recorder import LIBRARIES, FrameState, Handler, StateRecorder
 from magjit.refgraph.specials import AS_PURE, SPECIALS
@@ -131,22 +134,6 @@ def _call_class(rec: StateRecorder, cls: type, args: Args, kwargs: Kwargs) -> An
     return None
 
 
-def _call_variable(rec: StateRecorder, cls: type, args: Args, kwargs: Kwargs) -> Any:
-    """``Variable(data, requires_grad)``, of old programs, detaches; torch tells no mode of it."""
-    data = args[0] if args else kwargs.get("data")
-    if not isinstance(data, torch.Tensor):
-        rec.split("makes a Variable of something that is no tensor")
-        return None
-    finish = rec.operators.record_call(torch.Tensor.detach, (data,), {})
-
-    def note(top: tuple[Any, ...]) -> None:
-        finish(top[-1])
-        if isinstance(top[-1], torch.Tensor) and top[-1].requires_grad and rec.broken is None:
-            rec.operators.record_call(torch.Tensor.requires_grad_, (top[-1],), {})(top[-1])
-
-    return note
-
-
 class _MadeClass:
     """Post-event of a call that makes a class: the class is the run's own."""
 
@@ -231,7 +218,7 @@ def _call_compiled(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) ->
 
 
 _CALLABLES: list[tuple[Callable[[Any], bool], Callable[..., Any]]] = [
-    (lambda f: f is torch.autograd.Variable, _call_variable),
+    (lambda f: f is torch.autograd.Variable, call_variable),
     (lambda f: isinstance(f, type), _call_class),
     (lambda f: isinstance(f, functools.partial), _call_partial),
     (lambda f: isinstance(f, weakref.ref), _call_weakref),
@@ -248,6 +235,9 @@ def call_c(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A callable without Python code."""
     if is_blind_change(rec, func, args, kwargs):
         return None
+    caller = rec.state.globals if rec.state is not None else None
+    if (verdict := rec.hook_called(caller, func, args)) is not None:
+        return verdict
     rule = rec.database.lookup(func, args[0] if args else None)
     if rule is None:
         rec.missing.append(func)
@@ -263,7 +253,7 @@ def apply_rule(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kw
 
 def _operator(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
     for value in (*args, *kwargs.values()):
-        if isinstance(value, CONTAINERS):
+        if isinstance(value, (*CONTAINERS, np.ndarray)):
             _open_argument(rec, value, Read.DEEP)
     return _C.OPAQUE if isinstance(func, types.FunctionType) else None
 
@@ -296,6 +286,11 @@ def _receiver(func: Any, args: Args) -> tuple[Any, Args]:
 
 def _argument(rec: StateRecorder, rule: Rule, key: Any, value: Any, deep: bool) -> None:
     spec = rule.argument(key)
+    if spec.in_place and isinstance(value, (np.ndarray, tuple)):
+        for array in value if isinstance(value, tuple) else (value,):
+            if isinstance(array, np.ndarray):
+                change_array(rec, array)
+        return
     if spec.in_place:
         node = rec.graph.node_of(value)
         if node is not None:
@@ -351,6 +346,9 @@ def _open_argument(rec: StateRecorder, value: Any, read: Read) -> None:
     node = rec.graph.node_of(value)
     if isinstance(value, bytearray):
         read_bytes(rec, node, value)
+        return
+    if type(value) is np.ndarray:
+        read_array(rec, value)
         return
     if isinstance(value, CONTAINERS):
         if node is not None:

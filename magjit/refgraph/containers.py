@@ -6,10 +6,12 @@ import types
 from collections import defaultdict, deque
 from typing import Any
 
+import numpy as np
 import torch
 
 from magjit.bytecode import EventKind
 from magjit.refgraph import relations as r
+from magjit.refgraph.arrays import change_array, read_array
 from magjit.refgraph.attributes import read_attribute, read_class_attr, read_mro
 from magjit.refgraph.blind import add_blindly, unread
 from magjit.refgraph.kinds import (
@@ -131,6 +133,9 @@ def read_value(
         return
     value = shown(value)
     node = rec.graph.node_of(value)
+    if type(value) is np.ndarray:
+        read_array(rec, value)
+        return
     if isinstance(value, bytearray):
         read_bytes(rec, node, value)
     elif isinstance(value, CONTAINERS):
@@ -264,6 +269,8 @@ def read_item(rec: StateRecorder, container: Any, key: Any) -> None:
         getter = read_class_attr(rec, type(container), "__getitem__")
         if node is not None and not isinstance(getter, types.FunctionType):
             _read_sequence_item(rec, node, container, key)
+    elif type(container) is np.ndarray:
+        read_array(rec, container)
     elif isinstance(container, type):
         read_class_attr(rec, container, "__class_getitem__")
         read_class_attr(rec, type(container), "__getitem__")
@@ -329,6 +336,9 @@ def write_item(rec: StateRecorder, container: Any, key: Any, method: str) -> Non
         return
     setter = read_class_attr(rec, type(container), method)
     node = rec.graph.node_of(container)
+    if isinstance(container, (np.ndarray, np.flatiter)):
+        change_array(rec, container if isinstance(container, np.ndarray) else container.base)
+        return
     if node is None or isinstance(setter, types.FunctionType):
         return
     if isinstance(container, MAPPINGS) and is_atom(key) and method == "__setitem__":
@@ -355,6 +365,9 @@ def change_in_place(rec: StateRecorder, inputs: tuple[Any, ...]) -> None:
     for value in inputs[1:]:
         read_value(rec, value, deep=False)
     if isinstance(target, torch.Tensor) or is_plain(target):
+        return
+    if isinstance(target, np.ndarray):
+        change_array(rec, target)
         return
     node = rec.graph.node_of(target)
     if node is not None and isinstance(target, (list, dict, set, deque)):

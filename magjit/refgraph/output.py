@@ -11,7 +11,9 @@ import types
 import warnings
 from typing import Any
 
+from magjit import _C
 from magjit.annotations import Rule
+from magjit.refgraph import relations as r
 from magjit.refgraph.containers import read_value
 from magjit.refgraph.kinds import CONTAINERS, is_atom, is_constant_object
 from magjit.refgraph.recorder import StateRecorder
@@ -32,17 +34,18 @@ def _is_plain_text(value: Any, depth: int = 0) -> bool:
 
 def printed(
     rec: StateRecorder, rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+) -> Any:
     """``print`` to the standard output or error, whatever they are at the time of the replay."""
     values = (*args, *(value for name, value in kwargs.items() if name != "file"))
     file = kwargs.get("file")
     if not all(map(_is_plain_text, values)) or (file is not None and file is not sys.stderr):
         rec.split(f"calls {rule.name}: {rule.reason}", "print plain values")
-        return
+        return _C.OPAQUE
     for value in values:
         read_value(rec, value, deep=True)
     text = tuple(str(value) for value in args)
     rec.replay_call(_print_error if file is sys.stderr else print, text, _without(kwargs, "file"))
+    return _C.OPAQUE
 
 
 def _print_error(*args: Any, **kwargs: Any) -> None:
@@ -55,24 +58,55 @@ def _without(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
 
 def warned(
     rec: StateRecorder, rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+) -> Any:
     """``warnings.warn``: the replay warns of the same line, through the same registry."""
     call = _warn_arguments(*args, **kwargs) if func is warnings.warn else None
     frame = observed_frame(rec)
     if call is None or frame is None or not _is_plain_text(call[0]):
         rec.split(f"calls {rule.name}: {rule.reason}", "warn with a plain text")
-        return
+        return _C.OPAQUE
     message, category, level = call
+    filtering = _changed_filters(rec)
     for _ in range(level - 1):
         frame = _calling_frame(rec, frame)
         if frame is None:
             rec.split("warns of a line outside the program")
-            return
+            return _C.OPAQUE
+    if filtering:
+        if _action(message, category, frame) != "ignore":
+            rec.split("warns while it changes the warning filters")
+        return _C.OPAQUE
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     module = frame.f_globals.get("__name__") or "<string>"
     where = (frame.f_code.co_filename, frame.f_lineno, module)
     rec.root(registry)
     rec.replay_call(warnings.warn_explicit, (str(message), category, *where, registry), {})
+    return _C.OPAQUE
+
+
+def _changed_filters(rec: StateRecorder) -> bool:
+    """Whether the filters are not those that a replay would find."""
+    namespace = rec.graph.node_of(vars(warnings))
+    kept = rec.graph.node_of(warnings.filters)
+    replaced = namespace is not None and any(
+        isinstance(relation, r.Item) and relation.key.key == "filters"
+        for relation in namespace.written
+    )
+    return replaced or (kept is not None and kept.changed)
+
+
+def _action(message: str, category: type[Warning], frame: types.FrameType) -> str:
+    """What the filters say of a warning."""
+    module = frame.f_globals.get("__name__") or "<string>"
+    for action, text, kind, where, line in warnings.filters:
+        if (
+            (text is None or text.match(message))
+            and issubclass(category, kind)
+            and (where is None or where.match(module))
+            and line in (0, frame.f_lineno)
+        ):
+            return str(action)
+    return str(warnings.defaultaction)  # type: ignore[attr-defined]
 
 
 def _warn_arguments(

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from magjit import _C
@@ -37,7 +38,9 @@ from magjit.refgraph.kinds import (
     name_in_class,
 )
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, RefGraph, ShadowNode, Target
+from magjit.refgraph.tensors import TensorNotes
 
+_NUMPY_DISPATCHER: type = type(np.copyto)
 LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
 _CALLBACKS = frozenset(
     f"{name}.__init__.<locals>.{callback}"
@@ -114,10 +117,11 @@ class FrameState:
         self.func_node = func_node
 
 
-class StateRecorder:
+class StateRecorder(TensorNotes):
     """Builds the `RefGraph` of one run and owns the run's operator recorder."""
 
     def __init__(self, database: Database, python_special: Callable[[Any], Any]) -> None:
+        super().__init__()
         self.database = database
         self.python_special = python_special
         self.graph = RefGraph()
@@ -156,10 +160,12 @@ class StateRecorder:
         frame = _users_frame()
         return (frame.f_code, frame.f_lasti) if frame is not None else (None, -1)
 
-    def split(self, reason: str, remedy: str | None = None) -> None:
+    def split(
+        self, reason: str, remedy: str | None = None, location: Location | None = None
+    ) -> None:
         """Note that the run cannot become one graph; the user's program goes on unobserved."""
         if self.broken is None:
-            self.broken = Split(reason, self.location(), remedy)
+            self.broken = Split(reason, location or self.location(), remedy)
             self.operators.active = False
             self.pause()
 
@@ -177,40 +183,6 @@ class StateRecorder:
         if found is None:
             return None
         return Location(found.f_code.co_filename, found.f_lineno, found.f_code.co_qualname)
-
-    def external_tensor(self, tensor: torch.Tensor) -> bool:
-        return self.graph.node_of(tensor) is not None
-
-    def tensor_attribute(self, tensor: torch.Tensor, name: str, value: Any) -> None:
-        node = self.graph.node_of(tensor)
-        if node is None:
-            if name not in ("grad_fn", "_version", "_base") and value is not None:
-                self.split(f"reads .{name} of a tensor made in the program")
-            return
-        if name not in ("grad", "_grad") and value is not None:
-            self.split(f"reads .{name} of a tensor from outside")
-            return
-        self.read(node, r.CAttr(class_lookup(torch.Tensor, name)), value)
-
-    def tensor_fact(self, tensor: torch.Tensor, func: Any, value: Any) -> None:
-        """Metadata was read that the guard of a tensor leaves out."""
-        node = self.graph.node_of(tensor)
-        if node is None:
-            return
-        getter = getattr(func, "__self__", None)
-        if isinstance(getter, types.GetSetDescriptorType):
-            self.read(node, r.CAttr(getter), value)
-        elif isinstance(func, types.MethodDescriptorType):
-            self.read(node, r.CResult(func), value)
-        else:
-            self.split(f"reads {getattr(func, '__name__', func)} of a tensor from outside")
-
-    def set_tensor_attribute(self, tensor: torch.Tensor, name: str) -> None:
-        node = self.graph.node_of(tensor)
-        if node is None:
-            self.split(f"sets .{name} of a tensor whose origin was not observed")
-        else:
-            self.write(node, r.CAttr(class_lookup(torch.Tensor, name)))
 
     # -- nodes -----------------------------------------------------------------------------------
 
@@ -367,6 +339,7 @@ class StateRecorder:
         self.missing = []
         self.effects = []
         self.entered = []
+        self.release_tensors()
         self.metas = {}
         self.made_classes = set()
 
@@ -446,9 +419,10 @@ class StateRecorder:
         module_name = getattr(func, "__module__", None) or ""
         if module_name.partition(".")[0] not in LIBRARIES:
             return False
-        if func.__globals__.get(func.__name__) is not func:
-            return False
-        self.read(self.root(func.__globals__), r.Item.of(func.__name__), func)
+        named = func.__globals__.get(func.__name__)
+        if named is not func and type(named) is not _NUMPY_DISPATCHER:
+            return False  # NumPy's dispatchers ask a function of their own name for the arguments
+        self.read(self.root(func.__globals__), r.Item.of(func.__name__), named)
         return True
 
     def read_function(self, node: ShadowNode) -> None:

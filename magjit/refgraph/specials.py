@@ -19,6 +19,7 @@ import torch
 from magjit import _C
 from magjit.annotations import Rule
 from magjit.refgraph import relations as r
+from magjit.refgraph.arrays import from_numpy
 from magjit.refgraph.attributes import (
     before_deletion,
     read_attribute,
@@ -375,6 +376,7 @@ SPECIALS: dict[str, Special] = {
     "coroutine": _generator,
     "lock": _no_effect,
     "dynamo_eval_frame": _no_effect,
+    "from_numpy": from_numpy,
     "putenv": _environment,
     "repeated": _environment,
     "recursion_limit": _recursion_limit,

@@ -120,10 +120,13 @@ def exception_on_some_calls() -> Scene:
 # --- text -----------------------------------------------------------------------------------
 
 
-@ROWS.row(split=True)
+@ROWS.row()
 def printed_text() -> Scene:
+    names = ["first"]
+
     def program(x: torch.Tensor) -> torch.Tensor:
-        print("shape", tuple(x.shape))
+        print("shape", tuple(x.shape), names, x.dtype, sep=" | ")
+        names[0] = "later"
         y = x + 1
         print("done", end="!\n")
         return y

@@ -232,6 +232,13 @@ def branch_on_a_value(x: torch.Tensor) -> Any:
     return x * 2 if (x > 0).any() else x - 1
 
 
+@ROWS.program(leaf, backward=True)
+def legacy_constructors_of_a_size(x: torch.Tensor) -> Any:
+    noise = torch.FloatTensor(x.size()).fill_(2) * torch.Tensor(x.shape).fill_(3)
+    data = torch.FloatTensor(tuple(x.shape)) + torch.Tensor([1, 2])
+    return x * noise + x.data.new(x.size()).zero_(), data, x.new(2, 2).zero_(), x.new([1, 2])
+
+
 # --- autograd -------------------------------------------------------------------------------
 
 

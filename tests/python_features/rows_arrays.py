@@ -1,0 +1,71 @@
+"""NumPy arrays in a program: constants, tensors made of them, memory that is shared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from .table import FeatureTable
+
+ROWS = FeatureTable()
+SCALES = np.array([1.0, 2.0])
+CHANGED = np.array([1.0, 2.0])
+COUNTS = np.arange(6).reshape(2, 3)
+
+
+@ROWS.program()
+def array_from_outside(x: torch.Tensor) -> Any:
+    for scale in SCALES:
+        x = x * float(scale)
+    return x * len(SCALES) + SCALES.sum() + COUNTS[1, 2], COUNTS.T
+
+
+@ROWS.program()
+def tensors_that_copy_an_array(x: torch.Tensor) -> Any:
+    y = torch.tensor(SCALES, dtype=torch.float32).sum() + torch.FloatTensor(SCALES)[0]
+    return x + y, torch.tensor(COUNTS), torch.Tensor(COUNTS), torch.tensor(COUNTS[0] * 2)
+
+
+@ROWS.program()
+def tensor_that_shares_an_array_of_the_run(x: torch.Tensor) -> Any:
+    anchors = np.zeros((2, 4))
+    anchors[:, 2:] = SCALES * np.tile(SCALES, (2, 1))
+    anchors[:, 0::2] -= np.tile(anchors[:, 2] * 0.5, (2, 1)).T
+    return x.sum() * torch.from_numpy(anchors.astype(np.float32)), torch.from_numpy(anchors)
+
+
+@ROWS.program(split=True)
+def tensor_that_shares_an_array_from_outside(x: torch.Tensor) -> Any:
+    return x.sum() * torch.from_numpy(COUNTS)
+
+
+@ROWS.program(split=True)
+def view_of_an_outside_array_changed(x: torch.Tensor) -> Any:
+    view = CHANGED[:1]
+    view[0] = 3.0
+    return x * float(CHANGED[0])
+
+
+@ROWS.program(split=True)
+def flat_view_changed(x: torch.Tensor) -> Any:
+    array = np.ones((2, 2), dtype=np.float32)
+    t = torch.from_numpy(array)
+    array.flat[1] = 5.0
+    return x.sum() * t
+
+
+@ROWS.program(split=True)
+def array_changed_through_its_tensor(x: torch.Tensor) -> Any:
+    array = np.ones(3, dtype=np.float32)
+    torch.from_numpy(array).add_(1)
+    return x * float(array[0])
+
+
+@ROWS.program(split=True)
+def array_changed_behind_its_tensor(x: torch.Tensor) -> Any:
+    array = np.ones(3, dtype=np.float32)
+    t = torch.from_numpy(array)
+    np.add(array, 1.0, out=array)
+    return x * t[0]
