@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 
 from paritybench_runner import stubs
 from paritybench_runner.corpus import Case, describe
-from paritybench_runner.values import first_difference, frozen, state_of, tensors_of
+from paritybench_runner.values import first_difference, frozen, same_class, state_of, tensors_of
 
 WEIGHTS, OTHER_WEIGHTS = 1, 2
 INPUTS, FRESH_INPUTS = 11, 12
@@ -62,7 +62,8 @@ class Outcome:
         if self.raised is not None:
             return first_difference(type(other.raised), type(self.raised), "exception")
         if not values:
-            return None if type(self.result) is type(other.result) else "type of the result"
+            same = same_class(type(self.result), type(other.result))
+            return None if same else "type of the result"
         own, others = (dict(sorted(outcome.state.items())) for outcome in (self, other))
         if not self.attributes:
             others = {key: value for key, value in others.items() if key in own}

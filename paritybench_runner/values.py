@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ def first_difference(expected: Any, actual: Any, path: str = "result") -> str | 
 def _differences(expected: Any, actual: Any, path: str, depth: int) -> Iterator[str]:
     if expected is actual or depth > _DEEPEST:
         return
-    if type(expected) is not type(actual):
+    if not same_class(type(expected), type(actual)):
         yield f"{path}: {type(actual).__name__} in place of {type(expected).__name__}"
     elif isinstance(expected, Tensor):
         yield from _tensors(expected, actual, path)
@@ -50,6 +51,18 @@ def _differences(expected: Any, actual: Any, path: str, depth: int) -> Iterator[
         return
     elif dataclasses.is_dataclass(expected) or hasattr(expected, "__dict__"):
         yield from _mappings(vars(expected), vars(actual), path, depth)
+
+
+def same_class(one: type, other: type) -> bool:
+    """The same, or twins that two calls have made."""
+    if one is other:
+        return True
+    names = [(cls.__module__, cls.__qualname__, cls.__mro__[1:-1]) for cls in (one, other)]
+    return names[0] == names[1] and _find(one) not in (one, other)
+
+
+def _find(cls: type) -> Any:
+    return getattr(sys.modules.get(cls.__module__), cls.__qualname__, None)
 
 
 def _mappings(

@@ -38,3 +38,12 @@ def copies_array(func: Any, args: tuple[Any, ...]) -> bool:
     if not args or type(args[0]) is not np.ndarray or args[0].dtype.hasobject:
         return False
     return func in COPYING or type(func) is type(torch.FloatTensor)
+
+
+def listed(index: Any) -> Any:
+    """An index with its NumPy arrays as lists, which index alike."""
+    if isinstance(index, tuple):
+        return tuple(listed(item) for item in index)
+    if type(index) is np.ndarray and index.dtype.kind in "iub":
+        return index.tolist()
+    return index

@@ -23,6 +23,7 @@ class OpKind(enum.Enum):
     DYNAMIC = enum.auto()  # an operator whose result's shape depends on data
     ATTRIBUTE = enum.auto()  # reads an attribute that is state of its own, such as .grad
     SET_ATTRIBUTE = enum.auto()  # writes such an attribute
+    LABEL = enum.auto()  # names a part of the program for the profiler
     SPLIT = enum.auto()  # cannot be part of a graph
 
 
@@ -55,6 +56,7 @@ METADATA_GETTERS = frozenset(
         "is_vulkan",
         "is_ort",
         "is_leaf",
+        "volatile",
         "output_nr",
         "_is_param",
     ]
@@ -214,6 +216,8 @@ UNGUARDED_METADATA = frozenset({"storage_offset", "is_leaf", "output_nr", "_is_v
 def classify(func: Callable[..., Any]) -> tuple[OpKind, str]:
     """The kind of a torch function and its name (an attribute's name for getters and setters)."""
     name = getattr(func, "__name__", "")
+    if getattr(func, "namespace", "") == "profiler" or name.startswith("_record_function_"):
+        return OpKind.LABEL, name
     owner = getattr(func, "__self__", None)
     if name == "__get__" and owner is not None:
         attribute = getattr(owner, "__name__", "") or getattr(

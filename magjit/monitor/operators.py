@@ -10,10 +10,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from magjit.monitor.arrays import ArrayOperator, copies_array
+from magjit.monitor.arrays import ArrayOperator, copies_array, listed
 from magjit.monitor.functions import set_data
 from magjit.monitor.operator_graph import InputValue, Operator, OperatorGraph, Value, ValueRef
 from magjit.monitor.operator_kinds import (
@@ -44,6 +45,8 @@ _ATOMS: frozenset[type] = frozenset(
 
 _NUMBERS: tuple[Any, ...] = (int, float, complex, str)
 _TENSOR_TYPE: Any = type(torch.FloatTensor)
+_COMPARED = (torch.Tensor, int, float, complex, list, tuple, np.ndarray, np.generic)
+_INDEXING = frozenset({"__getitem__", "__setitem__"})
 _RESIZING = frozenset({"resize_", "resize_as_"})
 _SHAPES = frozenset({"shape", "size", "numel", "nelement", "__len__", "stride", "nbytes"})
 After = Callable[[Any], object]
@@ -215,7 +218,11 @@ class OperatorRecorder(TorchFunctionMode):
 
     def _compute(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> After:
+    ) -> After | None:
+        if name in ("__eq__", "__ne__") and not isinstance(args[-1], _COMPARED):
+            return None  # never equal to what is no tensor and no number
+        if name == "type" and len(args) == 1 and not kwargs:
+            return self._metadata(func, name, args, kwargs)
         inputs: list[Value] = []
         operator = self._operator(func, args, kwargs, inputs)
         dynamic = shape_depends_on_data(name, args, kwargs)
@@ -303,6 +310,11 @@ class OperatorRecorder(TorchFunctionMode):
             self._observer.split(f"sets the attribute .{name} of a tensor")
         return None
 
+    def _label(
+        self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Nothing to replay."""
+
     def _split(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> After | None:
@@ -328,6 +340,8 @@ class OperatorRecorder(TorchFunctionMode):
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise NotRecordable("runs under a torch.func transform")
         code, offset = self._observer.instruction()
+        if getattr(func, "__name__", "") in _INDEXING:
+            args = (args[0], listed(args[1]), *args[2:])
         args = _spelled_out(func, args)
         if copies_array(func, args):
             func, args = ArrayOperator(func, args[0].copy()), args[1:]
@@ -474,5 +488,6 @@ _HANDLERS: dict[OpKind, Callable[..., After | None]] = {
     OpKind.STATE: OperatorRecorder._state,
     OpKind.ATTRIBUTE: OperatorRecorder._attribute,
     OpKind.SET_ATTRIBUTE: OperatorRecorder._set_attribute,
+    OpKind.LABEL: OperatorRecorder._label,
     OpKind.SPLIT: OperatorRecorder._split,
 }

@@ -253,9 +253,19 @@ def load_subscr(
     read_item(rec, container, key)
 
 
+def _read_index(rec: StateRecorder, key: Any) -> None:
+    """The index of a tensor: all of it is read."""
+    for part in key if type(key) is tuple else (key,):
+        if isinstance(part, (list, tuple, np.ndarray)):
+            read_value(rec, part, deep=True)
+
+
 def read_item(rec: StateRecorder, container: Any, key: Any) -> None:
     """``container[key]``, done by C code."""
-    if isinstance(container, torch.Tensor) or is_plain(container):
+    if isinstance(container, torch.Tensor):
+        _read_index(rec, key)
+        return
+    if is_plain(container):
         return
     container = shown(container)
     node = rec.graph.node_of(container)
@@ -333,6 +343,7 @@ def delete_subscr(
 def write_item(rec: StateRecorder, container: Any, key: Any, method: str) -> None:
     """``container[key] = value`` or ``del container[key]``, done by C code."""
     if isinstance(container, torch.Tensor):
+        _read_index(rec, key)
         return
     setter = read_class_attr(rec, type(container), method)
     node = rec.graph.node_of(container)

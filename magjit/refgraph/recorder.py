@@ -201,6 +201,9 @@ class StateRecorder(TensorNotes):
         return node
 
     def _note_tensor(self, node: ShadowNode, tensor: torch.Tensor) -> None:
+        if torch.nn.parameter.is_lazy(tensor):
+            self.split("makes the parameters of a lazy module", "call it once before compiling it")
+            return
         try:
             self.metas[node.node_id] = _C.tensor_meta(tensor)
         except ValueError as problem:

@@ -324,6 +324,18 @@ MUTATED: dict[str, tuple[Any, Any, Any, Callable[[Any], Any]]] = {
         None,
         lambda v: torch.tensor(v) + v.sum(),
     ),
+    "list that indexes a tensor": (
+        lambda: [1, 0],
+        lambda v: put(v, 0, 3),
+        None,
+        lambda v: torch.arange(4.0)[v].sum() + torch.eye(4)[:, v].sum(1)[1],
+    ),
+    "array that indexes a tensor": (
+        lambda: np.array([1, 0]),
+        lambda v: put(v, 0, 3),
+        None,
+        lambda v: torch.arange(4.0)[v].sum() + torch.eye(4)[:, v].sum(1)[1],
+    ),
     "simple namespace": (
         lambda: types.SimpleNamespace(a=2, b=1),
         lambda v: setattr(v, "a", 9),

@@ -103,10 +103,12 @@ def torch_function_mode_inside(x: torch.Tensor) -> Any:
     return y, count.seen
 
 
-@ROWS.program(split=True)
+@ROWS.program(leaf, backward=True)
 def profiler_record_function(x: torch.Tensor) -> Any:
-    with torch.profiler.record_function("part"):
-        return x * 2
+    with torch.profiler.record_function("part"), torch.autograd.profiler.record_function("inner"):
+        y = x * 2
+    with torch.profiler.record_function("another"):
+        return y + 1
 
 
 # --- operators ------------------------------------------------------------------------------
