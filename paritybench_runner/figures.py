@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import permutations
 from typing import Any
 
-from paritybench_runner.protocol import OUTCOMES, Result
+from paritybench_runner.protocol import OUTCOMES, SETTLES, Result
 from paritybench_runner.store import CaseRow, Store
 
 Key = tuple[str, int]
@@ -30,6 +30,9 @@ class Coverage:
     programs: int = 0
     programs_whole: int = 0
     programs_correct: int = 0
+    settled: int = 0
+    """Cases that are whole from their second call on; those that are whole among them."""
+    programs_settled: int = 0
     graphs: float = 0.0
     """Mean number of graphs a case."""
 
@@ -122,6 +125,7 @@ def _coverage(results: dict[Key, Result], cases: Iterable[CaseRow]) -> Coverage:
     coverage = Coverage(outcomes=dict.fromkeys(OUTCOMES, 0))
     whole: dict[str, bool] = {}
     correct: dict[str, bool] = {}
+    settled: dict[str, bool] = {}
     graphs = 0
     for case in cases:
         result = results.get(case.key)
@@ -132,10 +136,14 @@ def _coverage(results: dict[Key, Result], cases: Iterable[CaseRow]) -> Coverage:
         graphs += result.graphs
         whole[case.file] = whole.get(case.file, True) and result.outcome == "whole"
         right = result.outcome in ("whole", "splits")
+        settles = result.outcome == "whole" or (right and result.steps.get(3) == SETTLES)
+        coverage.settled += settles
+        settled[case.file] = settled.get(case.file, True) and settles
         correct[case.file] = correct.get(case.file, True) and right
     coverage.programs = len(whole)
     coverage.programs_whole = sum(whole.values())
     coverage.programs_correct = sum(correct.values())
+    coverage.programs_settled = sum(settled.values())
     coverage.graphs = graphs / coverage.cases if coverage.cases else 0.0
     return coverage
 

@@ -9,6 +9,10 @@
 
 Whole = steps 2 and 3 hold with one graph of torch operators only, and the replay dispatches the
 ATen operators that eager dispatches.
+
+A program that sets itself up in its first call (it fills a cache, makes a buffer) goes another way
+in its second, so that step 3 captures again. It is not whole; whether it would be, counted from its
+second call on, is told beside.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from paritybench_runner.dynamic import Watch
 from paritybench_runner.trial import (
     FRESH_INPUTS,
     INPUTS,
+    MORE_INPUTS,
     NOTHING,
     OTHER_WEIGHTS,
     WEIGHTS,
@@ -39,6 +44,7 @@ from paritybench_runner.trial import (
 )
 
 STEPS = 6
+SETTLES = "captured again, whole from then on"
 OUTCOMES = ("whole", "splits", "refused", "wrong", "crashed", "timeout")
 
 
@@ -282,7 +288,27 @@ class CompilerRun:
         pair.check(Move(FRESH_INPUTS), pair.expected(Move(FRESH_INPUTS), eager), replay)
         again = attempt.captures() - captures
         result.steps[3] = "held" if not again else "captured again"
+        if again and self._settles(pair):
+            result.steps[3] = SETTLES
         return attempt.problem() or self._impurity(attempt, again, eager.counts, replay.counts)
+
+    def _settles(self, pair: Pair) -> bool:
+        """Whether what step 3 captured anew serves the calls that follow."""
+        attempt, move = pair.attempt, Move(MORE_INPUTS)
+        captures = attempt.captures()
+        eager, replay = operators.Dispatched(), operators.Dispatched()
+        pair.check(move, pair.expected(move, eager), replay)
+        if attempt.captures() > captures or attempt.problem() or attempt.opaque():
+            return False
+        trial = self.trial
+
+        def run_eagerly() -> object:
+            module = trial.build()
+            for before in pair.moves[:-1]:
+                trial.call(module, trial.inputs(before))
+            return trial.call(module, trial.inputs(move))
+
+        return operators.unexplained(eager.counts, replay.counts, run_eagerly) is None
 
     def _impurity(
         self, attempt: Attempt, again: int, eager: Counter[str], replay: Counter[str]

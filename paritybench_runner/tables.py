@@ -30,9 +30,16 @@ def coverage_rows(found: dict[str, Coverage]) -> Iterator[list[str]]:
         counts = [(row.outcomes.get(outcome, 0), row.cases) for row in rows]
         if outcome == "whole" or any(count for count, _ in counts):
             yield [LABELS[outcome], *(f"{n}  {percent(n, of)}" for n, of in counts)]
+        if outcome == "whole":
+            counts = [(row.settled, row.cases) for row in rows]
+            yield ["whole from the second call on", *(f"{n}  {percent(n, of)}" for n, of in counts)]
     yield ["programs", *(str(row.programs) for row in rows)]
     for label, counts in (
         ("whole programs", [(row.programs_whole, row.programs) for row in rows]),
+        (
+            "programs whole from the second call on",
+            [(row.programs_settled, row.programs) for row in rows],
+        ),
         ("correct programs", [(row.programs_correct, row.programs) for row in rows]),
     ):
         yield [label, *(f"{n}  {percent(n, of)}" for n, of in counts)]

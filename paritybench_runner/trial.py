@@ -24,7 +24,7 @@ from paritybench_runner.corpus import Case, describe
 from paritybench_runner.values import first_difference, frozen, same_class, state_of, tensors_of
 
 WEIGHTS, OTHER_WEIGHTS = 1, 2
-INPUTS, FRESH_INPUTS = 11, 12
+INPUTS, FRESH_INPUTS, MORE_INPUTS = 11, 12, 13
 _CALL = 21
 _MOST_KEPT = 200 << 20  # bytes; larger modules initialise what they have
 

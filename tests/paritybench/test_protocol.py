@@ -11,7 +11,7 @@ from torch import nn
 
 from paritybench_runner.compilers import MagJIT, Problem
 from paritybench_runner.corpus import Case
-from paritybench_runner.protocol import CompilerRun, run_eagerly
+from paritybench_runner.protocol import SETTLES, CompilerRun, run_eagerly
 from paritybench_runner.trial import Trial
 
 
@@ -71,7 +71,8 @@ class FakeAttempt:
         return []
 
     def captures(self) -> int:
-        return self.calls if self.fake.facts.get("captures_again") else 1
+        most = self.fake.facts.get("captures", 1)
+        return min(self.calls, most)
 
     def missed(self) -> str:
         return "args[0] is another"
@@ -97,6 +98,12 @@ def test_all_steps_hold() -> None:
     result = run()
     assert result.outcome == "whole" and result.whole
     assert result.steps == dict.fromkeys((2, 3, 4, 5, 6), "held")
+
+
+@pytest.mark.parametrize(("captures", "step"), [(1, "held"), (2, SETTLES), (9, "captured again")])
+def test_a_program_that_sets_itself_up(captures: int, step: str) -> None:
+    result = run(captures=captures)
+    assert result.steps[3] == step and result.whole is (captures == 1)
 
 
 def fail(y: Any, module: nn.Module, calls: int) -> Any:
@@ -133,7 +140,7 @@ def test_a_changed_attribute_is_a_wrong_state() -> None:
     ("facts", "reason"),
     [
         ({"problem": Problem("a print", "f.py:3 in f")}, "a print"),
-        ({"captures_again": True}, "captured again"),
+        ({"captures": 9}, "captured again"),
         ({"opaque": ["mine"]}, "no torch operators: mine"),
         ({"graphs": 2}, "2 graphs"),
     ],
