@@ -23,7 +23,7 @@ from magjit.errors import Location
 from magjit.mocks import Resolver
 from magjit.plugin import GraphInput, InputDescriber
 from magjit.records import Timings
-from magjit.refgraph import attributes, calls, containers
+from magjit.refgraph import attributes, calls, containers, other_events
 from magjit.refgraph import relations as r
 from magjit.refgraph.autograd_functions import left_frame
 from magjit.refgraph.binding import bind_handlers
@@ -64,7 +64,12 @@ _TRIVIAL = frozenset(
     | {torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device}
     | {types.FunctionType, types.BuiltinFunctionType, types.CodeType}
 )
-_HANDLERS = {**attributes.HANDLERS, **containers.HANDLERS, **calls.HANDLERS}
+_HANDLERS = {
+    **attributes.HANDLERS,
+    **containers.HANDLERS,
+    **calls.HANDLERS,
+    **other_events.HANDLERS,
+}
 
 
 class _GraphResolver:

@@ -15,6 +15,7 @@ import math
 import operator
 import re
 import string
+import time
 import types
 import typing
 import weakref
@@ -127,6 +128,14 @@ def user_dicts_and_chain_maps(x: torch.Tensor) -> Any:
     table["b"] = x + 1
     chain = collections.ChainMap({"a": 1}, {"c": 2})
     return table["b"], len(table), chain["c"], dict(chain)
+
+
+@ROWS.program()
+def named_tuple_class_of_the_run(x: torch.Tensor) -> Any:
+    pair = collections.namedtuple("pair", ["a", "b"], defaults=[1])
+    made = pair(x * 2)
+    time.sleep(0)
+    return made.a + made.b, made._fields, pair.__name__, isinstance(made, pair)
 
 
 @ROWS.program()
