@@ -231,10 +231,16 @@ def observe(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Obser
     return observation
 
 
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(one[name] is other[name] for name in other)
+
+
 def _check_end(observation: Observation) -> None:
     """What only the end of a run tells of things that a record could not hold."""
     recorder = observation.recorder
     reason = recorder.unrepeatable()
+    if any(not _same(vars(ctx), before) for ctx, before in recorder.contexts):
+        reason = "changes the context of an autograd function after its forward"
     if recorder.function_calls:
         reason = "an autograd function raised, and the program went on"
     if reason is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,8 @@ class ForwardPlan:
 
     Attributes:
         region: what the program's forward did.
-        positions: for each input of the graph, which argument of ``apply`` it is.
+        positions: for each input of the graph, which argument of ``apply`` it is; from the
+            number of those on, which of the values that the forward found elsewhere.
         outputs: the values that the graph returns.
         kept: of them, what only other parts of the program use; it has no gradient.
     """
@@ -67,26 +69,32 @@ def _filled(template: Any, values: dict[int, torch.Tensor]) -> Any:
 def replayed_apply(plan: ForwardPlan) -> Callable[..., Any]:
     """``apply`` as a function of the forward's graph and of the program's arguments.
 
-    Positions stay as they are in the program, since its backward may ask for
-    ``ctx.needs_input_grad``; values that the forward found elsewhere come behind.
+    The program's ``apply`` gets the program's arguments, since its backward may ask for
+    ``ctx.needs_input_grad``; values that the forward found elsewhere come by a side way.
     """
     made: list[tuple[GraphModule, Callable[..., Any]]] = []
+    elsewhere = threading.local()
+    count = len(plan.region.call_args)
 
     def apply(gm: GraphModule, *args: Any) -> Any:
         if not made or made[0][0] is not gm:
-            made[:] = [(gm, _subclass(plan, gm).apply)]
-        return made[0][1](*args)
+            made[:] = [(gm, _subclass(plan, gm, elsewhere).apply)]
+        elsewhere.values = args[count:]
+        try:
+            return made[0][1](*args[:count])
+        finally:
+            elsewhere.values = ()
 
     apply.__name__ = apply.__qualname__ = f"{plan.region.cls.__name__}_apply"
     return apply
 
 
-def _subclass(plan: ForwardPlan, gm: GraphModule) -> Any:
+def _subclass(plan: ForwardPlan, gm: GraphModule, elsewhere: threading.local) -> Any:
     region = plan.region
     cls: Any = region.cls
 
     def forward(ctx: Any, *args: Any) -> Any:
-        return plan.run(ctx, gm, args)
+        return plan.run(ctx, gm, (*args, *elsewhere.values))
 
     names: dict[str, Any] = {
         "__module__": cls.__module__,
@@ -94,13 +102,12 @@ def _subclass(plan: ForwardPlan, gm: GraphModule) -> Any:
         "forward": staticmethod(forward),
         "setup_context": staticmethod(_SingleLevelFunction.setup_context),
     }
-    if plan.kept or region.further:
+    if plan.kept:
         given = len(region.result)
-        nothing = (None,) * len(region.further)
+        name = "backward" if cls.vjp is torch.autograd.Function.vjp else "vjp"
 
         def backward(ctx: Any, *grads: Any) -> Any:
-            found = cls.backward(ctx, *grads[:given])
-            return (*(found if isinstance(found, tuple) else (found,)), *nothing)
+            return getattr(cls, name)(ctx, *grads[:given])
 
-        names["backward"] = staticmethod(backward)
+        names[name] = staticmethod(backward)
     return type(cls.__name__, (cls,), names)

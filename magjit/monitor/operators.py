@@ -7,7 +7,7 @@ costs about a microsecond each. While it handles one, observation of bytecode is
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -115,6 +115,12 @@ class OperatorRecorder(TorchFunctionMode):
         self._bind(tensor, value)
         self.on_input(value.value_id, tensor)
         return value
+
+    def alive(self, value_ids: Iterable[int]) -> list[tuple[Value, torch.Tensor]]:
+        """Those of some values whose tensors somebody still has."""
+        wanted = set(value_ids)
+        found = [(value, ref()) for ref, value in list(self._values.values())]
+        return [(v, t) for v, t in found if t is not None and v.value_id in wanted]
 
     def new_value(self, tensor: torch.Tensor) -> Value:
         """The value of a tensor that an operator made."""

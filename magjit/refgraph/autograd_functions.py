@@ -7,13 +7,15 @@ no graph can hold makes one operator of the whole call, which then runs the prog
 
 from __future__ import annotations
 
+import inspect
+import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import FunctionCtx, _is_setup_context_defined
 
 from magjit import _C
 from magjit.monitor.operator_graph import Operator, ValueRef, refs_in
@@ -21,10 +23,18 @@ from magjit.monitor.operators import NotRecordable
 from magjit.monitor.regions import FunctionRegion, Region
 from magjit.refgraph import relations as r
 from magjit.refgraph.attributes import read_class_attr
-from magjit.refgraph.kinds import is_constant_object
+from magjit.refgraph.kinds import class_lookup, is_atom, is_constant_object
 from magjit.refgraph.recorder import FrameState, StateRecorder
 
 _ABSENT = object()
+
+
+def _references(value: Any) -> int:
+    return sys.getrefcount(value)
+
+
+_OWN_REFERENCES = _references({"only": "here"}) + 2
+"""Of a container on a context, while it is looked at: one more, and somebody else has it, too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,12 +76,19 @@ def apply_function(rec: StateRecorder, func: Any, args: Any, kwargs: Any) -> Any
     """
     cls, rest = args[0], args[1:]
     forward = _follow_methods(rec, cls)
+    if _is_setup_context_defined(cls.setup_context):
+        rest, kwargs = _bound(cls.forward, rest, kwargs)
+    if rec.checkpoint is not None and not torch.is_grad_enabled():
+        rec.split("calls an autograd function in a re-entrant checkpoint")
+        return _C.OPAQUE
     needs_grad = torch.is_grad_enabled() and any(
-        isinstance(value, torch.Tensor) and value.requires_grad
-        for value in (*rest, *kwargs.values())
+        isinstance(value, torch.Tensor) and value.requires_grad for value in rest
     )
     if not needs_grad:
-        return None
+        return _without_gradient(rec, cls)
+    if kwargs:
+        rec.split("calls an autograd function with keyword arguments")
+        return _C.OPAQUE
     try:
         given = tuple(_argument(rec, value) for value in rest)
     except NotRecordable as problem:
@@ -96,6 +113,36 @@ def apply_function(rec: StateRecorder, func: Any, args: Any, kwargs: Any) -> Any
         rec.function_calls.pop()
         _record(rec, call, top[-1])
 
+    rec.judged = apply_function
+    return finished
+
+
+def _bound(forward: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Arguments by position, with defaults, as torch gives them to C where it can."""
+    try:
+        bound = inspect.signature(forward).bind(*args, **kwargs)
+    except TypeError:
+        return args, kwargs  # the call will say so itself
+    bound.apply_defaults()
+    return bound.args, bound.kwargs
+
+
+def _without_gradient(rec: StateRecorder, cls: Any) -> Any:
+    """The forward is followed like any function; torch runs it with grad mode off."""
+    if not torch.is_grad_enabled():
+        return None
+    graph, where = rec.operators.graph, rec.instruction()
+    switch = torch._C._set_grad_enabled
+    graph.operators.append(Operator(switch, (False,), {}, None, *where))
+    rec.function_calls.append(None)
+
+    def finished(top: tuple[Any, ...]) -> None:
+        if not rec.function_calls or rec.function_calls.pop() is not None:
+            rec.split(f"{cls.__qualname__}.forward raised")
+            return
+        graph.operators.append(Operator(switch, (True,), {}, None, *where))
+
+    rec.judged = apply_function
     return finished
 
 
@@ -107,6 +154,8 @@ def _argument(rec: StateRecorder, value: Any) -> Any:
 def _whole_call(rec: StateRecorder, cls: Any, args: Any, kwargs: Any) -> Callable[[Any], None]:
     """What records the call as one operator, given its result."""
     try:
+        if not all(isinstance(value, torch.Tensor) or is_atom(value) for value in args):
+            raise NotRecordable("keeps what only its caller knows for its backward")
         return rec.operators.call_operator(cls.apply, args, kwargs)
     except NotRecordable as problem:
         reason = str(problem)
@@ -144,7 +193,7 @@ def _read_backward(rec: StateRecorder, cls: Any) -> None:
 
 def left_frame(rec: StateRecorder, state: FrameState, result: Any) -> None:
     """A followed frame ended: perhaps it was the forward of a call."""
-    if rec.function_calls:
+    if rec.function_calls and rec.function_calls[-1] is not None:
         call: FunctionCall = rec.function_calls[-1]
         if state.code is call.forward:
             call.returned = result
@@ -164,6 +213,8 @@ def _record(rec: StateRecorder, call: FunctionCall, result: Any) -> None:
         return
     del graph.operators[call.start :]
     graph.operators.append(region.operator(*call.where))
+    ctx = _context(call, result if isinstance(result, tuple) else (result,))
+    rec.contexts.append((ctx, dict(vars(ctx))))
 
 
 def _region(
@@ -182,6 +233,12 @@ def _region(
         "attributes": {name: _template(rec, value) for name, value in vars(ctx).items()},
     }
     region = Region.of(inner, tuple(mentioned.values()))
+    told_of = {ref.value_id for ref in refs_in(tuple(mentioned.values()))}
+    for value, tensor in rec.operators.alive(region.made):
+        if tensor.requires_grad and value.value_id not in told_of:
+            raise NotRecordable("makes a tensor with a gradient of its own")
+    if class_lookup(call.cls, "__init_subclass__") is not class_lookup(object, "__init_subclass__"):
+        raise NotRecordable("belongs to a class that notes its subclasses")
     given = returned if isinstance(returned, tuple) else (returned,)
     if len(given) != len(results):
         raise NotRecordable("returns something else than apply does")
@@ -225,22 +282,22 @@ def _template(rec: StateRecorder, value: Any) -> Any:
     """A value of the forward as part of a graph."""
     if value is _ABSENT:
         raise NotRecordable("was not observed")
+    if type(value) in (list, dict) and sys.getrefcount(value) > _OWN_REFERENCES:
+        raise NotRecordable(f"shares a {type(value).__name__} with its backward")
     if type(value) in (list, tuple):
         return type(value)(_template(rec, item) for item in value)
     if type(value) is dict:
         return {key: _template(rec, item) for key, item in value.items()}
     if type(value) is torch.Size or is_constant_object(value):
         return value
-    inputs: list[Any] = []
-    made = rec.operators.template(value, inputs)
-    if next(refs_in(made), None) is None and made is not value:
+    if not isinstance(value, torch.Tensor) and not is_atom(value):
         raise NotRecordable(f"keeps a {type(value).__qualname__} for its backward")
-    return made
+    return rec.operators.template(value, [])
 
 
 def _context_method(name: str) -> Callable[..., Any]:
     def handler(rec: StateRecorder, func: Any, args: Any, kwargs: Any) -> Any:
-        if rec.function_calls:
+        if rec.function_calls and rec.function_calls[-1] is not None:
             rec.function_calls[-1].marks.append((args[0], name, (*args[1:], *kwargs.values())))
         return _C.OPAQUE
 

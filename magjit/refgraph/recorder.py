@@ -7,6 +7,7 @@ tracked: outside objects by identity, what was read of them, and what was writte
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import types
@@ -140,6 +141,8 @@ class StateRecorder(TensorNotes):
         self.suspended = False
         self.checkpoint: Any = None
         self.function_calls: list[Any] = []
+        self.contexts: list[tuple[Any, dict[str, Any]]] = []
+        self.judged: Any = None
         self.changes = 0
         self._opaque: dict[types.CodeType, bool] = {}
         self.state: FrameState | None = None
@@ -342,6 +345,7 @@ class StateRecorder(TensorNotes):
         self.missing = []
         self.effects = []
         self.entered = []
+        self.contexts = []
         self.release_tensors()
         self.metas = {}
         self.made_classes = set()
@@ -363,8 +367,10 @@ class StateRecorder(TensorNotes):
         if code.co_qualname in _CALLBACKS or module.startswith(_OBSERVERS):
             return _C.SKIP_ALWAYS
         special = self.python_special(func)
+        if special is not None and special is self.judged:
+            special = self.judged = None  # by the call that now enters its frame
         if special is not None:
-            verdict = special(self, func, tuple(localsplus), {})
+            verdict = special(self, func, *_arguments(code, localsplus))
             if verdict is _C.OPAQUE:
                 return None
             if verdict is False:
@@ -443,6 +449,18 @@ class StateRecorder(TensorNotes):
             self.read(node, relation, value)
             if value is not None and not is_atom(value):
                 self.open(self.graph.node_of(value))
+
+
+def _arguments(code: types.CodeType, values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a function is called with, of the local variables that it begins with."""
+    count = code.co_argcount + code.co_kwonlyargcount
+    args, kwargs = tuple(values[:count]), {}
+    if code.co_flags & inspect.CO_VARARGS:
+        args += tuple(values[count])
+        count += 1
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        kwargs = dict(values[count])
+    return args, kwargs
 
 
 def _cell_contents(cell: types.CellType) -> Any:
