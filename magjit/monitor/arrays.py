@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-COPYING: frozenset[Any] = frozenset({torch.tensor, torch.Tensor})
-"""Functions that copy an array."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayOperator:
@@ -37,13 +34,13 @@ def copies_array(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether a call makes a tensor of the contents of an array."""
     if not args or type(args[0]) is not np.ndarray or args[0].dtype.hasobject:
         return False
-    return func in COPYING or type(func) is type(torch.FloatTensor)
+    return func is torch.tensor
 
 
 def listed(index: Any) -> Any:
-    """An index with its NumPy arrays as lists, which index alike."""
+    """An index with its NumPy arrays as lists, where these index alike."""
     if isinstance(index, tuple):
         return tuple(listed(item) for item in index)
-    if type(index) is np.ndarray and index.dtype.kind in "iub":
+    if type(index) is np.ndarray and index.dtype.kind in "ib" and index.ndim == 1:
         return index.tolist()
     return index

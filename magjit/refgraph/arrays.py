@@ -11,44 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from magjit import _C
 from magjit.annotations import Rule
 from magjit.monitor.arrays import ArrayOperator
-from magjit.refgraph import relations as r
 from magjit.refgraph.kinds import is_atom
 from magjit.refgraph.recorder import StateRecorder
-
-LARGEST = 1 << 20
-"""Bytes of an array that a guard compares at each call."""
-
-
-def read_array(rec: StateRecorder, array: np.ndarray[Any, Any]) -> None:
-    """C code reads the contents of an array."""
-    node = rec.graph.node_of(array)
-    if node is None:
-        return
-    if array.dtype.hasobject or array.nbytes > LARGEST:
-        rec.split(f"reads a NumPy array of {array.nbytes} bytes of {array.dtype} from outside")
-        return
-    rec.read(node, r.CAttr(vars(np.ndarray)["shape"]), array.shape)
-    rec.read(node, r.CAttr(vars(np.ndarray)["dtype"]), array.dtype)
-    rec.read(node, r.CResult(np.ndarray.tobytes), array.tobytes())
-    rec.arrays.append(array)
-
-
-def change_array(rec: StateRecorder, array: np.ndarray[Any, Any]) -> None:
-    """C code changes the contents of an array."""
-    if rec.graph.node_of(array) is not None:
-        rec.split("changes a NumPy array from outside")
-    elif any(np.may_share_memory(array, other) for other in rec.arrays):
-        rec.split("changes the memory of a NumPy array that something else shares")
 
 
 def from_numpy(
     rec: StateRecorder, rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """``torch.from_numpy`` of an array of the run: a constant as long as nobody changes it."""
-    array = args[0] if len(args) == 1 and not kwargs else None
-    if type(array) is not np.ndarray or _is_shared(rec, array):
+    array = args[0] if len(args) == 1 else None
+    if type(array) is not np.ndarray or kwargs or _is_shared(rec, array):
         rec.split(f"calls {rule.name}: {rule.reason}")
         return None
     rec.arrays.append(array)
@@ -66,3 +41,15 @@ def _is_shared(rec: StateRecorder, array: np.ndarray[Any, Any]) -> bool:
     if rec.graph.node_of(array) is not None or not is_atom(array.dtype.str):
         return True
     return any(np.may_share_memory(array, other) for other in rec.arrays)
+
+
+def constructed(
+    rec: StateRecorder, rule: Rule, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """``torch.FloatTensor(array)`` and its kin share the memory of an array of their own dtype."""
+    own = torch.get_default_dtype() if func is torch.Tensor else func.dtype
+    if torch.from_numpy(np.empty(0, args[0].dtype)).dtype is own:
+        return from_numpy(rec, rule, func, args, kwargs)
+    rec.read_array(args[0])
+    finish = rec.operators.record_call(ArrayOperator(func, args[0].copy()), args[1:], kwargs)
+    return (_C.OPAQUE, lambda top: finish(top[-1]))

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from magjit.bytecode import EventKind
@@ -297,6 +298,9 @@ def read_plain_attribute(rec: StateRecorder, obj: Any, name: str) -> None:
         read_class_attr(rec, cls, "__getattr__")
 
 
+_ARRAY_METADATA = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes", "strides"})
+
+
 def read_descriptor(
     rec: StateRecorder, node: ShadowNode | None, obj: Any, descriptor: Any, name: str
 ) -> None:
@@ -305,6 +309,8 @@ def read_descriptor(
     elif isinstance(descriptor, types.GetSetDescriptorType):
         if name == "__dict__":
             rec.instance_dict_node(node, obj)
+        elif isinstance(obj, np.ndarray) and name not in _ARRAY_METADATA:
+            rec.read_array(obj)  # its memory, under another shape or type
         elif name not in ("__class__", "__weakref__", "__doc__") and node is not None:
             rec.read(node, r.CAttr(descriptor), descriptor.__get__(obj))
     elif type(descriptor) is _TUPLE_GETTER:

@@ -20,7 +20,7 @@ from magjit import _C
 from magjit.annotations import Kind, Read, Rule, is_c_callable, missing_entry
 from magjit.bytecode import EventKind
 from magjit.refgraph import relations as r
-from magjit.refgraph.arrays import change_array, read_array
+from magjit.refgraph.arrays import constructed
 from magjit.refgraph.attributes import read_attribute, read_class_attr
 from magjit.refgraph.blind import is_blind_change
 from magjit.refgraph.containers import (
@@ -285,10 +285,12 @@ def _receiver(func: Any, args: Args) -> tuple[Any, Args]:
 
 def _argument(rec: StateRecorder, rule: Rule, key: Any, value: Any, deep: bool) -> None:
     spec = rule.argument(key)
+    if spec.in_place and isinstance(value, memoryview):
+        value = value.obj
     if spec.in_place and isinstance(value, (np.ndarray, tuple)):
         for array in value if isinstance(value, tuple) else (value,):
             if isinstance(array, np.ndarray):
-                change_array(rec, array)
+                rec.change_array(array)
         return
     if spec.in_place:
         node = rec.graph.node_of(value)
@@ -347,7 +349,7 @@ def _open_argument(rec: StateRecorder, value: Any, read: Read) -> None:
         read_bytes(rec, node, value)
         return
     if type(value) is np.ndarray:
-        read_array(rec, value)
+        rec.read_array(value)
         return
     if isinstance(value, CONTAINERS):
         if node is not None:
@@ -425,6 +427,8 @@ def _value_read(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: K
 def _unseen(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if rule.as_op != "call":
         return _impure(rec, rule, func, args, kwargs)
+    if args and type(args[0]) is np.ndarray and hasattr(func, "dtype"):
+        return constructed(rec, rule, func, args, kwargs)
     for value in (*args, *kwargs.values()):
         _open_argument(rec, value, Read.DEEP)
     finish = rec.operators.record_call(func, args, kwargs)

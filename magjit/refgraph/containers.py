@@ -11,7 +11,6 @@ import torch
 
 from magjit.bytecode import EventKind
 from magjit.refgraph import relations as r
-from magjit.refgraph.arrays import change_array, read_array
 from magjit.refgraph.attributes import read_attribute, read_class_attr, read_mro
 from magjit.refgraph.blind import add_blindly, unread
 from magjit.refgraph.kinds import (
@@ -134,8 +133,10 @@ def read_value(
     value = shown(value)
     node = rec.graph.node_of(value)
     if type(value) is np.ndarray:
-        read_array(rec, value)
+        rec.read_array(value)
         return
+    if deep and "__repr__" in dunders and shows_a_set(value):
+        rec.split("shows a set as text, whose order nothing guards")
     if isinstance(value, bytearray):
         read_bytes(rec, node, value)
     elif isinstance(value, CONTAINERS):
@@ -164,6 +165,16 @@ def read_value(
             rec.split(f"C code reads an object of class {type(value).__qualname__}")
 
 
+def shows_a_set(value: Any, depth: int = 0) -> bool:
+    """Whether the text of a value depends on the order of a set in it."""
+    if type(value) in (set, frozenset):
+        return len(value) > 1
+    if type(value) not in (list, tuple, dict) or depth > _DEEPEST:
+        return False
+    items = [*value, *value.values()] if type(value) is dict else value
+    return any(shows_a_set(item, depth + 1) for item in items)
+
+
 def shows_address(cls: type) -> bool:
     """Whether the text of an object is the default one."""
     return class_lookup(cls, "__repr__") is object.__repr__ and not any(
@@ -183,13 +194,18 @@ def read_bytes(rec: StateRecorder, node: ShadowNode | None, value: bytearray) ->
         node.first.refs.setdefault(r.CResult(bytearray.hex), Leaf(bytearray.hex(value)))
 
 
-def read_inside_fresh(rec: StateRecorder, value: Any) -> None:
-    """A container of the run may hold outside containers."""
+_DEEPEST = 20
+
+
+def read_inside_fresh(rec: StateRecorder, value: Any, depth: int = 0) -> None:
+    """A container of the run may hold outside containers and arrays."""
     items = value.values() if isinstance(value, dict) else value
     for item in items:
         node = rec.graph.node_of(item)
         if node is not None:
             rec.open_deep(node)
+        elif isinstance(item, CONTAINERS) and depth < _DEEPEST:
+            read_inside_fresh(rec, item, depth + 1)
 
 
 def is_plain(value: Any) -> bool:
@@ -255,9 +271,8 @@ def load_subscr(
 
 def _read_index(rec: StateRecorder, key: Any) -> None:
     """The index of a tensor: all of it is read."""
-    for part in key if type(key) is tuple else (key,):
-        if isinstance(part, (list, tuple, np.ndarray)):
-            read_value(rec, part, deep=True)
+    if isinstance(key, (list, tuple, np.ndarray)):
+        read_value(rec, key, deep=True)
 
 
 def read_item(rec: StateRecorder, container: Any, key: Any) -> None:
@@ -280,7 +295,7 @@ def read_item(rec: StateRecorder, container: Any, key: Any) -> None:
         if node is not None and not isinstance(getter, types.FunctionType):
             _read_sequence_item(rec, node, container, key)
     elif type(container) is np.ndarray:
-        read_array(rec, container)
+        rec.read_array(container)
     elif isinstance(container, type):
         read_class_attr(rec, container, "__class_getitem__")
         read_class_attr(rec, type(container), "__getitem__")
@@ -347,8 +362,11 @@ def write_item(rec: StateRecorder, container: Any, key: Any, method: str) -> Non
         return
     setter = read_class_attr(rec, type(container), method)
     node = rec.graph.node_of(container)
+    if isinstance(container, memoryview):
+        write_item(rec, container.obj, key, method)
+        return
     if isinstance(container, (np.ndarray, np.flatiter)):
-        change_array(rec, container if isinstance(container, np.ndarray) else container.base)
+        rec.change_array(container if isinstance(container, np.ndarray) else container.base)
         return
     if node is None or isinstance(setter, types.FunctionType):
         return
@@ -378,7 +396,7 @@ def change_in_place(rec: StateRecorder, inputs: tuple[Any, ...]) -> None:
     if isinstance(target, torch.Tensor) or is_plain(target):
         return
     if isinstance(target, np.ndarray):
-        change_array(rec, target)
+        rec.change_array(target)
         return
     node = rec.graph.node_of(target)
     if node is not None and isinstance(target, (list, dict, set, deque)):

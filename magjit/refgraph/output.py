@@ -24,6 +24,8 @@ _DEPTH = 20
 
 def _is_plain_text(value: Any, depth: int = 0) -> bool:
     """Whether C code alone makes the text of a value, from contents that a guard can compare."""
+    if type(value) in (set, frozenset) and len(value) > 1:
+        return False  # shown in an order that no guard compares
     if is_atom(value) or (is_constant_object(value) and type(type(value)) is type):
         return True
     if type(value) not in CONTAINERS or depth > _DEPTH:
@@ -38,7 +40,8 @@ def printed(
     """``print`` to the standard output or error, whatever they are at the time of the replay."""
     values = (*args, *(value for name, value in kwargs.items() if name != "file"))
     file = kwargs.get("file")
-    if not all(map(_is_plain_text, values)) or (file is not None and file is not sys.stderr):
+    plain = all(map(_is_plain_text, values)) and (file is None or file is sys.stderr)
+    if not plain or _is_written(rec, vars(sys), "stdout", "stderr"):
         rec.split(f"calls {rule.name}: {rule.reason}", "print plain values")
         return _C.OPAQUE
     for value in values:
@@ -67,6 +70,11 @@ def warned(
         return _C.OPAQUE
     message, category, level = call
     filtering = _changed_filters(rec)
+    if not filtering:
+        rec.read(rec.root(vars(warnings)), r.Item.of("filters"), warnings.filters)
+        rec.open(rec.graph.node_of(warnings.filters), deep=True)
+        if _action(message, category, frame) == "error":
+            return None  # the call raises, now and as long as the filters are these
     for _ in range(level - 1):
         frame = _calling_frame(rec, frame)
         if frame is None:
@@ -86,13 +94,16 @@ def warned(
 
 def _changed_filters(rec: StateRecorder) -> bool:
     """Whether the filters are not those that a replay would find."""
-    namespace = rec.graph.node_of(vars(warnings))
     kept = rec.graph.node_of(warnings.filters)
-    replaced = namespace is not None and any(
-        isinstance(relation, r.Item) and relation.key.key == "filters"
-        for relation in namespace.written
+    return _is_written(rec, vars(warnings), "filters") or (kept is not None and kept.changed)
+
+
+def _is_written(rec: StateRecorder, namespace: dict[str, Any], *names: str) -> bool:
+    """Whether the run has assigned to a name."""
+    node = rec.graph.node_of(namespace)
+    return node is not None and any(
+        isinstance(relation, r.Item) and relation.key.key in names for relation in node.written
     )
-    return replaced or (kept is not None and kept.changed)
 
 
 def _action(message: str, category: type[Warning], frame: types.FrameType) -> str:

@@ -306,6 +306,9 @@ class StateRecorder(TensorNotes):
 
     def open_deep(self, node: ShadowNode) -> None:
         obj = node.obj
+        if isinstance(obj, np.ndarray):
+            self.read_array(obj)
+            return
         if isinstance(obj, CONTAINERS):
             if not node.whole:
                 self.open(node, deep=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import types
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from magjit import _C
@@ -14,6 +16,10 @@ from magjit.refgraph import relations as r
 from magjit.refgraph.kinds import class_lookup
 from magjit.refgraph.nodes import RefGraph, ShadowNode
 
+LARGEST_ARRAY = 1 << 20
+"""Bytes of an array that a guard compares at each call."""
+_HELD_BY_TENSOR = 3
+"""References to an array while it is looked at: the tensor's memory, a variable, the question."""
 _MODULES = vars(torch.nn.modules.module)
 """Torch hooks the old kind of backward hooks here, and forgets the handles."""
 
@@ -114,6 +120,28 @@ class TensorNotes:
         else:
             self.write(node, r.CAttr(class_lookup(torch.Tensor, name)))
 
+    # -- NumPy arrays ------------------------------------------------------------------------------
+
+    def read_array(self, array: np.ndarray[Any, Any]) -> None:
+        """C code reads the contents of an array."""
+        node = self.graph.node_of(array)
+        if node is None:
+            return
+        if array.dtype.hasobject or array.nbytes > LARGEST_ARRAY:
+            self.split(f"reads a NumPy array of {array.nbytes} bytes of {array.dtype} from outside")
+            return
+        self.read(node, r.CAttr(vars(np.ndarray)["shape"]), array.shape)
+        self.read(node, r.CAttr(vars(np.ndarray)["dtype"]), array.dtype)
+        self.read(node, r.CResult(np.ndarray.tobytes), array.tobytes())
+        self.arrays.append(array)
+
+    def change_array(self, array: np.ndarray[Any, Any]) -> None:
+        """C code changes the contents of an array."""
+        if self.graph.node_of(array) is not None:
+            self.split("changes a NumPy array from outside")
+        elif any(np.may_share_memory(array, other) for other in self.arrays):
+            self.split("changes the memory of a NumPy array that something else shares")
+
     # -- hooks and hidden changes ------------------------------------------------------------------
 
     def hides_change(self, reason: str | None = None) -> None:
@@ -144,10 +172,10 @@ class TensorNotes:
 
     def hook(self, tensor: torch.Tensor, hook: Any) -> Callable[[Any], object]:
         """``tensor.register_hook(hook)``; called before, gives what is to be done after."""
-        self.replay_call(torch.Tensor.register_hook, (tensor, hook), {})
-        self._only_as_it_is(tensor)
 
         def after(handle: Any) -> None:
+            self.replay_call(torch.Tensor.register_hook, (tensor, hook), {})
+            self._only_as_it_is(tensor)
             self._handles.append((weakref.ref(handle), tensor, hook))
 
         return after
@@ -167,4 +195,12 @@ class TensorNotes:
                 return "keeps or removes the hook that it registers on a tensor"
         if any(tensor._version != version for tensor, version in self.array_tensors):
             return "changes a tensor that shares memory with a NumPy array"
+        return self._shared_twice()
+
+    def _shared_twice(self) -> str | None:
+        """An array that outlives the run, and a tensor over its memory."""
+        while self.arrays:
+            array = self.arrays.pop()
+            if self.graph.node_of(array) is None and sys.getrefcount(array) > _HELD_BY_TENSOR:
+                return "keeps a NumPy array and a tensor that shares its memory"
         return None
