@@ -7,6 +7,7 @@ no graph can hold makes one operator of the whole call, which then runs the prog
 
 from __future__ import annotations
 
+import dis
 import inspect
 import sys
 import types
@@ -179,16 +180,40 @@ def _follow_methods(rec: StateRecorder, cls: Any) -> Any:
 
 
 def _read_backward(rec: StateRecorder, cls: Any) -> None:
-    """A backend may trace the backward: the names that it uses are part of what was compiled."""
+    """A backend may trace the backward: the values that it names are part of what was compiled.
+
+    One that does more than compute (it changes an object, or calls functions of the program) has
+    to run each time, which only the graph as it is does.
+    """
     backward = read_class_attr(rec, cls, "backward")
     backward = getattr(backward, "__func__", backward)
     if not isinstance(backward, types.FunctionType):
         return
     rec.read_function(rec.root(backward))
-    globals_node = rec.root(backward.__globals__)
-    for name in backward.__code__.co_names:
-        if name in backward.__globals__:
-            rec.read(globals_node, r.Item.of(name), backward.__globals__[name])
+    code, namespace = backward.__code__, backward.__globals__
+    globals_node = rec.root(namespace)
+    plain = not backward.__closure__ and _CHANGING.isdisjoint(code.co_names)
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("STORE_ATTR", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_GLOBAL"):
+            plain = False
+        elif instruction.opname == "LOAD_GLOBAL" and instruction.argval in namespace:
+            value = namespace[instruction.argval]
+            rec.read(globals_node, r.Item.of(instruction.argval), value)
+            plain = plain and (is_atom(value) or _is_torchs(value))
+    if not plain:
+        rec.eager_only = f"the backward of {cls.__qualname__} has state of its own"
+
+
+_CHANGING = frozenset(
+    {"append", "extend", "insert", "pop", "update", "clear", "setdefault", "remove"}
+    | {"print", "open", "exec", "eval", "setattr", "globals", "input"}
+)
+
+
+def _is_torchs(value: Any) -> bool:
+    name = getattr(value, "__name__", "") if isinstance(value, types.ModuleType) else ""
+    module = name or getattr(value, "__module__", "") or ""
+    return module.partition(".")[0] in ("torch", "math", "builtins")
 
 
 def left_frame(rec: StateRecorder, state: FrameState, result: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 import warnings
 from collections.abc import Callable
@@ -115,4 +117,48 @@ def test_what_only_running_code_can_print(
         for call, printed in ((program, values[0]), (compiled, values[1])):
             call(torch.ones(2), printed)
             shown.append(capsys.readouterr().out.partition(" at 0x")[0])
+        assert shown[0] == shown[1]
+
+
+def redirects(x: torch.Tensor) -> torch.Tensor:
+    with contextlib.redirect_stdout(io.StringIO()):
+        print("hidden")
+    return x + 1
+
+
+def catches(x: torch.Tensor) -> torch.Tensor:
+    try:
+        warnings.warn("an error, perhaps", stacklevel=1)
+    except UserWarning:
+        return x * 3
+    return x * 2
+
+
+def test_output_that_goes_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    compiled = magjit.compile(redirects, backend="eager")
+    for _ in range(3):
+        compiled(torch.ones(2))
+    assert capsys.readouterr().out == ""
+
+
+def test_warnings_that_become_errors() -> None:
+    compiled = magjit.compile(catches, backend="eager")
+    x = torch.ones(2)
+    for action in ("ignore", "error", "error", "always", "ignore", "error"):
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter(action)  # type: ignore[arg-type]
+            torch.testing.assert_close(compiled(x), catches(x))
+
+
+def test_the_order_of_a_set(capsys: pytest.CaptureFixture[str]) -> None:
+    def program(x: torch.Tensor, value: set[int]) -> torch.Tensor:
+        print(value)
+        return x + len(f"{value}")
+
+    compiled = magjit.compile(program, backend="eager")
+    for value in ({8, 0}, {0, 8}, {8, 0}):
+        shown = []
+        for call in (program, compiled):
+            call(torch.ones(2), value)
+            shown.append(capsys.readouterr().out)
         assert shown[0] == shown[1]

@@ -36,6 +36,55 @@ def tensor_that_shares_an_array_of_the_run(x: torch.Tensor) -> Any:
     return x.sum() * torch.from_numpy(anchors.astype(np.float32)), torch.from_numpy(anchors)
 
 
+@ROWS.program()
+def array_behind_attributes_and_in_containers(x: torch.Tensor) -> Any:
+    y = x * float(SCALES.T.sum() + SCALES.flat[1] + SCALES.real[0])
+    rows = np.array([1, 0])
+    return y + float(np.array([SCALES, SCALES])[1, 0]), x[rows], x[[0, 1], rows]
+
+
+@ROWS.program(split=True)
+def changes_through_a_transposed_array(x: torch.Tensor) -> Any:
+    CHANGED.T[:] = 3.0
+    return x * float(CHANGED[0])
+
+
+@ROWS.program(split=True)
+def changes_through_a_memoryview(x: torch.Tensor) -> Any:
+    memoryview(CHANGED)[0] = 3.0
+    return x * float(CHANGED[0])
+
+
+@ROWS.program(split=True)
+def changes_by_a_positional_out(x: torch.Tensor) -> Any:
+    np.add.reduce(np.ones((2, 2)), 0, None, CHANGED)
+    return x * float(CHANGED[0])
+
+
+@ROWS.program(split=True)
+def legacy_tensor_over_an_array(x: torch.Tensor) -> Any:
+    array = np.ones(3, dtype=np.float32)
+    t = torch.FloatTensor(array)
+    array[0] = 9.0
+    return x.sum() * t
+
+
+@ROWS.program(split=True)
+def array_and_tensor_over_it(x: torch.Tensor) -> Any:
+    array = np.ones(3, dtype=np.float32)
+    return array, torch.from_numpy(array), x
+
+
+@ROWS.program(split=True)
+def index_of_two_dimensions(x: torch.Tensor) -> Any:
+    return x[np.array([[0, 1], [1, 1]])]
+
+
+@ROWS.program(split=True)
+def index_that_is_a_mask_of_bytes(x: torch.Tensor) -> Any:
+    return x[np.arange(x.shape[0], dtype=np.uint8) % 2]
+
+
 @ROWS.program(split=True)
 def tensor_that_shares_an_array_from_outside(x: torch.Tensor) -> Any:
     return x.sum() * torch.from_numpy(COUNTS)
