@@ -7,7 +7,6 @@ tracked: outside objects by identity, what was read of them, and what was writte
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import types
@@ -24,6 +23,7 @@ from magjit.bytecode import CodeInfo, decode
 from magjit.errors import Location
 from magjit.monitor.operators import OperatorRecorder
 from magjit.refgraph import relations as r
+from magjit.refgraph.frames import arguments, cell_contents
 from magjit.refgraph.kinds import (
     CONTAINERS,
     MAPPINGS,
@@ -373,7 +373,7 @@ class StateRecorder(TensorNotes):
         if special is not None and special is self.judged:
             special = self.judged = None  # by the call that now enters its frame
         if special is not None:
-            verdict = special(self, func, *_arguments(code, localsplus))
+            verdict = special(self, func, *arguments(code, localsplus))
             if verdict is _C.OPAQUE:
                 return None
             if verdict is False:
@@ -415,7 +415,7 @@ class StateRecorder(TensorNotes):
         """Whether a function that C code called belongs to the class of one of its arguments."""
         for owner in localsplus[:2]:
             if isinstance(owner, types.CellType):  # an argument that an inner function uses
-                owner = _cell_contents(owner)
+                owner = cell_contents(owner)
             cls = owner if isinstance(owner, type) else type(owner)
             for candidate in (cls, type(cls)):
                 name = name_in_class(candidate, func)
@@ -452,25 +452,6 @@ class StateRecorder(TensorNotes):
             self.read(node, relation, value)
             if value is not None and not is_atom(value):
                 self.open(self.graph.node_of(value))
-
-
-def _arguments(code: types.CodeType, values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a function is called with, of the local variables that it begins with."""
-    count = code.co_argcount + code.co_kwonlyargcount
-    args, kwargs = tuple(values[:count]), {}
-    if code.co_flags & inspect.CO_VARARGS:
-        args += tuple(values[count])
-        count += 1
-    if code.co_flags & inspect.CO_VARKEYWORDS:
-        kwargs = dict(values[count])
-    return args, kwargs
-
-
-def _cell_contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
 
 
 def _open_contents(recorder: StateRecorder, node: ShadowNode) -> None:
