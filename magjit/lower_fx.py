@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from magjit.monitor.arrays import ArrayOperator
 from magjit.monitor.functions import make_parameter
-from magjit.monitor.operator_graph import Operator, OperatorGraph, ValueRef, refs_in
+from magjit.monitor.operator_graph import Operator, OperatorGraph, ValueRef, mapped, refs_in
 from magjit.monitor.regions import FunctionRegion, Region
 from magjit.plugin import make_graph_module
 from magjit.replayed_function import ForwardPlan, replayed_apply
@@ -157,7 +157,7 @@ class _Lowering:
         args = op.args
         positions = tuple(args.index(ValueRef(value_id)) for value_id in region.inputs)
         apply = replayed_apply(ForwardPlan(region, positions, outputs, kept))
-        inner = self.submodule(region.cls.__name__, region, outputs)
+        inner = self.submodule(region.function.__name__, region, outputs)
         node = self.fx.call_function(apply, (inner, *[self.argument(a) for a in args]))
         node.meta["stack_trace"] = _where(op) if op.code is not None else ""
         result = (*region.result, *[ValueRef(value_id) for value_id in kept])
@@ -173,21 +173,12 @@ class _Lowering:
         self.bind(op.result, node)
 
     def argument(self, template: Any) -> Any:
-        if isinstance(template, ValueRef):
-            return self.nodes[template.value_id]
-        if isinstance(template, torch.Size):
-            return tuple(template)
-        if isinstance(template, list):
-            return [self.argument(item) for item in template]
-        if isinstance(template, tuple) and hasattr(template, "_fields"):
-            return type(template)(*[self.argument(item) for item in template])
-        if isinstance(template, tuple):
-            return tuple(self.argument(item) for item in template)
-        if isinstance(template, dict):
-            return {key: self.argument(item) for key, item in template.items()}
-        if isinstance(template, slice):
-            return slice(*self.argument((template.start, template.stop, template.step)))
-        return template
+        return mapped(template, self._leaf)
+
+    def _leaf(self, value: Any) -> Any:
+        if isinstance(value, ValueRef):
+            return self.nodes[value.value_id]
+        return tuple(value) if isinstance(value, torch.Size) else value
 
     def bind(self, result: Any, node: Node) -> None:
         """Give the tensors of an operator's result their nodes; parts of tuples by getitem.

@@ -11,7 +11,7 @@ import torch
 from torch.autograd.function import _SingleLevelFunction
 from torch.fx import GraphModule
 
-from magjit.monitor.operator_graph import ValueRef
+from magjit.monitor.operator_graph import ValueRef, mapped
 from magjit.monitor.regions import FunctionRegion
 
 
@@ -57,13 +57,9 @@ class ForwardPlan:
 
 
 def _filled(template: Any, values: dict[int, torch.Tensor]) -> Any:
-    if isinstance(template, ValueRef):
-        return values[template.value_id]
-    if type(template) in (list, tuple):
-        return type(template)(_filled(item, values) for item in template)
-    if type(template) is dict:
-        return {key: _filled(item, values) for key, item in template.items()}
-    return template
+    return mapped(
+        template, lambda part: values[part.value_id] if isinstance(part, ValueRef) else part
+    )
 
 
 def replayed_apply(plan: ForwardPlan) -> Callable[..., Any]:
@@ -85,13 +81,13 @@ def replayed_apply(plan: ForwardPlan) -> Callable[..., Any]:
         finally:
             elsewhere.values = ()
 
-    apply.__name__ = apply.__qualname__ = f"{plan.region.cls.__name__}_apply"
+    apply.__name__ = apply.__qualname__ = f"{plan.region.function.__name__}_apply"
     return apply
 
 
 def _subclass(plan: ForwardPlan, gm: GraphModule, elsewhere: threading.local) -> Any:
     region = plan.region
-    cls: Any = region.cls
+    cls: Any = region.function
 
     def forward(ctx: Any, *args: Any) -> Any:
         return plan.run(ctx, gm, (*args, *elsewhere.values))

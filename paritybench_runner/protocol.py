@@ -18,7 +18,6 @@ second call on, is told beside.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -284,34 +283,43 @@ class CompilerRun:
         if self.last_step < 3:
             return attempt.problem()
         result.step = 3
-        eager, replay = operators.Dispatched(), operators.Dispatched()
-        pair.check(Move(FRESH_INPUTS), pair.expected(Move(FRESH_INPUTS), eager), replay)
+        unexplained = self._watched(pair, Move(FRESH_INPUTS))
         again = attempt.captures() - captures
         result.steps[3] = "held" if not again else "captured again"
         if again and self._settles(pair):
             result.steps[3] = SETTLES
-        return attempt.problem() or self._impurity(attempt, again, eager.counts, replay.counts)
+        return attempt.problem() or self._impurity(attempt, again, unexplained)
+
+    def _watched(self, pair: Pair, move: Move) -> Callable[[], str | None]:
+        """Make a move; what is given tells how the replay's operators differ from eager's."""
+        eager, replay = operators.Dispatched(), operators.Dispatched()
+        pair.check(move, pair.expected(move, eager), replay)
+        trial, before = self.trial, pair.moves[:-1]
+
+        def unexplained() -> str | None:
+            if eager.counts == replay.counts:
+                return None
+            module = trial.build()
+            for made in before:
+                trial.call(module, trial.inputs(made))
+            inputs = trial.inputs(move)
+            return operators.unexplained(
+                eager.counts, replay.counts, lambda: trial.call(module, inputs)
+            )
+
+        return unexplained
 
     def _settles(self, pair: Pair) -> bool:
         """Whether what step 3 captured anew serves the calls that follow."""
-        attempt, move = pair.attempt, Move(MORE_INPUTS)
+        attempt = pair.attempt
         captures = attempt.captures()
-        eager, replay = operators.Dispatched(), operators.Dispatched()
-        pair.check(move, pair.expected(move, eager), replay)
+        unexplained = self._watched(pair, Move(MORE_INPUTS))
         if attempt.captures() > captures or attempt.problem() or attempt.opaque():
             return False
-        trial = self.trial
-
-        def run_eagerly() -> object:
-            module = trial.build()
-            for before in pair.moves[:-1]:
-                trial.call(module, trial.inputs(before))
-            return trial.call(module, trial.inputs(move))
-
-        return operators.unexplained(eager.counts, replay.counts, run_eagerly) is None
+        return unexplained() is None
 
     def _impurity(
-        self, attempt: Attempt, again: int, eager: Counter[str], replay: Counter[str]
+        self, attempt: Attempt, again: int, unexplained: Callable[[], str | None]
     ) -> Problem | None:
         """What keeps a capture without a split from being whole."""
         if again:
@@ -320,10 +328,7 @@ class CompilerRun:
             return Problem(f"the graph has nodes that are no torch operators: {opaque[0]}")
         if attempt.graph_count() > 1:
             return Problem(f"{attempt.graph_count()} graphs")
-        trial = self.trial
-        found = operators.unexplained(
-            eager, replay, lambda: trial.call(trial.build(), trial.inputs(Move(FRESH_INPUTS)))
-        )
+        found = unexplained()
         return Problem(f"other operators than eager: {found}") if found else None
 
     def _second_instance(self) -> str:

@@ -32,9 +32,8 @@ class ArrayOperator:
 
 def copies_array(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether a call makes a tensor of the contents of an array."""
-    if not args or type(args[0]) is not np.ndarray or args[0].dtype.hasobject:
-        return False
-    return func is torch.tensor
+    plain = bool(args) and type(args[0]) is np.ndarray and not args[0].dtype.hasobject
+    return plain and func is torch.tensor
 
 
 def listed(index: Any) -> Any:

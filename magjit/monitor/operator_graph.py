@@ -113,6 +113,23 @@ def refs_in(template: Any) -> Iterator[ValueRef]:
         yield from refs_in((template.start, template.stop, template.step))
 
 
+def mapped(template: Any, leaf: Callable[[Any], Any]) -> Any:
+    """A template with ``leaf`` applied to everything in it but lists, tuples, dicts and slices."""
+    if isinstance(template, torch.Size):
+        return leaf(template)
+    if isinstance(template, list):
+        return [mapped(item, leaf) for item in template]
+    if isinstance(template, tuple) and hasattr(template, "_fields"):
+        return type(template)(*[mapped(item, leaf) for item in template])
+    if isinstance(template, tuple):
+        return tuple(mapped(item, leaf) for item in template)
+    if isinstance(template, dict):
+        return {key: mapped(item, leaf) for key, item in template.items()}
+    if isinstance(template, slice):
+        return slice(*mapped((template.start, template.stop, template.step), leaf))
+    return leaf(template)
+
+
 def qualified_name(func: Any) -> str:
     """Readable name of a torch function; getters are named by their attribute."""
     owner = getattr(func, "__self__", None)

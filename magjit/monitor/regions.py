@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any
+from typing import Any, Self
 
 from magjit.monitor.operator_graph import Operator, ValueRef, refs_in
 
@@ -30,7 +30,7 @@ class Region:
     options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, operators: list[Operator], mentioned: Any = (), **more: Any) -> Region:
+    def of(cls, operators: list[Operator], mentioned: Any = (), **more: Any) -> Self:
         """The region of some operators.
 
         Args:
@@ -70,7 +70,7 @@ class FunctionRegion(Region):
     """The forward of an ``autograd.Function``, whose backward stays the program's own.
 
     Attributes:
-        cls: the program's class.
+        function: the program's class.
         call_args: what ``apply`` was called with: its gradients go by position.
         returned: what the forward returned, in values of the region.
         result: what ``apply`` returned, in values of the graph around.
@@ -80,7 +80,7 @@ class FunctionRegion(Region):
         attributes: what the forward set on the context.
     """
 
-    cls: type
+    function: type
     call_args: tuple[Any, ...]
     returned: Any
     result: list[Any]
@@ -92,7 +92,7 @@ class FunctionRegion(Region):
 
     @property
     def __name__(self) -> str:
-        return f"{self.cls.__name__}.apply"
+        return f"{self.function.__name__}.apply"
 
     @property
     def further(self) -> tuple[int, ...]:

@@ -14,7 +14,6 @@ import torch
 from magjit import _C
 from magjit.annotations import Rule
 from magjit.monitor.arrays import ArrayOperator
-from magjit.refgraph.kinds import is_atom
 from magjit.refgraph.recorder import StateRecorder
 
 
@@ -23,7 +22,7 @@ def from_numpy(
 ) -> Any:
     """``torch.from_numpy`` of an array of the run: a constant as long as nobody changes it."""
     array = args[0] if len(args) == 1 else None
-    if type(array) is not np.ndarray or kwargs or _is_shared(rec, array):
+    if type(array) is not np.ndarray or kwargs or rec.shares_memory(array):
         rec.split(f"calls {rule.name}: {rule.reason}")
         return None
     rec.arrays.append(array)
@@ -35,12 +34,6 @@ def from_numpy(
             rec.array_tensors.append((top[-1], top[-1]._version))
 
     return note
-
-
-def _is_shared(rec: StateRecorder, array: np.ndarray[Any, Any]) -> bool:
-    if rec.graph.node_of(array) is not None or not is_atom(array.dtype.str):
-        return True
-    return any(np.may_share_memory(array, other) for other in rec.arrays)
 
 
 def constructed(

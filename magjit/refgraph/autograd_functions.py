@@ -21,7 +21,7 @@ from torch.autograd.function import FunctionCtx, _is_setup_context_defined
 from magjit import _C
 from magjit.monitor.operator_graph import Operator, ValueRef, refs_in
 from magjit.monitor.operators import NotRecordable
-from magjit.monitor.regions import FunctionRegion, Region
+from magjit.monitor.regions import FunctionRegion
 from magjit.refgraph import relations as r
 from magjit.refgraph.attributes import read_class_attr
 from magjit.refgraph.kinds import class_lookup, is_atom, is_constant_object
@@ -105,17 +105,29 @@ def apply_function(rec: StateRecorder, func: Any, args: Any, kwargs: Any) -> Any
         rec.changes,
         getattr(forward, "__code__", _NO_CODE),
     )
+    return _followed(rec, cls, call, lambda result: _record(rec, call, result))
+
+
+def _followed(
+    rec: StateRecorder, cls: Any, call: FunctionCall | None, record: Callable[[Any], None]
+) -> Callable[[tuple[Any, ...]], None]:
+    """The verdict for a call whose forward is followed; ``record`` gets the result."""
     rec.function_calls.append(call)
+    rec.judged = apply_function
 
     def finished(top: tuple[Any, ...]) -> None:
         if not rec.function_calls or rec.function_calls[-1] is not call:
             rec.split(f"{cls.__qualname__}.forward raised")
             return
         rec.function_calls.pop()
-        _record(rec, call, top[-1])
+        record(top[-1])
 
-    rec.judged = apply_function
     return finished
+
+
+def _current(rec: StateRecorder) -> FunctionCall | None:
+    """The innermost call that is under way, where it needs gradients."""
+    return rec.function_calls[-1] if rec.function_calls else None
 
 
 def _bound(forward: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -134,17 +146,9 @@ def _without_gradient(rec: StateRecorder, cls: Any) -> Any:
         return None
     graph, where = rec.operators.graph, rec.instruction()
     switch = torch._C._set_grad_enabled
-    graph.operators.append(Operator(switch, (False,), {}, None, *where))
-    rec.function_calls.append(None)
-
-    def finished(top: tuple[Any, ...]) -> None:
-        if not rec.function_calls or rec.function_calls.pop() is not None:
-            rec.split(f"{cls.__qualname__}.forward raised")
-            return
-        graph.operators.append(Operator(switch, (True,), {}, None, *where))
-
-    rec.judged = apply_function
-    return finished
+    off, on = (Operator(switch, (enabled,), {}, None, *where) for enabled in (False, True))
+    graph.operators.append(off)
+    return _followed(rec, cls, None, lambda result: graph.operators.append(on))
 
 
 def _argument(rec: StateRecorder, value: Any) -> Any:
@@ -172,11 +176,16 @@ _NO_CODE = _no_code.__code__
 
 def _follow_methods(rec: StateRecorder, cls: Any) -> Any:
     """C code looks the class's methods up, unseen."""
-    for name in ("setup_context", "forward"):
-        found = read_class_attr(rec, cls, name)
-        found = getattr(found, "__func__", found)
-        rec.root(found)
-    return found
+    rec.root(_method(rec, cls, "setup_context"))
+    forward = _method(rec, cls, "forward")
+    rec.root(forward)
+    return forward
+
+
+def _method(rec: StateRecorder, cls: Any, name: str) -> Any:
+    """The function of a static method."""
+    found = read_class_attr(rec, cls, name)
+    return getattr(found, "__func__", found)
 
 
 def _read_backward(rec: StateRecorder, cls: Any) -> None:
@@ -185,8 +194,7 @@ def _read_backward(rec: StateRecorder, cls: Any) -> None:
     One that does more than compute (it changes an object, or calls functions of the program) has
     to run each time, which only the graph as it is does.
     """
-    backward = read_class_attr(rec, cls, "backward")
-    backward = getattr(backward, "__func__", backward)
+    backward = _method(rec, cls, "backward")
     if not isinstance(backward, types.FunctionType):
         return
     rec.read_function(rec.root(backward))
@@ -218,17 +226,18 @@ def _is_torchs(value: Any) -> bool:
 
 def left_frame(rec: StateRecorder, state: FrameState, result: Any) -> None:
     """A followed frame ended: perhaps it was the forward of a call."""
-    if rec.function_calls and rec.function_calls[-1] is not None:
-        call: FunctionCall = rec.function_calls[-1]
-        if state.code is call.forward:
-            call.returned = result
+    call = _current(rec)
+    if call is not None and state.code is call.forward:
+        call.returned = result
 
 
 def _record(rec: StateRecorder, call: FunctionCall, result: Any) -> None:
     graph = rec.operators.graph
     inner = graph.operators[call.start :]
+    results = result if isinstance(result, tuple) else (result,)
     try:
-        region = _region(rec, call, inner, result)
+        ctx = _context(call, results)
+        region = _region(rec, call, inner, ctx, results)
     except NotRecordable as problem:
         if rec.changes != call.changes:
             rec.split(f"{call.cls.__qualname__}.forward {problem}, and changes other objects, too")
@@ -238,18 +247,21 @@ def _record(rec: StateRecorder, call: FunctionCall, result: Any) -> None:
         return
     del graph.operators[call.start :]
     graph.operators.append(region.operator(*call.where))
-    ctx = _context(call, result if isinstance(result, tuple) else (result,))
     rec.contexts.append((ctx, dict(vars(ctx))))
 
 
 def _region(
-    rec: StateRecorder, call: FunctionCall, inner: list[Operator], result: Any
+    rec: StateRecorder,
+    call: FunctionCall,
+    inner: list[Operator],
+    ctx: Any,
+    results: tuple[Any, ...],
 ) -> FunctionRegion:
-    results = result if isinstance(result, tuple) else (result,)
-    ctx = _context(call, results)
+    if class_lookup(call.cls, "__init_subclass__") is not class_lookup(object, "__init_subclass__"):
+        raise NotRecordable("belongs to a class that notes its subclasses")
     returned = _template(rec, call.returned)
     told = {name: call.told(ctx, name) for name in CONTEXT_METHODS}
-    saved = told["save_for_backward"]
+    saved, materialize = told["save_for_backward"], told["set_materialize_grads"]
     mentioned = {
         "returned": returned,
         "saved": None if saved is None else _template(rec, saved),
@@ -257,30 +269,24 @@ def _region(
         "undifferentiable": _template(rec, told["mark_non_differentiable"] or ()),
         "attributes": {name: _template(rec, value) for name, value in vars(ctx).items()},
     }
-    region = Region.of(inner, tuple(mentioned.values()))
-    told_of = {ref.value_id for ref in refs_in(tuple(mentioned.values()))}
-    for value, tensor in rec.operators.alive(region.made):
-        if tensor.requires_grad and value.value_id not in told_of:
-            raise NotRecordable("makes a tensor with a gradient of its own")
-    if class_lookup(call.cls, "__init_subclass__") is not class_lookup(object, "__init_subclass__"):
-        raise NotRecordable("belongs to a class that notes its subclasses")
+    templates = tuple(mentioned.values())
     given = returned if isinstance(returned, tuple) else (returned,)
     if len(given) != len(results):
         raise NotRecordable("returns something else than apply does")
-    bound = [
-        _result(rec, region, before, after) for before, after in zip(given, results, strict=True)
-    ]
-    materialize = told["set_materialize_grads"]
-    return FunctionRegion(
-        operators=region.operators,
-        inputs=region.inputs,
-        made=region.made,
-        cls=call.cls,
+    region = FunctionRegion.of(
+        inner,
+        templates,
+        function=call.cls,
         call_args=call.args,
-        result=bound,
+        result=[_result(rec, *pair) for pair in zip(given, results, strict=True)],
         materialize=bool(materialize[0]) if materialize else True,
         **mentioned,
     )
+    mentions = {ref.value_id for ref in refs_in(templates)}
+    for value, tensor in rec.operators.alive(region.made):
+        if tensor.requires_grad and value.value_id not in mentions:
+            raise NotRecordable("makes a tensor with a gradient of its own")
+    return region
 
 
 def _context(call: FunctionCall, results: tuple[Any, ...]) -> Any:
@@ -290,7 +296,7 @@ def _context(call: FunctionCall, results: tuple[Any, ...]) -> Any:
     raise NotRecordable("has no differentiable result")
 
 
-def _result(rec: StateRecorder, region: Region, before: Any, after: Any) -> Any:
+def _result(rec: StateRecorder, before: Any, after: Any) -> Any:
     """The value of a result; an input that is given back becomes a tensor of its own."""
     if not isinstance(after, torch.Tensor):
         return after
@@ -322,8 +328,9 @@ def _template(rec: StateRecorder, value: Any) -> Any:
 
 def _context_method(name: str) -> Callable[..., Any]:
     def handler(rec: StateRecorder, func: Any, args: Any, kwargs: Any) -> Any:
-        if rec.function_calls and rec.function_calls[-1] is not None:
-            rec.function_calls[-1].marks.append((args[0], name, (*args[1:], *kwargs.values())))
+        call = _current(rec)
+        if call is not None:
+            call.marks.append((args[0], name, (*args[1:], *kwargs.values())))
         return _C.OPAQUE
 
     return handler

@@ -68,7 +68,6 @@ def add_blindly(rec: StateRecorder, node: ShadowNode, name: str, args: tuple[Any
     if node.snapshot is None:
         node.snapshot = contents_copy(node.obj)
     method = getattr(cls, name)
-    rec.changes += 1
     node.blind.append(method)
     rec.replay_call(method, (node.obj, *captured), {})
     return True

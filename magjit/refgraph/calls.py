@@ -234,9 +234,10 @@ def call_c(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A callable without Python code."""
     if is_blind_change(rec, func, args, kwargs):
         return None
-    caller = rec.state.globals if rec.state is not None else None
-    if (verdict := rec.hook_called(caller, func, args)) is not None:
-        return verdict
+    if rec.knows_graph_nodes and rec.state is not None:
+        verdict = rec.hook_called(rec.state.globals, func, args)
+        if verdict is not None:
+            return verdict
     rule = rec.database.lookup(func, args[0] if args else None)
     if rule is None:
         rec.missing.append(func)
@@ -285,24 +286,30 @@ def _receiver(func: Any, args: Args) -> tuple[Any, Args]:
 
 def _argument(rec: StateRecorder, rule: Rule, key: Any, value: Any, deep: bool) -> None:
     spec = rule.argument(key)
-    if spec.in_place and isinstance(value, memoryview):
-        value = value.obj
-    if spec.in_place and isinstance(value, (np.ndarray, tuple)):
-        for array in value if isinstance(value, tuple) else (value,):
-            if isinstance(array, np.ndarray):
-                rec.change_array(array)
-        return
     if spec.in_place:
-        node = rec.graph.node_of(value)
-        if node is not None:
-            if isinstance(value, CONTAINERS):
-                rec.mutate(node)
-            elif not isinstance(value, type):
-                rec.split(f"{rule.name} changes an object of class {type(value).__qualname__}")
+        _change_argument(rec, rule, value)
         return
     if spec.calls and not isinstance(value, types.FunctionType):
         _called_back(rec, value)
     _open_argument(rec, value, Read.DEEP if deep else spec.read)
+
+
+def _change_argument(rec: StateRecorder, rule: Rule, value: Any) -> None:
+    """C code changes an argument; ``out=`` of NumPy may be a tuple of arrays."""
+    if isinstance(value, memoryview):
+        value = value.obj
+    if isinstance(value, (np.ndarray, tuple)):
+        for array in value if isinstance(value, tuple) else (value,):
+            if isinstance(array, np.ndarray):
+                rec.change_array(array)
+        return
+    node = rec.graph.node_of(value)
+    if node is None:
+        return
+    if isinstance(value, CONTAINERS):
+        rec.mutate(node)
+    elif not isinstance(value, type):
+        rec.split(f"{rule.name} changes an object of class {type(value).__qualname__}")
 
 
 def _called_back(rec: StateRecorder, func: Any) -> None:

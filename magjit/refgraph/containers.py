@@ -169,7 +169,7 @@ def shows_a_set(value: Any, depth: int = 0) -> bool:
     """Whether the text of a value depends on the order of a set in it."""
     if type(value) in (set, frozenset):
         return len(value) > 1
-    if type(value) not in (list, tuple, dict) or depth > _DEEPEST:
+    if type(value) not in CONTAINERS or depth > _DEEPEST:
         return False
     items = [*value, *value.values()] if type(value) is dict else value
     return any(shows_a_set(item, depth + 1) for item in items)
@@ -342,7 +342,6 @@ def store_subscr(
     node = rec.graph.node_of(container)
     if node is not None and type(container) is bytearray and is_atom((value, key)):
         read_bytes(rec, node, container)
-        rec.changes += 1
         node.blind.append(bytearray.__setitem__)
         rec.replay_call(bytearray.__setitem__, (container, key, value), {})
         return

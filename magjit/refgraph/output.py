@@ -14,7 +14,7 @@ from typing import Any
 from magjit import _C
 from magjit.annotations import Rule
 from magjit.refgraph import relations as r
-from magjit.refgraph.containers import read_value
+from magjit.refgraph.containers import read_value, shows_a_set
 from magjit.refgraph.kinds import CONTAINERS, is_atom, is_constant_object
 from magjit.refgraph.recorder import StateRecorder
 from magjit.refgraph.stack import observed_frame
@@ -24,8 +24,6 @@ _DEPTH = 20
 
 def _is_plain_text(value: Any, depth: int = 0) -> bool:
     """Whether C code alone makes the text of a value, from contents that a guard can compare."""
-    if type(value) in (set, frozenset) and len(value) > 1:
-        return False  # shown in an order that no guard compares
     if is_atom(value) or (is_constant_object(value) and type(type(value)) is type):
         return True
     if type(value) not in CONTAINERS or depth > _DEPTH:
@@ -40,8 +38,12 @@ def printed(
     """``print`` to the standard output or error, whatever they are at the time of the replay."""
     values = (*args, *(value for name, value in kwargs.items() if name != "file"))
     file = kwargs.get("file")
-    plain = all(map(_is_plain_text, values)) and (file is None or file is sys.stderr)
-    if not plain or _is_written(rec, vars(sys), "stdout", "stderr"):
+    plain = all(_is_plain_text(value) and not shows_a_set(value) for value in values)
+    if (
+        not plain
+        or not (file is None or file is sys.stderr)
+        or _is_written(rec, vars(sys), "stdout", "stderr")
+    ):
         rec.split(f"calls {rule.name}: {rule.reason}", "print plain values")
         return _C.OPAQUE
     for value in values:
@@ -69,21 +71,20 @@ def warned(
         rec.split(f"calls {rule.name}: {rule.reason}", "warn with a plain text")
         return _C.OPAQUE
     message, category, level = call
-    filtering = _changed_filters(rec)
-    if not filtering:
-        rec.read(rec.root(vars(warnings)), r.Item.of("filters"), warnings.filters)
-        rec.open(rec.graph.node_of(warnings.filters), deep=True)
-        if _action(message, category, frame) == "error":
-            return None  # the call raises, now and as long as the filters are these
     for _ in range(level - 1):
         frame = _calling_frame(rec, frame)
         if frame is None:
             rec.split("warns of a line outside the program")
             return _C.OPAQUE
-    if filtering:
-        if _action(message, category, frame) != "ignore":
+    action = _action(message, category, frame)
+    if _changed_filters(rec):
+        if action != "ignore":
             rec.split("warns while it changes the warning filters")
         return _C.OPAQUE
+    rec.read(rec.root(vars(warnings)), r.Item.of("filters"), warnings.filters)
+    rec.open(rec.graph.node_of(warnings.filters), deep=True)
+    if action == "error":
+        return None  # the call raises, now and as long as the filters are these
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     module = frame.f_globals.get("__name__") or "<string>"
     where = (frame.f_code.co_filename, frame.f_lineno, module)

@@ -77,13 +77,8 @@ def _exit_inference(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -
     return _exit(rec, args[0], grad_mode._exit_inference_mode)
 
 
-def _label(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A part of the program with a name for the profiler; a replay has none."""
-    return _C.OPAQUE
-
-
 def _not_followed(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Gives its arguments back unless a transform of torch.func is active, which splits."""
+    """What it does is of no consequence to the program."""
     return _C.OPAQUE
 
 
@@ -132,8 +127,10 @@ _PYTHON_SPECIALS: dict[types.CodeType, Callable[..., Any]] = {
     grad_mode.inference_mode.__enter__.__code__: _enter_inference,
     grad_mode.inference_mode.__exit__.__code__: _exit_inference,
     torch.autograd.Function.apply.__func__.__code__: apply_function,  # type: ignore[attr-defined]
-    record_function.__enter__.__code__: _label,
-    record_function.__exit__.__code__: _label,
+    # A part of the program gets a name for the profiler; a replay has no such parts.
+    record_function.__enter__.__code__: _not_followed,
+    record_function.__exit__.__code__: _not_followed,
+    # Gives its arguments back unless a transform of torch.func is active, which splits.
     torch._functorch.utils.unwrap_dead_wrappers.__code__: _not_followed,
     # What an abstract class finds in a class, it remembers for good.
     _check_methods.__code__: _not_followed,

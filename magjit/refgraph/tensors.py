@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,7 @@ def hook_node(tensor: torch.Tensor, hook: Any) -> None:
     tensor.grad_fn.register_hook(hook)
 
 
-class TensorNotes:
+class TensorNotes(ABC):
     """The part of the recorder that knows the tensors of a run.
 
     A hook of the program's needs the very tensor that it was put on, and data that is replaced
@@ -64,23 +65,23 @@ class TensorNotes:
 
     # -- what the rest of the recorder does --------------------------------------------------------
 
+    @abstractmethod
     def split(self, reason: str) -> None:
         """See `StateRecorder`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, node: ShadowNode | None, relation: r.Relation, value: Any) -> None:
         """See `StateRecorder`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, node: ShadowNode | None, relation: r.Relation) -> None:
         """See `StateRecorder`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def replay_call(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """See `StateRecorder`."""
-        raise NotImplementedError
 
     # -- attributes --------------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ class TensorNotes:
     def read_array(self, array: np.ndarray[Any, Any]) -> None:
         """C code reads the contents of an array."""
         node = self.graph.node_of(array)
-        if node is None:
+        if node is None or any(known is array for known in self.arrays):
             return
         if array.dtype.hasobject or array.nbytes > LARGEST_ARRAY:
             self.split(f"reads a NumPy array of {array.nbytes} bytes of {array.dtype} from outside")
@@ -139,8 +140,14 @@ class TensorNotes:
         """C code changes the contents of an array."""
         if self.graph.node_of(array) is not None:
             self.split("changes a NumPy array from outside")
-        elif any(np.may_share_memory(array, other) for other in self.arrays):
+        elif self.shares_memory(array):
             self.split("changes the memory of a NumPy array that something else shares")
+
+    def shares_memory(self, array: np.ndarray[Any, Any]) -> bool:
+        """Whether an array is from outside, or lies over the memory of one or of a tensor's."""
+        return self.graph.node_of(array) is not None or any(
+            np.may_share_memory(array, other) for other in self.arrays
+        )
 
     # -- hooks and hidden changes ------------------------------------------------------------------
 
@@ -148,6 +155,11 @@ class TensorNotes:
         """Data may change without a trace in a tensor's version; a reason needs the eager graph."""
         self.hidden_changes = True
         self.eager_only = self.eager_only or reason
+
+    @property
+    def knows_graph_nodes(self) -> bool:
+        """Whether the run has read a ``grad_fn``, which it may hook."""
+        return bool(self._grad_fns)
 
     def hook_called(self, caller: Any, func: Any, args: tuple[Any, ...]) -> Any:
         """The verdict for a call of a graph node's ``register_hook``; None for any other call.
@@ -157,7 +169,7 @@ class TensorNotes:
             func: what is called.
             args: with what.
         """
-        if not self._grad_fns or getattr(func, "__name__", "") != "register_hook":
+        if getattr(func, "__name__", "") != "register_hook":
             return None
         bound = getattr(func, "__self__", None)
         node, hooks = (args[0], args[1:]) if bound is None and args else (bound, args)
