@@ -90,6 +90,8 @@ class Controller:
             return self._eagerly(args, kwargs)
         try:
             capture_lock["capturing"] = capture_lock["holder"]
+            if len(self.failing_guards(args, kwargs)) < len(self.records):
+                return self._eagerly(args, kwargs)  # captured by another thread since it missed
             if len(self.records) >= settings.current().record_limit:
                 return self._over_limit(args, kwargs)
             if self.records and log.isEnabledFor(logging.INFO):
@@ -165,7 +167,10 @@ class Controller:
             fullgraph=self.options.fullgraph,
             want_dumps=self.keep_last,
         )
-        observation = observe(self.target, args, kwargs)
+        # A record that asks for the same random numbers again is worth one try.
+        tried = any(record.fixed_draws for record in self.records)
+        fix_draws = not tried and not self.options.fullgraph
+        observation = observe(self.target, args, kwargs, fix_draws=fix_draws)
         result = observation.result
         try:
             captured = build_record(observation, self.options.backend, context)
@@ -175,6 +180,7 @@ class Controller:
             self._fall_back(f"{error.reason}", str(error))
             return result
         finally:
+            observation.recorder.give_numbers_back()
             if not self.keep_last:
                 observation.release()
         if self.keep_last:

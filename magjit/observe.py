@@ -27,8 +27,11 @@ from magjit.refgraph import attributes, calls, containers, other_events
 from magjit.refgraph import relations as r
 from magjit.refgraph.autograd_functions import left_frame
 from magjit.refgraph.binding import bind_handlers
+from magjit.refgraph.frames import FrameState
 from magjit.refgraph.kinds import class_lookup
 from magjit.refgraph.nodes import ShadowNode
+from magjit.refgraph.number_events import HANDLERS as NUMBER_HANDLERS
+from magjit.refgraph.number_events import entered, returned
 from magjit.refgraph.python_specials import python_special
 from magjit.refgraph.recorder import StateRecorder
 
@@ -69,6 +72,7 @@ _HANDLERS = {
     **containers.HANDLERS,
     **calls.HANDLERS,
     **other_events.HANDLERS,
+    **NUMBER_HANDLERS,
 }
 
 
@@ -123,6 +127,7 @@ class Observation:
         self.sees_keyword_order = _sees_keyword_order(target)
         self.global_state = _C.global_state()
         self.random_states = _random_states()
+        self.recorder.numbers.start()
         describer = InputDescriber()
         recorder, descriptions = self.recorder, self.descriptions
 
@@ -189,25 +194,33 @@ class Observation:
         yield
 
 
-def observe(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Observation:
+def observe(
+    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, fix_draws: bool = True
+) -> Observation:
     """Run ``target(*args, **kwargs)`` for real, once, and write down what it did.
 
     Exceptions of the program pass through; whatever happens, trace functions and modes are put
     back as they were. A fault of the observation itself leaves the run alone: the recorder is then
-    broken and names it.
+    broken and names it. Without ``fix_draws``, a random number that the record would have to fix is
+    a split.
     """
     recorder = StateRecorder(default_database(), python_special)
+    if not fix_draws:
+        recorder.numbers.on_pinned_draw = lambda drawn: recorder.split(
+            drawn.reason, location=drawn.location
+        )
     observation = Observation(recorder, args, kwargs)
     tracer: _C.Tracer | None = None
     try:
         observation.prepare(target)
         tracer = recorder.tracer = _C.Tracer(
             bind_handlers(recorder, _HANDLERS),
-            recorder.enter_frame,
-            partial(left_frame, recorder),
+            partial(_enter_frame, recorder),
+            partial(_leave_frame, recorder),
             _TRIVIAL,
             lambda code: decode(code).plan,
         )
+        recorder.numbers.watch = tracer.watch
     except Exception as error:
         recorder.fail(error)
     collecting = gc.isenabled()
@@ -231,6 +244,19 @@ def observe(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Obser
     return observation
 
 
+def _enter_frame(recorder: StateRecorder, *frame: Any) -> Any:
+    verdict = recorder.enter_frame(*frame)
+    if recorder.numbers:
+        entered(recorder, frame[1], isinstance(verdict, FrameState), frame[-1])
+    return verdict
+
+
+def _leave_frame(recorder: StateRecorder, state: FrameState, result: Any) -> None:
+    left_frame(recorder, state, result)
+    if recorder.numbers:
+        returned(recorder, state, result)
+
+
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.keys() == other.keys() and all(one[name] is other[name] for name in other)
 
@@ -238,7 +264,10 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def _check_end(observation: Observation) -> None:
     """What only the end of a run tells of things that a record could not hold."""
     recorder = observation.recorder
+    recorder.numbers.settle()
     reason = recorder.unrepeatable()
+    if recorder.broken is None and recorder.numbers.unseen_draws():
+        reason = "C code draws from a generator of random or numpy.random"
     if any(not _same(vars(ctx), before) for ctx, before in recorder.contexts):
         reason = "changes the context of an autograd function after its forward"
     if recorder.function_calls:

@@ -98,6 +98,7 @@ def _mock(build: Build) -> None:
             observation.result,
             writes_of(observation.recorder.graph, observation.recorder.effects),
             observation.resolver,
+            observation.recorder.numbers,
         )
     except Unrebuildable as problem:
         build.captured.split = SplitPoint(
@@ -173,6 +174,8 @@ def _emit(build: Build) -> None:
     code.at("torch's global state")
     code.emit("global_state", build.observation.global_state)
     guard_emit.add_backend_guards(code, build.context.guards)
+    numbers = build.observation.recorder.numbers
+    guard_emit.add_number_guard(code, numbers.guard())
     node_slots = tuple(code.slot(node_id) for node_id in build.node_ids)
     input_slots = tuple(code.slot(node_id) for node_id in captured.guard_plan.tensors)
     program = code.program()
@@ -189,6 +192,7 @@ def _emit(build: Build) -> None:
         dict(build.context.dumps),
         grad_enabled=bool(build.observation.global_state["grad_mode"]),
         repeatable=build.observation.repeatable(),
+        fixed_draws=any(drawn.pinned for drawn in numbers.draws),
     )
 
 

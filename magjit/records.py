@@ -69,6 +69,7 @@ class Record:
         grad_enabled: grad mode at each call, which the guard checks.
         repeatable: the graph changes nothing outside, so that after a failure in it the program
             can be run as if it had not been called.
+        fixed_draws: the guard asks for random numbers of certain values.
     """
 
     handle: _C.Record
@@ -82,6 +83,7 @@ class Record:
     dumps: dict[str, str] = field(default_factory=dict)
     grad_enabled: bool = True
     repeatable: bool = False
+    fixed_draws: bool = False
 
     @property
     def origins(self) -> list[str]:

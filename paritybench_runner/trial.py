@@ -21,7 +21,14 @@ from torch.utils._pytree import tree_map_only
 
 from paritybench_runner import stubs
 from paritybench_runner.corpus import Case, describe
-from paritybench_runner.values import first_difference, frozen, same_class, state_of, tensors_of
+from paritybench_runner.values import (
+    first_difference,
+    frozen,
+    same_class,
+    state_of,
+    tensors_of,
+    without_graph,
+)
 
 WEIGHTS, OTHER_WEIGHTS = 1, 2
 INPUTS, FRESH_INPUTS, MORE_INPUTS = 11, 12, 13
@@ -191,6 +198,7 @@ class Trial:
             raised = error.with_traceback(None)
         state = frozen(state_of(module) if attributes else tensors_of(module))
         printed = self._printed.take()
+        result = without_graph(result)
         return Outcome(result, inputs, printed, state, raised, missing, attributes)
 
     def replayed(self, weights: int, training: bool, moves: list[Move]) -> Outcome:

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -142,12 +142,25 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 def frozen(value: Any) -> Any:
     """A copy of a state that later calls leave alone."""
+    return _mapped(value, lambda t: t.detach().clone().requires_grad_(t.requires_grad))
+
+
+def without_graph(value: Any) -> Any:
+    """A result that does not keep the tensors alive which autograd has saved for it."""
+    return _mapped(value, _cut_off)
+
+
+def _cut_off(tensor: Tensor) -> Tensor:
+    if tensor.grad_fn is None or type(tensor) is not Tensor:
+        return tensor
+    return tensor.detach().requires_grad_()
+
+
+def _mapped(value: Any, leaf: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
-        return value.detach().clone().requires_grad_(value.requires_grad)
+        return leaf(value)
     if type(value) is dict:
-        return {key: frozen(item) for key, item in value.items()}
-    if type(value) is list:
-        return [frozen(item) for item in value]
-    if type(value) is tuple:
-        return tuple(frozen(item) for item in value)
+        return {key: _mapped(item, leaf) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(item, leaf) for item in value)
     return value

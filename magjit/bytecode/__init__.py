@@ -3,7 +3,24 @@
 Layers, in order: optable (facts) -> depths -> decode -> splice.  Nothing here needs torch.
 """
 
-from magjit.bytecode.decode import CodeInfo, Instr, Plan, decode, fast_local_names, plan_for
+from magjit.bytecode.decode import (
+    CodeInfo,
+    Instr,
+    Plan,
+    decode,
+    fast_local_names,
+    plan_for,
+    stored_attributes,
+)
 from magjit.bytecode.optable import EventKind
 
-__all__ = ["CodeInfo", "EventKind", "Instr", "Plan", "decode", "fast_local_names", "plan_for"]
+__all__ = [
+    "CodeInfo",
+    "EventKind",
+    "Instr",
+    "Plan",
+    "decode",
+    "fast_local_names",
+    "plan_for",
+    "stored_attributes",
+]

@@ -57,6 +57,7 @@ class EventKind(IntEnum):
     OTHER = 29  # nothing is understood of it
     STORE_NAME = 30  # (value, namespace)
     DELETE_NAME = 31  # (namespace)
+    HOLD = 32  # what goes into a new object; posts (object); reported only for watched objects
 
 
 #: Events that are not reported when every input is of a type the recorder calls trivial.
@@ -135,9 +136,7 @@ _skip(
 _skip("the exit of the frame is reported", "RETURN_VALUE", "RETURN_CONST")
 _skip(
     "makes or fills an object that did not exist before",
-    *("BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_MAP", "BUILD_CONST_KEY_MAP"),
-    *("BUILD_STRING", "BUILD_SLICE", "LIST_TO_TUPLE", "LIST_APPEND", "SET_ADD", "MAP_ADD"),
-    *("SET_FUNCTION_ATTRIBUTE", "ASYNC_GEN_WRAP"),
+    *("LIST_TO_TUPLE", "SET_FUNCTION_ATTRIBUTE", "ASYNC_GEN_WRAP"),
 )
 _skip(
     "handles an exception that is already under way",
@@ -154,6 +153,14 @@ _skip(
     *("LOAD_SUPER_METHOD", "LOAD_ZERO_SUPER_METHOD", "LOAD_ZERO_SUPER_ATTR"),
     "STORE_FAST_MAYBE_NULL",
 )
+
+# ---- new objects ----
+_event(K.HOLD, lambda arg: arg, 1, "BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_STRING")
+_event(K.HOLD, lambda arg: 3 if arg == 3 else 2, 1, "BUILD_SLICE")
+_event(K.HOLD, lambda arg: 2 * arg, 1, "BUILD_MAP")
+_event(K.HOLD, lambda arg: arg + 1, 1, "BUILD_CONST_KEY_MAP")
+_event(K.HOLD, 1, 0, "LIST_APPEND", "SET_ADD")
+_event(K.HOLD, 2, 0, "MAP_ADD")
 
 # ---- names and cells ----
 _event(K.STORE_GLOBAL, 1, 0, "STORE_GLOBAL")

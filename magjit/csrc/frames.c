@@ -125,7 +125,43 @@ frame_replace_stack(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(fresh_number_doc,
+             "fresh_number(value) -> int or float\n\n"
+             "An equal object that nothing else refers to, also of a small int, of which the\n"
+             "interpreter otherwise keeps one.  Raises TypeError for other types.");
+
+static PyObject *
+fresh_number(PyObject *self, PyObject *value)
+{
+    if (PyFloat_CheckExact(value)) {
+        return PyFloat_FromDouble(PyFloat_AS_DOUBLE(value));
+    }
+    if (!PyLong_CheckExact(value)) {
+        return PyErr_Format(PyExc_TypeError, "expected an int or a float, not %.100s",
+                            Py_TYPE(value)->tp_name);
+    }
+    PyLongObject *number = (PyLongObject *)value;
+#if MJ_PY312
+    Py_ssize_t count = (Py_ssize_t)(number->long_value.lv_tag >> 3);
+    PyLongObject *fresh = _PyLong_New(count);
+    if (fresh != NULL) {
+        fresh->long_value.lv_tag = number->long_value.lv_tag;
+        memcpy(fresh->long_value.ob_digit, number->long_value.ob_digit,
+               (size_t)(count == 0 ? 1 : count) * sizeof(digit));
+    }
+#else
+    Py_ssize_t count = Py_SIZE(number) < 0 ? -Py_SIZE(number) : Py_SIZE(number);
+    PyLongObject *fresh = _PyLong_New(count);
+    if (fresh != NULL) {
+        Py_SET_SIZE(fresh, Py_SIZE(number));
+        memcpy(fresh->ob_digit, number->ob_digit, (size_t)count * sizeof(digit));
+    }
+#endif
+    return (PyObject *)fresh;
+}
+
 static PyMethodDef methods[] = {
+    {"fresh_number", fresh_number, METH_O, fresh_number_doc},
     {"stack", frame_stack, METH_VARARGS, stack_doc},
     {"localsplus", frame_localsplus, METH_O, localsplus_doc},
     {"function", frame_function, METH_O, function_doc},

@@ -109,6 +109,8 @@ tracer_start(Tracer *tracer, PyObject *ignored)
     Py_CLEAR(tracer->error);
     tracer->n_instructions = tracer->n_handled = tracer->n_frames = 0;
     tracer->paused = 0;
+    tracer->watches = false;
+    memset(tracer->watched, 0, sizeof(tracer->watched));
     tracer->tstate = PyThreadState_Get();
     mj_active_tracer = (Tracer *)Py_NewRef(tracer);
     if (mj_events_attach(tracer) < 0) {
@@ -195,6 +197,20 @@ tracer_resume(Tracer *tracer, PyObject *ignored)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(watch_doc,
+             "watch(obj)\n\n"
+             "From now on an instruction that uses this object makes an event even if its inputs\n"
+             "are all of trivial types, or if it only puts them into a new object (HOLD).  Some\n"
+             "other objects may be reported as well.  The caller keeps the object alive.");
+
+static PyObject *
+tracer_watch(Tracer *tracer, PyObject *object)
+{
+    tracer->watched[mj_hash_pointer(object) & (MJ_WATCHED - 1)] = 1;
+    tracer->watches = true;
+    Py_RETURN_NONE;
+}
+
 static PyObject *
 tracer_counts(Tracer *tracer, void *closure)
 {
@@ -206,6 +222,7 @@ static PyMethodDef tracer_methods[] = {
     {"stop", (PyCFunction)tracer_stop, METH_NOARGS, stop_doc},
     {"pause", (PyCFunction)tracer_pause, METH_NOARGS, pause_doc},
     {"resume", (PyCFunction)tracer_resume, METH_NOARGS, resume_doc},
+    {"watch", (PyCFunction)tracer_watch, METH_O, watch_doc},
     {NULL, NULL, 0, NULL},
 };
 

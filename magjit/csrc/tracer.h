@@ -34,10 +34,12 @@ typedef struct {
 } mj_unit;
 
 #define MJ_FILTER 0x80
+#define MJ_HOLD 32 /* EventKind.HOLD: reported only where an input is a watched object */
 #define MJ_QUIET 1 /* mode of a unit of kind 0 that comes after no event: it need not be seen */
 #define MJ_UNREACHABLE 0xFFFF
 #define MJ_KINDS 128
 #define MJ_PRESENT 1024
+#define MJ_WATCHED 4096
 
 enum mj_input_mode {
     INPUT_STACK = 0,      /* the top ninputs values */
@@ -111,6 +113,8 @@ typedef struct Tracer {
     mj_entry *entries;
     Py_ssize_t depth, capacity;
     uint16_t present[MJ_PRESENT]; /* entries per hash: one look rules most frames out */
+    uint8_t watched[MJ_WATCHED];   /* by hash: an object of this hash is watched */
+    bool watches;
     mj_frame *handling;           /* the frame whose instruction event a handler is looking at */
     mj_suspended *suspended;
     Py_ssize_t n_suspended, suspended_capacity;
@@ -131,6 +135,13 @@ typedef struct Tracer {
 
 /* The tracer that observes now, a strong reference: at most one in the process. */
 extern Tracer *mj_active_tracer;
+
+static inline size_t
+mj_hash_pointer(const void *pointer)
+{
+    uintptr_t bits = (uintptr_t)pointer;
+    return (size_t)((bits >> 4) ^ (bits >> 12));
+}
 
 /* ---- tracer_tables.c; failure: NULL or -1, with an exception ---- */
 mj_code *mj_code_find(Tracer *tracer, PyCodeObject *code); /* made if need be */

@@ -187,6 +187,35 @@ all_trivial(const Tracer *tracer, PyObject *const *values, Py_ssize_t count)
     return true;
 }
 
+/* Whether one may be a watched object: the table goes by hash alone, and may say so of others. */
+static bool
+any_watched(const Tracer *tracer, PyObject *const *values, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; tracer->watches && i < count; i++) {
+        if (values[i] != NULL && tracer->watched[mj_hash_pointer(values[i]) & (MJ_WATCHED - 1)]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The handler that has to look at an instruction with these inputs, borrowed, or NULL.  That of HOLD
+ * looks at watched objects also where their kind has no handler of its own. */
+static PyObject *
+handler_of(const Tracer *tracer, const mj_unit *unit, PyObject *const *values)
+{
+    int kind = unit->kind & ~MJ_FILTER;
+    PyObject *handler = tracer->handlers[kind];
+    bool filtered = (unit->kind & MJ_FILTER) && all_trivial(tracer, values, unit->ninputs);
+    if (handler != NULL && !filtered && kind != MJ_HOLD) {
+        return handler;
+    }
+    if (!any_watched(tracer, values, unit->ninputs)) {
+        return NULL;
+    }
+    return handler != NULL ? handler : tracer->handlers[MJ_HOLD];
+}
+
 static PyObject *
 pack_posts(const mj_unit *unit, int here, PyObject *const *top)
 {
@@ -265,10 +294,7 @@ call_handler(Tracer *tracer, mj_entry *entry, mj_frame *frame, const mj_unit *un
              PyObject *const *top)
 {
     PyObject *const *values = top - unit->ninputs;
-    if ((unit->kind & MJ_FILTER) && all_trivial(tracer, values, unit->ninputs)) {
-        return 0;
-    }
-    PyObject *handler = tracer->handlers[unit->kind & ~MJ_FILTER];
+    PyObject *handler = handler_of(tracer, unit, values);
     if (handler == NULL) {
         return 0;
     }

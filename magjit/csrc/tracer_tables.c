@@ -1,13 +1,6 @@
 /* The tracer's tables: plans, the stack of frames, suspended generators, trivial types. */
 #include "tracer.h"
 
-static inline size_t
-hash_pointer(const void *pointer)
-{
-    uintptr_t bits = (uintptr_t)pointer;
-    return (size_t)((bits >> 4) ^ (bits >> 12));
-}
-
 /* ---- code objects ---- */
 
 static void
@@ -30,7 +23,7 @@ codes_grow(Tracer *tracer)
     for (size_t i = 0; tracer->codes != NULL && i <= tracer->codes_mask; i++) {
         mj_code *item = tracer->codes[i];
         if (item != NULL) {
-            size_t slot = hash_pointer(item->code) & (size - 1);
+            size_t slot = mj_hash_pointer(item->code) & (size - 1);
             while (table[slot] != NULL) {
                 slot = (slot + 1) & (size - 1);
             }
@@ -51,7 +44,7 @@ mj_code_find(Tracer *tracer, PyCodeObject *code)
             return NULL;
         }
     }
-    size_t slot = hash_pointer(code) & tracer->codes_mask;
+    size_t slot = mj_hash_pointer(code) & tracer->codes_mask;
     while (tracer->codes[slot] != NULL) {
         if (tracer->codes[slot]->code == code) {
             return tracer->codes[slot];
@@ -103,7 +96,7 @@ mj_code_load_plan(Tracer *tracer, mj_code *item)
 static inline uint16_t *
 present_count(Tracer *tracer, const mj_frame *frame)
 {
-    return &tracer->present[hash_pointer(frame) & (MJ_PRESENT - 1)];
+    return &tracer->present[mj_hash_pointer(frame) & (MJ_PRESENT - 1)];
 }
 
 mj_entry *
@@ -304,7 +297,7 @@ mj_trivial_build(Tracer *tracer, PyObject *types)
             Py_DECREF(item);
             break;
         }
-        size_t slot = hash_pointer(item) & tracer->trivial_mask;
+        size_t slot = mj_hash_pointer(item) & tracer->trivial_mask;
         while (tracer->trivial_slots[slot].type != NULL) {
             slot = (slot + 1) & tracer->trivial_mask;
         }
@@ -318,7 +311,7 @@ mj_trivial_build(Tracer *tracer, PyObject *types)
 bool
 mj_trivial_contains(const Tracer *tracer, const PyTypeObject *type)
 {
-    size_t slot = hash_pointer(type) & tracer->trivial_mask;
+    size_t slot = mj_hash_pointer(type) & tracer->trivial_mask;
     while (tracer->trivial_slots[slot].type != NULL) {
         if (tracer->trivial_slots[slot].type == type) {
             return true;

@@ -12,9 +12,11 @@ from magjit.guards.plan import GuardPlan
 from magjit.plugin import CustomGuard, SameInput, ShapeGuard, StorageRelation
 from magjit.refgraph import relations as r
 from magjit.refgraph.kinds import is_atom
-from magjit.refgraph.nodes import ABSENT, Edge, Leaf, ShadowNode, Target
+from magjit.refgraph.nodes import ABSENT, Edge, Leaf, Lifted, ShadowNode, Target
+from magjit.refgraph.numbers import NumberGuard
 from magjit.refgraph.paths import Paths
 
+NUMBERS_ORIGIN = "what numbers decide: "
 Instruction = tuple[Any, ...]
 Origin = tuple[int, str | r.Relation]
 """What an instruction is for: a node and what of it; a text of its own for node 0."""
@@ -192,7 +194,9 @@ def _check_target(code: GuardCode, slot: int, target: Target) -> None:
 
 def _check_leaf(code: GuardCode, slot: int, leaf: Leaf) -> None:
     value = leaf.value
-    if leaf.identity:
+    if isinstance(leaf, Lifted):
+        code.emit("type_is", slot, type(value))
+    elif leaf.identity:
         code.emit("is", slot, value)
     elif type(value) is frozenset:
         code.later("type_is", slot, frozenset)
@@ -378,6 +382,13 @@ def add_backend_guards(code: GuardCode, guards: list[Any]) -> None:
                 code.emit("predicate", [slots[i] for i in inputs], check)
             case _:
                 raise BackendError(f"The backend states a guard of an unknown kind: {guard}")
+
+
+def add_number_guard(code: GuardCode, guard: NumberGuard | None) -> None:
+    """What the program decided by numbers that change; may draw random ones, from a copy."""
+    if guard is not None:
+        code.at(f"{NUMBERS_ORIGIN}{guard}")
+        code.emit("predicate", [code.slot(node_id) for node_id in guard.nodes], guard)
 
 
 def _storage_relation(code: GuardCode, overlapping: list[int], disjoint: list[int]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from magjit.refgraph import relations as r
-from magjit.refgraph.nodes import ABSENT, Edge, RefGraph, ShadowNode, Target
+from magjit.refgraph.nodes import ABSENT, Edge, Lifted, RefGraph, ShadowNode, Target
 from magjit.refgraph.search import reachable
 
 
@@ -89,6 +89,8 @@ class GuardPlan:
             return f"is {self.graph.path(node)}: {type(node.obj).__name__}"
         if target.value is ABSENT:
             return "is absent"
+        if isinstance(target, Lifted):
+            return f"is any {type(target.value).__name__}"
         text = repr(target.value)
         return f"== {text if len(text) < 60 else text[:57] + '...'}"
 

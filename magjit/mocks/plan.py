@@ -34,6 +34,7 @@ from magjit.mocks.recipes import ATOMS, Kind, Make, Shared, state
 from magjit.mocks.schedule import Cycle, schedule
 from magjit.mocks.value_kinds import kind_of
 from magjit.mocks.writes import Call, ContainerState, Write, final_writes
+from magjit.refgraph.numbers import Drawn, Number, Numbers, Read
 
 
 class Resolver(Protocol):
@@ -59,18 +60,21 @@ class Resolver(Protocol):
         """Whether the object is a tensor."""
 
 
-def build_plan(result: Any, writes: Iterable[Write], resolver: Resolver) -> MockPlan:
+def build_plan(
+    result: Any, writes: Iterable[Write], resolver: Resolver, numbers: Numbers | None = None
+) -> MockPlan:
     """Plan how a replay makes ``result`` again and redoes ``writes``.
 
     Args:
         result: what the run returned, in its final state.
         writes: changes of outside objects, in the order in which they happened.
         resolver: tells outside objects and tensors of the graph from the rest.
+        numbers: counters and random numbers, which a replay computes anew.
 
     Raises:
         Unrebuildable: something that leaves the run cannot be made again.
     """
-    builder = PlanBuilder(resolver)
+    builder = PlanBuilder(resolver, Numbers() if numbers is None else numbers)
     try:
         return builder.plan(result, final_writes(writes))
     except RecursionError:
@@ -84,8 +88,11 @@ def build_plan(result: Any, writes: Iterable[Write], resolver: Resolver) -> Mock
 class PlanBuilder:
     """Collects a recipe for each object that has to be made again."""
 
-    def __init__(self, resolver: Resolver) -> None:
+    def __init__(self, resolver: Resolver, numbers: Numbers) -> None:
         self._resolver = resolver
+        self._numbers = numbers
+        self._sources: dict[int, Ref] = {}
+        self._computed: dict[int, Ref] = {}
         self._created = getattr(resolver, "created", None)
         self._view = getattr(resolver, "view", None)
         self._changed: set[int] = set()
@@ -99,6 +106,7 @@ class PlanBuilder:
 
     def plan(self, result: Any, writes: list[Write]) -> MockPlan:
         """See `build_plan`."""
+        drawn = [self._draw(source) for source in self._numbers.draws]
         for write in writes:
             if not isinstance(write, Call):
                 self._changed.add(id(write.target))
@@ -112,7 +120,7 @@ class PlanBuilder:
         for write in writes:
             effects += effect_steps(write, self)
             self._describe()
-        used = refs(returned) + [index for step in effects for index in refs(step)]
+        used = drawn + refs(returned) + [index for step in effects for index in refs(step)]
         lines = schedule(self._recipes, used)
         return self._finished(returned, lines, effects)
 
@@ -126,13 +134,47 @@ class PlanBuilder:
     def value(self, obj: Any, label: str, parent: int | None = None) -> Expr:
         """An expression for an object that leaves the run."""
         if type(obj) in ATOMS:
-            return Const(obj)
+            number = self._numbers.find(obj)
+            return Const(obj) if number is None else self._number(number)
         key = id(obj)
         found = self._exprs.get(key)
         if found is None:
             self._alive.append(obj)
             found = self._exprs[key] = self._new_value(obj, label, parent)
         return found
+
+    def _draw(self, drawn: Drawn) -> int:
+        """The line that draws a random number."""
+        index = self._new_index(drawn.value, drawn.func.__name__, None)
+        kwargs = tuple([(name, Const(arg)) for name, arg in drawn.kwargs.items()])
+        made = Apply(drawn.func, tuple(map(Const, drawn.args)), kwargs)
+        self._recipes[index] = Make(whole=made, early=True)
+        self._sources[id(drawn)] = Ref(index)
+        return index
+
+    def _number(self, number: Number) -> Expr:
+        """A number as the replay computes it."""
+        if not number.live:
+            return Const(number.original)
+        if number.func is not None:
+            found = self._computed.get(id(number))
+            if found is None:
+                parts = [
+                    self._number(a) if isinstance(a, Number) else Const(a) for a in number.args
+                ]
+                index = self._new_index(number.obj, "", None)
+                self._recipes[index] = Make(whole=Apply(number.func, tuple(parts)))
+                found = self._computed[id(number)] = Ref(index)
+            return found
+        source = number.source
+        assert source is not None
+        if id(source) not in self._sources:
+            assert isinstance(source, Read) and source.node is not None
+            index = self._new_index(source.value, str(source.key), None)
+            place = (Slot(source.node.node_id), Const(source.key))
+            self._recipes[index] = Make(whole=Apply(dict.__getitem__, place), early=True)
+            self._sources[id(source)] = Ref(index)
+        return self._sources[id(source)]
 
     def _new_value(self, obj: Any, label: str, parent: int | None) -> Expr:
         tensor = self._resolver.is_tensor(obj)

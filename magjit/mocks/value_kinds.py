@@ -95,11 +95,12 @@ def _module(obj: Any, parts: Parts) -> Recipe:
 def _tuple(obj: Any, parts: Parts) -> Recipe:
     cls = type(obj)
     if cls is tuple:
-        if is_atom(obj):
+        items = values(parts, obj)
+        if is_atom(obj) and all(isinstance(item, Const) for item in items):
             return Shared(Const(obj))
-        return Make(whole=Seq("tuple", values(parts, obj)))
-    items = Seq("tuple", values(parts, tuple.__iter__(obj)))
-    return simple(Apply(tuple.__new__, (Const(cls), items)), state(parts, obj))
+        return Make(whole=Seq("tuple", items))
+    contents = Seq("tuple", values(parts, tuple.__iter__(obj)))
+    return simple(Apply(tuple.__new__, (Const(cls), contents)), state(parts, obj))
 
 
 def _is_struct_sequence(obj: Any, cls: type) -> bool:

@@ -31,7 +31,7 @@ from typing import Any
 
 from magjit import _C
 from magjit.bytecode.decode import FILTER_BIT, Plan, Unit
-from magjit.bytecode.optable import OPCODE, VERSION, Give, Read
+from magjit.bytecode.optable import OPCODE, VERSION, EventKind, Give, Read
 
 Handler = Callable[[Any, int, tuple[Any, ...]], Any]
 
@@ -113,6 +113,7 @@ class ReferenceTracer:
         self.on_frame = on_frame
         self.on_exit = on_exit
         self.trivial = trivial
+        self._watched: set[int] = set()
         self.plan_for = plan_for
         self.error: BaseException | None = None
         self.paused = 0
@@ -144,6 +145,10 @@ class ReferenceTracer:
         self._entries.clear()
         self._suspended.clear()
         self._skip_always.clear()
+
+    def watch(self, obj: Any) -> None:
+        """Instructions that use this object make events whatever its type."""
+        self._watched.add(id(obj))
 
     def pause(self) -> None:
         """Suspends all events."""
@@ -234,15 +239,22 @@ class ReferenceTracer:
         if unit.kind == 0 or not self.attached:
             return
         values = stack[len(stack) - unit.ninputs :]
-        trivial = (value is _C.NULL or type(value) in self.trivial for value in values)
-        if unit.kind & FILTER_BIT and all(trivial):
-            return
         number = unit.kind & ~FILTER_BIT
-        handler = self.handlers[number] if number < len(self.handlers) else None
+        trivial = (value is _C.NULL or type(value) in self.trivial for value in values)
+        filtered = unit.kind & FILTER_BIT and all(trivial)
+        watched = any(id(value) in self._watched for value in values)
+        if (filtered or number == EventKind.HOLD) and not watched:
+            return
+        handler = self._handler(number)
+        if handler is None and watched:
+            handler = self._handler(EventKind.HOLD)
         if handler is not None:
             inputs = _inputs(frame, unit, values)
             result = self._guarded(handler, entry.state, 2 * unit.home, inputs)
             self._take(entry, unit, result)
+
+    def _handler(self, number: int) -> Handler | None:
+        return self.handlers[number] if number < len(self.handlers) else None
 
     def _deliver(self, entry: _Entry, here: int, stack: list[Any]) -> None:
         post, unit = entry.pending, entry.pending_unit

@@ -10,7 +10,6 @@ import linecache
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from types import MethodType
 from typing import Any
 
@@ -23,10 +22,10 @@ __all__ = ["sources_tied_to_result"]
 def sources_tied_to_result() -> Iterator[Callable[[Any], None]]:
     """In the block, sources are generated; it calls what it is given with their owner."""
     kept: dict[str, str] = graph_module._loader.eval_cache
-    before = len(kept)
+    before = frozenset(kept)
 
     def tie(owner: Any) -> None:
-        keys = tuple(islice(kept, before, None))
+        keys = tuple([key for key in kept if key not in before])
         if isinstance(owner, MethodType):
             owner = owner.__self__
         if not keys:

@@ -18,6 +18,7 @@ import torch
 
 from magjit.bytecode import EventKind
 from magjit.refgraph import relations as r
+from magjit.refgraph.frames import FrameState
 from magjit.refgraph.kinds import (
     HEAP_TYPE,
     class_lookup,
@@ -26,7 +27,8 @@ from magjit.refgraph.kinds import (
     is_data_descriptor,
 )
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, ShadowNode
-from magjit.refgraph.recorder import FrameState, Handler, StateRecorder
+from magjit.refgraph.number_events import read_counter
+from magjit.refgraph.recorder import Handler, StateRecorder
 
 _TUPLE_GETTER = type(collections.namedtuple("_Probe", "field").field)  # type: ignore[attr-defined]
 _FORWARDING: tuple[type, ...] = (weakref.ProxyType, weakref.CallableProxyType, threading.local)
@@ -305,7 +307,9 @@ def read_descriptor(
     rec: StateRecorder, node: ShadowNode | None, obj: Any, descriptor: Any, name: str
 ) -> None:
     if isinstance(descriptor, types.MemberDescriptorType):
-        rec.read(node, r.SlotOf(descriptor), _member(descriptor, obj))
+        value = _member(descriptor, obj)
+        in_c = not descriptor.__objclass__.__flags__ & HEAP_TYPE and is_atom(value)
+        rec.read(node, r.CAttr(descriptor) if in_c else r.SlotOf(descriptor), value)
     elif isinstance(descriptor, types.GetSetDescriptorType):
         if name == "__dict__":
             rec.instance_dict_node(node, obj)
@@ -376,8 +380,8 @@ def write_descriptor(
 # -- events -------------------------------------------------------------------------------------
 
 
-def load_attr(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> None:
-    read_attribute(rec, inputs[0], state.info.instrs[offset].argval)
+def load_attr(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> Any:
+    return read_counter(rec, inputs[0], state.info.instrs[offset].argval, read_attribute)
 
 
 def load_super_attr(

@@ -24,8 +24,9 @@ from magjit.monitor.operators import NotRecordable
 from magjit.monitor.regions import FunctionRegion
 from magjit.refgraph import relations as r
 from magjit.refgraph.attributes import read_class_attr
+from magjit.refgraph.frames import FrameState
 from magjit.refgraph.kinds import class_lookup, is_atom, is_constant_object
-from magjit.refgraph.recorder import FrameState, StateRecorder
+from magjit.refgraph.recorder import StateRecorder
 
 _ABSENT = object()
 

@@ -31,6 +31,7 @@ from magjit.refgraph.containers import (
     read_value,
     shown,
 )
+from magjit.refgraph.frames import FrameState
 from magjit.refgraph.kinds import (
     CONTAINERS,
     HEAP_TYPE,
@@ -41,8 +42,9 @@ from magjit.refgraph.kinds import (
     is_atom,
 )
 from magjit.refgraph.legacy import call_variable
+from magjit.refgraph.number_events import draw, pin_inside
 from magjit.refgraph.python_specials import opaque_call, python_special
-from magjit.refgraph.recorder import LIBRARIES, FrameState, Handler, StateRecorder
+from magjit.refgraph.recorder import LIBRARIES, Handler, StateRecorder
 from magjit.refgraph.specials import AS_PURE, SPECIALS
 from magjit.refgraph.stack import CALLABLE_DEPTH, observed_frame
 
@@ -53,6 +55,7 @@ Kwargs = dict[str, Any]
 def call(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> Any:
     """CALL: the callable, the receiver or NULL, then the arguments."""
     callable_, receiver, *rest = inputs
+    state.calling = callable_
     args: Args = tuple(rest) if receiver is _C.NULL else (receiver, *rest)
     names = state.info.instrs[offset].kwnames
     if not names:
@@ -64,6 +67,7 @@ def call(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, 
 def call_ex(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> Any:
     """CALL_FUNCTION_EX: the callable, a sequence and perhaps a mapping."""
     callable_, args, kwargs = inputs[0], inputs[1], inputs[2] if len(inputs) > 2 else _C.NULL
+    state.calling = callable_
     read_value(rec, args)
     if kwargs is not _C.NULL:
         read_value(rec, kwargs)
@@ -317,7 +321,9 @@ def _called_back(rec: StateRecorder, func: Any) -> None:
     if func is None or isinstance(func, types.FunctionType):
         return
     if not is_c_callable(func) or isinstance(func, (types.MethodType, functools.partial)):
+        before, rec.called_back = rec.called_back, True
         call_value(rec, func, (), {})
+        rec.called_back = before
         return
     rule = rec.database.lookup(func)
     harmless = rule is not None and (
@@ -352,6 +358,8 @@ def _open_argument(rec: StateRecorder, value: Any, read: Read) -> None:
         return
     value = shown(value)
     node = rec.graph.node_of(value)
+    if rec.numbers and read is Read.DEEP:
+        pin_inside(rec, value)
     if isinstance(value, bytearray):
         read_bytes(rec, node, value)
         return
@@ -427,6 +435,13 @@ def _impure(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwarg
     return None
 
 
+def _random(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    def read(value: Any) -> None:
+        _open_argument(rec, value, Read.DEEP)
+
+    return draw(rec, rule, func, args, kwargs, read)
+
+
 def _value_read(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return None  # the mode sees it, and knows whether the tensor is a constant
 
@@ -448,7 +463,7 @@ _KINDS: dict[Kind, Callable[..., Any]] = {
     Kind.PURE: _pure,
     Kind.VALUE_READ: _value_read,
     Kind.SPECIAL: _special,
-    Kind.RANDOM: _impure,
+    Kind.RANDOM: _random,
     Kind.EFFECT: _impure,
     Kind.DYNAMIC: _impure,
     Kind.UNSEEN: _unseen,

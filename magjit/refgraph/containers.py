@@ -13,6 +13,7 @@ from magjit.bytecode import EventKind
 from magjit.refgraph import relations as r
 from magjit.refgraph.attributes import read_attribute, read_class_attr, read_mro
 from magjit.refgraph.blind import add_blindly, unread
+from magjit.refgraph.frames import FrameState
 from magjit.refgraph.kinds import (
     CONTAINERS,
     MAPPINGS,
@@ -26,7 +27,7 @@ from magjit.refgraph.kinds import (
     reads_unknown_state,
 )
 from magjit.refgraph.nodes import ABSENT, Leaf, ShadowNode
-from magjit.refgraph.recorder import FrameState, Handler, StateRecorder
+from magjit.refgraph.recorder import Handler, StateRecorder
 
 _ITERATION = frozenset({"GET_ITER", "GET_YIELD_FROM_ITER", "UNPACK_SEQUENCE", "UNPACK_EX"})
 _TRUTH_DUNDERS = ("__bool__", "__len__")

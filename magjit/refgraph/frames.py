@@ -1,4 +1,4 @@
-"""What a frame begins with."""
+"""Frames of the program: what a followed one is known by, and what any begins with."""
 
 from __future__ import annotations
 
@@ -6,9 +6,48 @@ import inspect
 import types
 from typing import Any
 
+from magjit.bytecode import CodeInfo, decode
+from magjit.refgraph.nodes import ShadowNode
+
+
+class FrameState:
+    """A followed frame: what handlers need of it."""
+
+    __slots__ = (
+        *("builtins", "caller", "calling", "code", "func", "func_node", "globals"),
+        *("entered", "globals_node", "info"),
+    )
+
+    def __init__(
+        self,
+        code: types.CodeType,
+        func: Any,
+        globals_: dict[str, Any],
+        builtins: dict[str, Any],
+        globals_node: ShadowNode | None,
+        func_node: ShadowNode | None,
+        caller: FrameState | None,
+    ) -> None:
+        self.caller = caller
+        self.calling: Any = None
+        self.entered = False
+        self.code = code
+        self.info: CodeInfo = decode(code)
+        self.func = func
+        self.globals = globals_
+        self.builtins = builtins
+        self.globals_node = globals_node
+        self.func_node = func_node
+
 
 def arguments(code: types.CodeType, values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What a function is called with, of the local variables that it begins with."""
+    values = [
+        cell_contents(value)
+        if name in code.co_cellvars and isinstance(value, types.CellType)
+        else value
+        for name, value in zip(code.co_varnames, values, strict=False)
+    ]
     count = code.co_argcount + code.co_kwonlyargcount
     args, kwargs = tuple(values[:count]), {}
     if code.co_flags & inspect.CO_VARARGS:

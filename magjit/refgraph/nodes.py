@@ -41,6 +41,13 @@ class Leaf:
     identity: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Lifted(Leaf):
+    """A number of which the guard compares the type only; see `magjit.refgraph.numbers`."""
+
+    source: Any = None
+
+
 @dataclass(frozen=True, slots=True)
 class Edge:
     """The object of another node."""
@@ -56,6 +63,12 @@ class ShadowVersion:
     """What an object held at one time, as far as the run looked."""
 
     refs: dict[Relation, Target] = field(default_factory=dict)
+
+    def fix(self, relation: Relation) -> None:
+        """Something uses the value itself, which is more than its type."""
+        target = self.refs[relation]
+        if isinstance(target, Lifted):
+            target.source.pin()
 
 
 @dataclass(slots=True, eq=False)

@@ -10,8 +10,9 @@ from magjit import _C
 from magjit.bytecode import EventKind
 from magjit.refgraph import relations as r
 from magjit.refgraph.attributes import read_attribute, read_class_attr
+from magjit.refgraph.frames import FrameState
 from magjit.refgraph.kinds import HEAP_TYPE
-from magjit.refgraph.recorder import FrameState, Handler, StateRecorder
+from magjit.refgraph.recorder import Handler, StateRecorder
 
 Args = tuple[Any, ...]
 

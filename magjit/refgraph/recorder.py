@@ -19,11 +19,10 @@ import torch
 
 from magjit import _C
 from magjit.annotations import Database
-from magjit.bytecode import CodeInfo, decode
 from magjit.errors import Location
 from magjit.monitor.operators import OperatorRecorder
 from magjit.refgraph import relations as r
-from magjit.refgraph.frames import arguments, cell_contents
+from magjit.refgraph.frames import FrameState, arguments, cell_contents
 from magjit.refgraph.kinds import (
     CONTAINERS,
     MAPPINGS,
@@ -39,6 +38,7 @@ from magjit.refgraph.kinds import (
     name_in_class,
 )
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, RefGraph, ShadowNode, Target
+from magjit.refgraph.numbers import Numbers
 from magjit.refgraph.tensors import TensorNotes
 
 _NUMPY_DISPATCHER: type = type(np.copyto)
@@ -95,29 +95,6 @@ class Effect:
     kwargs: dict[str, Any]
 
 
-class FrameState:
-    """A followed frame: what handlers need of it."""
-
-    __slots__ = ("builtins", "code", "func", "func_node", "globals", "globals_node", "info")
-
-    def __init__(
-        self,
-        code: types.CodeType,
-        func: Any,
-        globals_: dict[str, Any],
-        builtins: dict[str, Any],
-        globals_node: ShadowNode | None,
-        func_node: ShadowNode | None,
-    ) -> None:
-        self.code = code
-        self.info: CodeInfo = decode(code)
-        self.func = func
-        self.globals = globals_
-        self.builtins = builtins
-        self.globals_node = globals_node
-        self.func_node = func_node
-
-
 class StateRecorder(TensorNotes):
     """Builds the `RefGraph` of one run and owns the run's operator recorder."""
 
@@ -127,6 +104,8 @@ class StateRecorder(TensorNotes):
         self.python_special = python_special
         self.graph = RefGraph()
         self.operators = OperatorRecorder(self)
+        self.numbers = Numbers()
+        self.called_back = False
         self.tracer: TracerLike | None = None
         self.broken: Split | None = None
         self.made_codes: set[types.CodeType] = set()
@@ -258,7 +237,10 @@ class StateRecorder(TensorNotes):
 
     def read(self, node: ShadowNode | None, relation: r.Relation, value: Any) -> None:
         """The program found ``value`` behind an edge."""
-        if node is None or relation in node.first.refs or relation in node.written:
+        if node is None or relation in node.written:
+            return
+        if relation in node.first.refs:
+            node.first.fix(relation)
             return
         if node.whole and isinstance(relation, (r.Item, r.Index, r.Has)):
             return
@@ -296,6 +278,8 @@ class StateRecorder(TensorNotes):
         """A whole container is read: all that it held before the run is written down."""
         if node is None:
             return
+        if self.numbers and isinstance(node.obj, dict):
+            self.numbers.pin(self.numbers.among(dict.values(node.obj)))
         if not node.whole:
             node.whole = True
             _open_contents(self, node)
@@ -339,6 +323,17 @@ class StateRecorder(TensorNotes):
         self.changes += 1
         self.effects.append(Effect(func, args, kwargs))
 
+    def give_numbers_back(self) -> None:
+        """Attributes that the run has set hold the interpreter's own small ints again."""
+        self.numbers.give_back()
+        for node in self.graph.nodes if self.numbers else ():
+            for relation in node.written:
+                if isinstance(relation, r.Item) and type(node.obj) is dict:
+                    value = node.obj.get(relation.key.key)
+                    number = self.numbers.find(value)
+                    if type(value) is int and number is not None:
+                        node.obj[relation.key.key] = number.original
+
     def release(self) -> None:
         """Let go of the user's objects: only the record may keep any alive."""
         self.graph = RefGraph()
@@ -349,6 +344,7 @@ class StateRecorder(TensorNotes):
         self.effects = []
         self.entered = []
         self.contexts = []
+        self.numbers.release()
         self.release_tensors()
         self.metas = {}
         self.made_classes = set()
@@ -402,7 +398,7 @@ class StateRecorder(TensorNotes):
             globals_node: ShadowNode | None = self.root(globals_)
         else:  # the run made it, and perhaps the namespace that it was evaluated in
             globals_node = self.graph.node_of(globals_)
-        return FrameState(code, func, globals_, builtins, globals_node, func_node)
+        return FrameState(code, func, globals_, builtins, globals_node, func_node, self.state)
 
     def is_opaque(self, code: types.CodeType, module: str) -> bool:
         """Whether a function of torch only launches operators, which the mode sees."""
@@ -485,7 +481,9 @@ def _open_mapping(recorder: StateRecorder, node: ShadowNode, initial: dict[Any, 
     refs[r.Keys()] = Leaf(tuple(initial))
     for key, value in initial.items():
         relation = r.Item.of(key)
-        if relation not in refs:
+        if relation in refs:
+            node.first.fix(relation)
+        else:
             refs[relation] = recorder.target(node, relation, value)
 
 

@@ -165,7 +165,14 @@ def _globals(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwar
     """The frame's own dict, which is a root already."""
 
 
+def _locals(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    """The frame's own variables, in a dict that no instruction has made."""
+    rec.numbers.pin_all()
+
+
 def _vars(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    if not args:
+        _locals(rec, rule, func, args, kwargs)
     if args and isinstance(args[0], type) and args[0] not in rec.made_classes:
         rec.split("reads the __dict__ of a class")
     elif args:
@@ -278,6 +285,7 @@ def _generator(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kw
 
 def _evaluate(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
     """The code that ``eval`` and ``exec`` run is followed like a function of the run."""
+    rec.numbers.pin_all()  # the caller's variables are its namespace
     rec.evaluating = True
 
 
@@ -338,7 +346,7 @@ SPECIALS: dict[str, Special] = {
     "tensor_requires_grad": _no_effect,
     "tensor_deepcopy": _no_effect,
     "exc_info": _no_effect,
-    "locals": _no_effect,
+    "locals": _locals,
     "contextvar_get": _context_get,
     "contextvar_set": _context_set,
     "contextvar_reset": _context_set,

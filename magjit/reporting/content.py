@@ -39,6 +39,7 @@ _KINDS = {
     "Overlap": "tensors that must not share memory",
     "GlobalState": "settings of torch",
     "Backend": "what the backend assumed",
+    "Numbers": "what the program decides by counters and random numbers",
 }
 
 

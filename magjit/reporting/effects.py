@@ -21,6 +21,7 @@ from magjit.mocks.ir import (
     Step,
     render,
 )
+from magjit.refgraph.numbers import binary_symbol
 from magjit.refgraph.relations import Item
 from magjit.reporting.names import short
 from magjit.reporting.places import Places
@@ -52,7 +53,18 @@ class _Writer:
         self._depth = 0
 
     def text(self, expr: Expr) -> str:
+        match expr:
+            case Apply(func=dict.__getitem__, args=(target, key)):
+                return self.item(target, key)
+            case Apply(args=(left, right)) if (symbol := binary_symbol(expr.func)) is not None:
+                return f"{self._operand(left)} {symbol} {self._operand(right)}"
+            case Ref(index=index):
+                return self._made_object(index)
         return render(expr, self._leaf)
+
+    def _operand(self, expr: Expr) -> str:
+        computed = isinstance(expr, Apply) and binary_symbol(expr.func) is not None
+        return f"({self.text(expr)})" if computed else self.text(expr)
 
     def item(self, target: Expr, key: Expr) -> str:
         """``target[key]``, or the attribute or global that a namespace keeps under the key."""

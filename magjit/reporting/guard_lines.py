@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from magjit.guards.emit import NUMBERS_ORIGIN
 from magjit.guards.plan import Check, GuardPlan
 from magjit.records import Captured
 from magjit.refgraph import relations as r
-from magjit.refgraph.nodes import ABSENT, Edge, Leaf, Target
+from magjit.refgraph.nodes import ABSENT, Edge, Leaf, Lifted, Target
 from magjit.reporting.content import GuardLine
 from magjit.reporting.names import class_name, short
 from magjit.reporting.objects import tensor_text
@@ -30,6 +31,9 @@ def guard_lines(captured: Captured, places: Places) -> list[GuardLine]:
         stated = [text for text in captured.record.origins if text.startswith(_BACKEND_ORIGIN)]
         texts = dict.fromkeys(origin.removeprefix(_BACKEND_ORIGIN) for origin in stated)
         lines += [GuardLine("Backend", text) for text in texts]
+        for text in captured.record.origins:
+            if text.startswith(NUMBERS_ORIGIN):
+                lines.append(GuardLine("Numbers", text.removeprefix(NUMBERS_ORIGIN)))
     return lines
 
 
@@ -102,4 +106,6 @@ def _target(places: Places, target: Target) -> str:
         return f"is {places.path(target.node_id)}"
     if target.value is ABSENT:
         return "is not there"
+    if isinstance(target, Lifted):
+        return f"is any {type(target.value).__name__}"
     return f"{'is' if target.identity else '=='} {short(target.value)}"

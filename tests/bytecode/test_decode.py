@@ -7,10 +7,11 @@ import gc
 import importlib
 import sys
 from types import CodeType
+from typing import Any
 
 import pytest
 
-from magjit.bytecode import decode, fast_local_names
+from magjit.bytecode import decode, fast_local_names, stored_attributes
 from magjit.bytecode.optable import EventKind
 from tests.bytecode.functions import MODULES, module_codes
 
@@ -123,3 +124,14 @@ def test_decoding_adds_no_reference_to_code() -> None:
     before = sys.getrefcount(code)
     decode(code)
     assert sys.getrefcount(code) == before
+
+
+def test_stored_attributes() -> None:
+    """The same as the decoder finds, also behind prefixes."""
+    source = "def f(x):\n" + "".join(f"    x.a{i}\n" for i in range(300))
+    source += "    x.late = 1\n    x.other.late_too += 1\n    del x.gone\n    x.a1 = x.a2\n"
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)
+    code = namespace["f"].__code__
+    found = {i.argval for i in decode(code).instrs.values() if i.opname == "STORE_ATTR"}
+    assert stored_attributes(code) == found == {"late", "late_too", "a1"}

@@ -59,11 +59,11 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     running, seen = [0], []
     real = observe.observe
 
-    def observed(*args: Any) -> Any:
+    def observed(*args: Any, **kwargs: Any) -> Any:
         running[0] += 1
         seen.append(running[0])
         try:
-            return real(*args)
+            return real(*args, **kwargs)
         finally:
             running[0] -= 1
 
