@@ -68,8 +68,10 @@ class Row:
 
 
 def rounded(value: float | None) -> float | None:
-    """Four significant digits: more would only be noise."""
-    return None if value is None else float(f"{value:.4g}")
+    """Four significant digits: more would only be noise; counts as they are."""
+    if value is None or value == int(value):
+        return value
+    return float(f"{value:.4g}")
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:

@@ -170,7 +170,13 @@ class Controller:
         # A record that asks for the same random numbers again is worth one try.
         tried = any(record.fixed_draws for record in self.records)
         fix_draws = not tried and not self.options.fullgraph
-        observation = observe(self.target, args, kwargs, fix_draws=fix_draws)
+        observation = observe(
+            self.target,
+            args,
+            kwargs,
+            fix_draws=fix_draws,
+            numbers_into_graph=self.options.backend.name == "eager",
+        )
         result = observation.result
         try:
             captured = build_record(observation, self.options.backend, context)

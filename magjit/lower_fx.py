@@ -20,7 +20,14 @@ from torch.utils.checkpoint import checkpoint
 
 from magjit.monitor.arrays import ArrayOperator
 from magjit.monitor.functions import make_parameter
-from magjit.monitor.operator_graph import Operator, OperatorGraph, ValueRef, mapped, refs_in
+from magjit.monitor.operator_graph import (
+    NumberRef,
+    Operator,
+    OperatorGraph,
+    ValueRef,
+    mapped,
+    refs_in,
+)
 from magjit.monitor.regions import FunctionRegion, Region
 from magjit.plugin import make_graph_module
 from magjit.replayed_function import ForwardPlan, replayed_apply
@@ -83,7 +90,12 @@ _REFLECTED: dict[str, Callable[..., Any]] = {
 
 
 def lower(
-    graph: OperatorGraph, outputs: tuple[int, ...], names: dict[int, str], *, traced: bool = True
+    graph: OperatorGraph,
+    outputs: tuple[int, ...],
+    names: dict[int, str],
+    *,
+    numbers: Sequence[Any] = (),
+    traced: bool = True,
 ) -> GraphModule:
     """Make the graph module.
 
@@ -91,11 +103,14 @@ def lower(
         graph: from the operator recorder.
         outputs: ids of the values to return, in order; an input may be among them.
         names: readable names for the inputs, by value id.
+        numbers: those that change from call to call; placeholders after those of the tensors.
         traced: the backend traces the graph, and is to see a checkpoint as torch's higher-order
             operator; otherwise the graph is run, and a checkpoint is torch's own function.
     """
     inputs = tuple(item.value_id for item in graph.inputs)
-    return _Lowering(inputs, names, traced).finish(graph.operators, outputs)
+    lowering = _Lowering(inputs, names, traced)
+    lowering.add_numbers(numbers)
+    return lowering.finish(graph.operators, outputs)
 
 
 class _Lowering:
@@ -105,6 +120,7 @@ class _Lowering:
         self.fx = Graph()
         self.root = torch.nn.Module()
         self.nodes: dict[int, Node] = {}
+        self.numbers: dict[int, Node] = {}
         self.wanted: set[int] = set()
         taken: set[str] = set()
         self.traced = traced
@@ -114,6 +130,10 @@ class _Lowering:
                 name = f"{name}_{value_id}"
             taken.add(name)
             self.nodes[value_id] = self.fx.placeholder(name)
+
+    def add_numbers(self, numbers: Sequence[Any]) -> None:
+        for index, number in enumerate(numbers):
+            self.numbers[id(number)] = self.fx.placeholder(f"number_{index}")
 
     def finish(self, operators: Sequence[Operator], outputs: tuple[int, ...]) -> GraphModule:
         self.wanted = {ref.value_id for op in operators for ref in refs_in((op.args, op.kwargs))}
@@ -178,6 +198,8 @@ class _Lowering:
     def _leaf(self, value: Any) -> Any:
         if isinstance(value, ValueRef):
             return self.nodes[value.value_id]
+        if isinstance(value, NumberRef):
+            return self.numbers.get(id(value.number), value.number.original)
         return tuple(value) if isinstance(value, torch.Size) else value
 
     def bind(self, result: Any, node: Node) -> None:

@@ -195,16 +195,26 @@ class Observation:
 
 
 def observe(
-    target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, fix_draws: bool = True
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    fix_draws: bool = True,
+    numbers_into_graph: bool = False,
 ) -> Observation:
     """Run ``target(*args, **kwargs)`` for real, once, and write down what it did.
 
     Exceptions of the program pass through; whatever happens, trace functions and modes are put
     back as they were. A fault of the observation itself leaves the run alone: the recorder is then
-    broken and names it. Without ``fix_draws``, a random number that the record would have to fix is
-    a split.
+    broken and names it.
+
+    Args:
+        target: the program; ``args`` and ``kwargs`` are its arguments.
+        fix_draws: a random number that the record has to fix is no split.
+        numbers_into_graph: the backend takes ints and floats as inputs of the graph.
     """
     recorder = StateRecorder(default_database(), python_special)
+    recorder.numbers.into_graph = numbers_into_graph
     if not fix_draws:
         recorder.numbers.on_pinned_draw = lambda drawn: recorder.split(
             drawn.reason, location=drawn.location

@@ -24,6 +24,7 @@ from magjit.mocks.changes import writes_of
 from magjit.observe import Observation
 from magjit.plugin import Backend, BackendContext, run_backend
 from magjit.records import Captured, Record, SplitPoint
+from magjit.refgraph.numbers import NumberInputs
 
 
 @dataclass(slots=True)
@@ -38,6 +39,7 @@ class Build:
     value_ids: tuple[int, ...] = ()
     finish: Any = None
     mock_source: str = ""
+    numbers: NumberInputs | None = None
     gm: GraphModule | None = None
     guard: guard_emit.GuardCode | None = None
     compiled: Callable[..., Any] | None = None
@@ -143,7 +145,15 @@ def _lower(build: Build) -> None:
         node = recorder.graph.node_of(item.tensor)
         assert node is not None
         names[item.value_id] = build.observation.input_name(node)
-    build.gm = lower(graph, build.value_ids, names, traced=build.backend.name != "eager")
+    numbers = graph.live_numbers()
+    build.numbers = recorder.numbers.inputs(numbers) if numbers else None
+    build.gm = lower(
+        graph,
+        build.value_ids,
+        names,
+        numbers=numbers,
+        traced=build.backend.name != "eager",
+    )
 
 
 def _backend(build: Build) -> None:
@@ -165,6 +175,17 @@ def _no_operators(*inputs: Any) -> tuple[()]:
     return ()
 
 
+def _with_numbers(
+    compiled: Callable[..., Any], numbers: NumberInputs, count: int
+) -> Callable[..., Any]:
+    """The compiled graph of ``count`` tensors, called with these and what numbers are read from."""
+
+    def run(*values: Any) -> Any:
+        return compiled(*values[:count], *numbers(values[count:]))
+
+    return run
+
+
 def _emit(build: Build) -> None:
     """The record itself."""
     captured = build.captured
@@ -178,8 +199,12 @@ def _emit(build: Build) -> None:
     guard_emit.add_number_guard(code, numbers.guard())
     node_slots = tuple(code.slot(node_id) for node_id in build.node_ids)
     input_slots = tuple(code.slot(node_id) for node_id in captured.guard_plan.tensors)
+    compiled = build.compiled
+    if build.numbers is not None:
+        compiled = _with_numbers(compiled, build.numbers, len(input_slots))
+        input_slots += tuple(code.slot(node_id) for node_id in build.numbers.nodes)
     program = code.program()
-    handle = _C.Record(program, build.compiled, input_slots, build.finish, node_slots)
+    handle = _C.Record(program, compiled, input_slots, build.finish, node_slots)
     captured.record = Record(
         handle,
         code.origins,

@@ -136,7 +136,7 @@ _skip(
 _skip("the exit of the frame is reported", "RETURN_VALUE", "RETURN_CONST")
 _skip(
     "makes or fills an object that did not exist before",
-    *("LIST_TO_TUPLE", "SET_FUNCTION_ATTRIBUTE", "ASYNC_GEN_WRAP"),
+    *("SET_FUNCTION_ATTRIBUTE", "ASYNC_GEN_WRAP"),
 )
 _skip(
     "handles an exception that is already under way",
@@ -159,6 +159,7 @@ _event(K.HOLD, lambda arg: arg, 1, "BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BU
 _event(K.HOLD, lambda arg: 3 if arg == 3 else 2, 1, "BUILD_SLICE")
 _event(K.HOLD, lambda arg: 2 * arg, 1, "BUILD_MAP")
 _event(K.HOLD, lambda arg: arg + 1, 1, "BUILD_CONST_KEY_MAP")
+_event(K.HOLD, 1, 1, "LIST_TO_TUPLE")
 _event(K.HOLD, 1, 0, "LIST_APPEND", "SET_ADD")
 _event(K.HOLD, 2, 0, "MAP_ADD")
 
@@ -263,7 +264,7 @@ _event(K.OTHER, 2, 0, "END_ASYNC_FOR")
 _INTRINSIC_1 = {
     3: Op(None, reason="handles an exception that is already under way"),  # STOPITERATION_ERROR
     5: Op(K.READ, 1, 1),  # UNARY_POSITIVE
-    6: Op(None, reason="makes an object that did not exist before"),  # LIST_TO_TUPLE
+    6: Op(K.HOLD, 1, 1),  # LIST_TO_TUPLE
     4: Op(None, reason="makes an object that did not exist before"),  # ASYNC_GEN_WRAP
 }
 _INTRINSIC_2 = {

@@ -2,7 +2,7 @@
 
 OperatorGraph ::= InputValue* Operator*
 Operator      ::= function template* -> template
-template      ::= ValueRef n | constant | list, tuple, dict or slice of templates
+template      ::= ValueRef n | NumberRef | constant | list, tuple, dict or slice of templates
 InputValue    ::= a tensor that existed before the run
 """
 
@@ -24,6 +24,19 @@ class ValueRef:
 
     def __repr__(self) -> str:
         return f"%{self.value_id}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberRef:
+    """A number that a replay computes anew, unless it turns out to be a constant.
+
+    ``number`` has ``live`` and ``original``: whether it may change, and what it is as a constant.
+    """
+
+    number: Any
+
+    def __repr__(self) -> str:
+        return f"{self.number.original!r}"
 
 
 @dataclass(slots=True)
@@ -91,6 +104,18 @@ class OperatorGraph:
             for ref in refs_in((operator.args, operator.kwargs)):
                 assert ref.value_id in known, f"{operator}: %{ref.value_id} is not made yet"
             known.update(ref.value_id for ref in refs_in(operator.result))
+
+    def live_numbers(self) -> list[Any]:
+        """The numbers that a replay has to give to the graph, in order of first use."""
+        found: dict[int, Any] = {}
+
+        def note(part: Any) -> None:
+            if isinstance(part, NumberRef) and part.number.live:
+                found[id(part.number)] = part.number
+
+        for operator in self.operators:
+            mapped((operator.args, operator.kwargs), note)
+        return list(found.values())
 
     def __str__(self) -> str:
         inputs = [

@@ -261,3 +261,30 @@ def shape_depends_on_data(name: str, args: tuple[Any, ...], kwargs: dict[str, An
         classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
         return bool(classes == -1)
     return name == "rnn_sequence"
+
+
+RESIZING = frozenset({"resize_", "resize_as_"})
+_RANDOM_PREFIXES = ("rand", "bernoulli", "multinomial", "normal", "dropout", "poisson", "empty")
+
+
+def is_random(func: Callable[..., Any]) -> bool:
+    """Whether an operator's result is another one at each call, or memory as it comes."""
+    name = getattr(func, "__name__", "")
+    return (
+        name.lstrip("_").startswith(_RANDOM_PREFIXES)
+        or "dropout" in name
+        or name
+        in (
+            "uniform_",
+            "exponential_",
+            "geometric_",
+            "log_normal_",
+            "cauchy_",
+            "random_",
+            "rrelu",
+            "gumbel_softmax",
+            "new",
+            "new_empty",
+            *RESIZING,
+        )
+    )

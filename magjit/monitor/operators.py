@@ -16,12 +16,21 @@ from torch.overrides import TorchFunctionMode
 
 from magjit.monitor.arrays import ArrayOperator, copies_array, listed
 from magjit.monitor.functions import set_data
-from magjit.monitor.operator_graph import InputValue, Operator, OperatorGraph, Value, ValueRef
+from magjit.monitor.operator_graph import (
+    InputValue,
+    NumberRef,
+    Operator,
+    OperatorGraph,
+    Value,
+    ValueRef,
+)
 from magjit.monitor.operator_kinds import (
+    RESIZING,
     SPLIT_REASONS,
     UNGUARDED_METADATA,
     OpKind,
     classify,
+    is_random,
     shape_depends_on_data,
 )
 
@@ -47,7 +56,6 @@ _NUMBERS: tuple[Any, ...] = (int, float, complex, str)
 _TENSOR_TYPE: Any = type(torch.FloatTensor)
 _COMPARED = (torch.Tensor, int, float, complex, list, tuple, np.ndarray, np.generic)
 _INDEXING = frozenset({"__getitem__", "__setitem__"})
-_RESIZING = frozenset({"resize_", "resize_as_"})
 _SHAPES = frozenset({"shape", "size", "numel", "nelement", "__len__", "stride", "nbytes"})
 After = Callable[[Any], object]
 """What is to be done with the result of an operation."""
@@ -73,6 +81,8 @@ class Observer(Protocol):
     def set_tensor_attribute(self, tensor: torch.Tensor, name: str) -> None: ...
 
     def tensor_fact(self, tensor: torch.Tensor, func: Any, value: Any) -> None: ...
+
+    def live_number(self, value: Any) -> Any: ...
 
     def hook(self, tensor: torch.Tensor, hook: Any) -> Callable[[Any], object]: ...
 
@@ -327,7 +337,7 @@ class OperatorRecorder(TorchFunctionMode):
         if name == "register_hook" and len(args) == 2 and not kwargs:
             self.use(args[0])
             return self._observer.hook(*args)
-        if name in _RESIZING:
+        if name in RESIZING:
             known = self.value_of(args[0])
             if known is not None and not known.is_input:  # of memory that the program made
                 return self._compute(func, name, args, kwargs)
@@ -374,7 +384,11 @@ class OperatorRecorder(TorchFunctionMode):
             inputs.append(found)
             return ValueRef(found.value_id)
         if type(value) in _ATOMS:
-            return value
+            number = self._observer.live_number(value)
+            if number is None:
+                return value
+            inputs.append(Value(-1))  # what is computed with it is no constant
+            return NumberRef(number)
         for base in _NUMBERS:  # NumPy's numbers, enumerations
             if isinstance(value, base):
                 return base(value)
@@ -402,7 +416,7 @@ class OperatorRecorder(TorchFunctionMode):
         raise NotRecordable(f"passes a {type(value).__qualname__} to a torch function")
 
     def _finish(self, operator: Operator, out: Any, inputs: list[Value], dynamic: bool) -> None:
-        const = all(value.const for value in inputs) and not _random(operator.func)
+        const = all(value.const for value in inputs) and not is_random(operator.func)
         dynamic = dynamic or any(value.dynamic for value in inputs)
         operator.result = self._result(out, const, dynamic)
         if out is None:
@@ -459,31 +473,6 @@ def _has_tensor(out: Any) -> bool:
     if isinstance(out, torch.Tensor):
         return True
     return isinstance(out, (tuple, list)) and (not out or any(_has_tensor(item) for item in out))
-
-
-_RANDOM_PREFIXES = ("rand", "bernoulli", "multinomial", "normal", "dropout", "poisson", "empty")
-
-
-def _random(func: Callable[..., Any]) -> bool:
-    name = getattr(func, "__name__", "")
-    return (
-        name.lstrip("_").startswith(_RANDOM_PREFIXES)
-        or "dropout" in name
-        or name
-        in (
-            "uniform_",
-            "exponential_",
-            "geometric_",
-            "log_normal_",
-            "cauchy_",
-            "random_",
-            "rrelu",
-            "gumbel_softmax",
-            "new",
-            "new_empty",
-            *_RESIZING,
-        )
-    )
 
 
 _HANDLERS: dict[OpKind, Callable[..., After | None]] = {

@@ -371,10 +371,12 @@ def write_descriptor(
         return
     if isinstance(descriptor, types.MemberDescriptorType):
         rec.write(node, r.SlotOf(descriptor))
-    elif isinstance(descriptor, types.GetSetDescriptorType):
+        return
+    setter = ABSENT
+    if not isinstance(descriptor, types.GetSetDescriptorType):
+        setter = read_class_attr(rec, type(descriptor), "__set__")
+    if not isinstance(setter, types.FunctionType):
         rec.split(f"sets the attribute {name} of an object from outside")
-    else:
-        read_class_attr(rec, type(descriptor), "__set__")
 
 
 # -- events -------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from magjit.annotations import Rule
 from magjit.bytecode import EventKind
 from magjit.refgraph import relations as r
 from magjit.refgraph.frames import FrameState, arguments
+from magjit.refgraph.generators import GLOBAL_GENERATORS
 from magjit.refgraph.kinds import (
     HEAP_TYPE,
     class_lookup,
@@ -25,7 +26,7 @@ from magjit.refgraph.kinds import (
     is_data_descriptor,
 )
 from magjit.refgraph.nodes import ABSENT, Leaf
-from magjit.refgraph.numbers import GLOBAL_GENERATORS, NUMBERS, Drawn, Number, may_change
+from magjit.refgraph.numbers import NUMBERS, Drawn, Number, Read, may_change
 from magjit.refgraph.recorder import Handler, StateRecorder
 
 Post = Callable[[tuple[Any, ...]], None]
@@ -214,6 +215,8 @@ def _read(
     rec: StateRecorder, handler: Handler, state: FrameState, offset: int, inputs: tuple[Any, ...]
 ) -> Any:
     instr = state.info.instrs[offset]
+    if instr.opname == "COMPARE_OP" and _goes_into_graph(rec, inputs):
+        return handler(rec, state, offset, inputs)
     if all(type(value) in NUMBERS for value in inputs):
         if instr.opname == "COMPARE_OP":
             rec.numbers.decided(_COMPARE[instr.argval], inputs)
@@ -236,11 +239,27 @@ def _arithmetic(
 ) -> Any:
     symbol = state.info.instrs[offset].argval.rstrip("=")
     func = _BINARY.get(symbol)
+    if func is not None and _goes_into_graph(rec, inputs):
+        return handler(rec, state, offset, inputs)
     if func is None or not all(type(value) in NUMBERS for value in inputs):
         return _pins(rec, handler, state, offset, inputs)
     if symbol in _DIVISIONS:
         rec.numbers.decided(operator.truth, inputs[1:])
     return _compute(rec, func, inputs)
+
+
+def _goes_into_graph(rec: StateRecorder, inputs: tuple[Any, ...]) -> bool:
+    """A tensor and a number, in an operator whose result's shape does not depend on the number.
+
+    A random number is drawn when the graph has run already.
+    """
+    numbers = rec.numbers
+    if not numbers.into_graph or rec.checkpoint is not None or rec.function_calls:
+        return False
+    if not any(type(value) in (torch.Tensor, torch.nn.Parameter) for value in inputs):
+        return False
+    sources = [source for number in numbers.among(inputs) for source in number.sources]
+    return all(isinstance(source, Read) for source in sources)
 
 
 def _compute(rec: StateRecorder, func: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
@@ -387,14 +406,20 @@ def _keeps(
     return handler(rec, state, offset, inputs)
 
 
-_HOLDERS = frozenset({"BUILD_TUPLE", "BUILD_LIST", "BUILD_CONST_KEY_MAP", "BUILD_MAP"})
+_HOLDERS = frozenset(
+    {"BUILD_TUPLE", "BUILD_LIST", "BUILD_CONST_KEY_MAP", "BUILD_MAP"}
+    | {"LIST_TO_TUPLE", "CALL_INTRINSIC_1"}
+)
 _MOST_HELD = 16
 
 
 def _takes_apart(
     rec: StateRecorder, handler: Handler, state: FrameState, offset: int, inputs: tuple[Any, ...]
 ) -> Any:
-    """An item of a tuple or a list that holds numbers; the key is no number."""
+    """An item of a tuple or a list that holds numbers; or of a tensor, by a number."""
+    if isinstance(inputs[0], torch.Tensor) and _goes_into_graph(rec, inputs):
+        if type(inputs[1]) in (int, list, tuple):
+            return handler(rec, state, offset, inputs)
     whole = type(inputs[1]) not in (int, str)
     rec.numbers.pin(rec.numbers.among(inputs if whole else inputs[1:]))
     return handler(rec, state, offset, inputs)

@@ -17,19 +17,24 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-import random
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-import numpy as np
-
 from magjit import _C
 from magjit.bytecode import stored_attributes
 from magjit.errors import Location
 from magjit.refgraph import relations as r
+from magjit.refgraph.generators import (
+    GLOBAL_GENERATORS,
+    copy_with,
+    repeated,
+    same_draw,
+    same_state,
+    state_of,
+)
 from magjit.refgraph.nodes import Leaf, Lifted, ShadowNode
 
 NUMBERS = (int, float)
@@ -134,6 +139,8 @@ class Numbers:
     draws: list[Drawn] = field(default_factory=list)
     outcomes: list[tuple[Number, bool]] = field(default_factory=list)
     on_pinned_draw: Callable[[Drawn], None] = _nothing
+    into_graph: bool = False
+    """Whether the backend takes numbers as inputs of the graph."""
     states: dict[Any, Any] = field(default_factory=dict)
     """The states of the generators before the run."""
     _by_identity: dict[int, Number] = field(default_factory=dict)
@@ -158,7 +165,7 @@ class Numbers:
 
     def start(self) -> None:
         """Just before the run."""
-        self.states = {generator: _state(generator) for generator in GLOBAL_GENERATORS}
+        self.states = {generator: state_of(generator) for generator in GLOBAL_GENERATORS}
 
     def _add(self, number: Number) -> Number:
         self._by_identity[id(number.obj)] = number
@@ -239,17 +246,14 @@ class Numbers:
 
     def unseen_draws(self) -> bool:
         """Whether C code has drawn from a generator, too: the draws explain not its last state."""
-        copies = {}
-        for generator, state in self.states.items():
-            copies[id(generator)] = clone = _GENERATORS[type(generator)](generator)
-            _set_state(clone, state)
+        copies = {id(one): copy_with(one, state) for one, state in self.states.items()}
         try:
             for drawn in self.draws:
-                _repeat(drawn, copies)
+                repeated(drawn.func, drawn.args, drawn.kwargs, copies)
         except Exception:
             return True
         return any(
-            not _same_state(_state(generator), _state(copies[id(generator)]))
+            not same_state(state_of(generator), state_of(copies[id(generator)]))
             for generator in self.states
         )
 
@@ -259,6 +263,13 @@ class Numbers:
             if source.node is not None and source.relation not in source.node.written:
                 source.pin()
         self.outcomes = [outcome for outcome in self.outcomes if outcome[0].live]
+
+    def inputs(self, numbers: list[Number]) -> NumberInputs:
+        """What computes the numbers that the graph takes."""
+        needed = {id(source) for number in numbers for source in number.sources}
+        reads = [source for source in self.reads if id(source) in needed and not source.pinned]
+        nodes = [source.node.node_id for source in reads if source.node is not None]
+        return NumberInputs(nodes, reads, numbers)
 
     def guard(self) -> NumberGuard | None:
         """What a call has to agree with, or None."""
@@ -326,8 +337,8 @@ class NumberGuard:
         copies: dict[int, Any] = {}
         try:
             for drawn in self.draws:
-                value = _repeat(drawn, copies)
-                if drawn.pinned and not _same(drawn.value, value):
+                value = repeated(drawn.func, drawn.args, drawn.kwargs, copies)
+                if drawn.pinned and not same_draw(drawn.value, value):
                     return False
                 values[id(drawn)] = value
             return all(
@@ -340,6 +351,22 @@ class NumberGuard:
         fixed = [f"{_text(drawn)} == {drawn.value!r:.40}" for drawn in self.draws if drawn.pinned]
         tests = [f"{_text(number)} is {expected}" for number, expected in self.outcomes]
         return ", ".join(dict.fromkeys(fixed + tests))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberInputs:
+    """Numbers for a graph; called with the namespaces that the reads are in, in order."""
+
+    nodes: list[int]
+    """The nodes of the namespaces."""
+    reads: list[Read]
+    numbers: list[Number]
+
+    def __call__(self, namespaces: tuple[dict[Any, Any], ...]) -> list[Any]:
+        values: dict[int, Any] = {}
+        for source, namespace in zip(self.reads, namespaces, strict=True):
+            values[id(source)] = dict.__getitem__(namespace, source.key)
+        return [number.evaluate(values) for number in self.numbers]
 
 
 _SYMBOLS = {
@@ -387,68 +414,6 @@ def _text(part: Any, depth: int = 0) -> str:
 
 
 _DEEPEST_TEXT = 5
-
-
-def _repeat(drawn: Drawn, copies: dict[int, Any]) -> Any:
-    generator = drawn.func.__self__  # type: ignore[attr-defined]
-    clone = copies.get(id(generator))
-    if clone is None:
-        clone = copies[id(generator)] = _GENERATORS[type(generator)](generator)
-    return getattr(clone, drawn.func.__name__)(*drawn.args, **drawn.kwargs)
-
-
-def _python_copy(generator: Any) -> Any:
-    clone = random.Random()
-    _set_state(clone, _state(generator))
-    return clone
-
-
-def _numpy_copy(generator: Any) -> Any:
-    clone = np.random.RandomState(0)
-    _set_state(clone, _state(generator))
-    return clone
-
-
-_GENERATORS: dict[type, Callable[[Any], Any]] = {
-    random.Random: _python_copy,
-    np.random.RandomState: _numpy_copy,
-}
-
-
-GLOBAL_GENERATORS: tuple[Any, ...] = (random.random.__self__, np.random.rand.__self__)  # type: ignore[attr-defined]
-"""Those behind the functions of `random` and `numpy.random`."""
-
-
-_PythonGenerator: Any = random.Random.__mro__[1]
-"""The part in C; the other part's state is an attribute, which the program is seen to use."""
-
-
-def _state(generator: Any) -> Any:
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state(legacy=False)
-    return _PythonGenerator.getstate(generator)
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
-    else:
-        _PythonGenerator.setstate(generator, state)
-
-
-def _same_state(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same_state(one[k], other[k]) for k in one)
-    return _same(one, other)
-
-
-def _same(expected: Any, value: Any) -> bool:
-    if type(expected) is not type(value):
-        return False
-    if isinstance(expected, np.ndarray):
-        same_type = expected.dtype == value.dtype and expected.shape == value.shape
-        return bool(same_type and expected.tobytes() == value.tobytes())
-    return bool(expected == value)
 
 
 # -- which attributes are counters --------------------------------------------------------------

@@ -38,7 +38,7 @@ from magjit.refgraph.kinds import (
     name_in_class,
 )
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, RefGraph, ShadowNode, Target
-from magjit.refgraph.numbers import Numbers
+from magjit.refgraph.numbers import Number, Numbers
 from magjit.refgraph.tensors import TensorNotes
 
 _NUMPY_DISPATCHER: type = type(np.copyto)
@@ -165,6 +165,11 @@ class StateRecorder(TensorNotes):
         if found is None:
             return None
         return Location(found.f_code.co_filename, found.f_lineno, found.f_code.co_qualname)
+
+    def live_number(self, value: Any) -> Number | None:
+        """The number of the run that an argument is, where a replay computes it anew."""
+        number = self.numbers.find(value)
+        return number if number is not None and number.live else None
 
     # -- nodes -----------------------------------------------------------------------------------
 

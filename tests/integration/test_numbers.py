@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import ctypes
 import json
+import pickle
 import random
 import warnings
 from collections.abc import Callable
@@ -20,6 +23,36 @@ from magjit.errors import GraphBreakError
 CALLS = 10
 
 
+class Holder:
+    """A plain object with a counter; its method makes the attribute a candidate."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def advance(self) -> None:
+        self.n += 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Holder) and self.n == other.n
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"Holder({self.n})"
+
+
+class Structure(ctypes.Structure):
+    """Converts what is stored in it."""
+
+    _fields_ = (("n", ctypes.c_long),)
+
+    def __repr__(self) -> str:
+        return f"Structure({self.n})"
+
+    def __deepcopy__(self, memo: Any) -> Structure:
+        return Structure(self.n)
+
+
 class Counting(nn.Module):
     """A module with counters; ``body`` is the program."""
 
@@ -31,6 +64,10 @@ class Counting(nn.Module):
         self.limit = 3
         self.items = [1, 2, 3]
         self.last: Any = None
+        self.holder = Holder()
+        self.structure = Structure()
+        self.array = np.array(3.0)
+        self.weights = [0.5, 0.5]
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.body(self, x)
@@ -104,6 +141,35 @@ def in_a_tensor(m: Any, x: torch.Tensor) -> torch.Tensor:
     return x * m.count + torch.full((2,), float(m.count))
 
 
+def in_tensor_arithmetic(m: Any, x: torch.Tensor) -> Any:
+    m.count += 1
+    m.total += 0.25
+    y = x * m.count + 3 - m.total
+    z = (m.count + 2) * y / m.count
+    z -= m.count
+    return z > m.count, z, x[[m.count % 2]], x[m.count % 2], torch.zeros(2) + m.count
+
+
+def constants_and_counters(m: Any, x: torch.Tensor) -> Any:
+    m.count = (m.count + 1) % 2
+    return (torch.ones(2) * m.count).tolist(), x
+
+
+def sizes(m: Any, x: torch.Tensor) -> Any:
+    m.count = (m.count + 1) % 2
+    return x[: m.count + 1], torch.zeros(m.count + 1), x.view(m.count * 0 + 2)
+
+
+def spread(m: Any, x: torch.Tensor) -> Any:
+    def add(*numbers: int) -> int:
+        return sum(numbers)
+
+    m.count = (m.count + 1) % 3
+    shape = (2,)
+    three = (1, *shape, m.count)
+    return torch.zeros(m.count + 1, *shape), max(*[m.count, 1]), add(m.count, *shape), three
+
+
 def in_a_text(m: Any, x: torch.Tensor) -> Any:
     m.count = (m.count + 1) % 2
     return x + 1, f"{m.count}", "%d" % m.count, str(m.count)  # noqa: UP031
@@ -146,6 +212,72 @@ def mapped(m: Any, x: torch.Tensor) -> Any:
     return x + 1, list(map(lambda n: n + m.count, m.items)), [n for n in m.items if n > m.count]
 
 
+def from_generators(m: Any, x: torch.Tensor) -> Any:
+    def numbers(n: int) -> Any:
+        yield n
+
+    m.count = (m.count + 1) % 3
+    return x, sum(m.count for _ in range(2)), str(list(numbers(m.count)))
+
+
+def of_another_type(m: Any, x: torch.Tensor) -> Any:
+    m.count += 1
+    return x, isinstance(min(m.count, 2.5), int), type(max(m.count, 4.5)) is int
+
+
+def as_keys(m: Any, x: torch.Tensor) -> Any:
+    m.count = (m.count + 1) % 4
+    return x, {3: "a", m.count: "b"}[3]
+
+
+def pickled(m: Any, x: torch.Tensor) -> Any:
+    m.count = (m.count + 1) % 3
+    m.holder.n = m.count
+    return x, pickle.loads(pickle.dumps(m.holder)).n, pickle.loads(pickle.dumps([m.holder]))[0].n
+
+
+def in_the_locals(m: Any, x: torch.Tensor) -> Any:
+    m.count = (m.count + 1) % 3
+    count = m.count  # noqa: F841
+    return x, "%(count)d" % locals(), "{count}".format(**locals())  # noqa: UP031
+
+
+def into_c_structures(m: Any, x: torch.Tensor) -> Any:
+    m.count = (m.count + 1) % 3
+    m.structure.n = m.count
+    made = Holder.__new__(Holder)
+    object.__setattr__(made, "n", m.count)
+    return x, m.structure.n, str(made.__dict__)
+
+
+def initialised(m: Any, x: torch.Tensor) -> Any:
+    m.total = (m.total + 0.5) % 2
+    weight = torch.empty(2)
+    nn.init.constant_(weight, 1.0)
+    nn.init.constant_(weight, m.total)
+    return weight * x
+
+
+def large(m: Any, x: torch.Tensor) -> Any:
+    before = m.count
+    same = before is m.count
+    m.count = m.count * 2**300 + 1
+    try:
+        value = m.count / 3
+    except OverflowError:
+        raise KeyError("too large") from None
+    m.total += 1
+    return x, value, same
+
+
+def doubled(m: Any, x: torch.Tensor) -> Any:
+    n = m.count + 1
+    for _ in range(40):
+        n = n + n
+    m.count = n % 7
+    return x, n
+
+
 def in_closures(m: Any, x: torch.Tensor) -> Any:
     m.count += 1
     count = m.count
@@ -176,6 +308,10 @@ COUNTERS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "taken apart": unpacked,
     "as an index": as_an_index,
     "in a tensor": in_a_tensor,
+    "in tensor arithmetic": in_tensor_arithmetic,
+    "in a constant tensor": constants_and_counters,
+    "as a size": sizes,
+    "spread": spread,
     "in a text": in_a_text,
     "read by C code": read_by_c_code,
     "by identity": by_identity,
@@ -184,6 +320,15 @@ COUNTERS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "changes its type": changes_type,
     "mapped": mapped,
     "in closures": in_closures,
+    "from generators": from_generators,
+    "of another type": of_another_type,
+    "as keys": as_keys,
+    "pickled": pickled,
+    "in the locals": in_the_locals,
+    "into C structures": into_c_structures,
+    "by opaque functions": initialised,
+    "large": large,
+    "doubled": doubled,
     "raising": raising,
 }
 FEW_CAPTURES = {
@@ -194,6 +339,7 @@ FEW_CAPTURES = {
     "stored elsewhere": 1,
     "taken apart": 1,
     "in closures": 1,
+    "in tensor arithmetic": 1,
 }
 """Counters that are only computed with, compared, stored and returned; captures in all calls."""
 
@@ -258,6 +404,20 @@ def from_c_code(m: Any, x: torch.Tensor) -> Any:
     return x + 1, [fn() for fn in (random.random,) * 2], list(map(lambda _: random.random(), "ab"))
 
 
+def of_arguments(m: Any, x: torch.Tensor) -> Any:
+    m.array[...] = m.array + 1
+    m.weights[0], m.weights[1] = m.weights[1] / 2, 1 - m.weights[1] / 2
+    return x, np.random.normal(m.array), np.random.choice(3, p=[*m.weights, 0.0])
+
+
+def unseen(m: Any, x: torch.Tensor) -> Any:
+    return x, collections.defaultdict(random.random)["a"], next(iter(random.random, 2))
+
+
+def summed(m: Any, x: torch.Tensor) -> Any:
+    return x, sum(random.random() for _ in range(3))
+
+
 def into_a_tensor(m: Any, x: torch.Tensor) -> torch.Tensor:
     return x * random.random() + torch.tensor(np.random.rand(2), dtype=x.dtype)
 
@@ -275,6 +435,9 @@ RANDOM: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "a generator of its own": own_generator,
     "called by C code": from_c_code,
     "into a tensor": into_a_tensor,
+    "of arguments": of_arguments,
+    "unseen": unseen,
+    "summed": summed,
 }
 FEW_PATHS = {"layer drop": 4, "jitter": 2, "with a counter": 4}
 """Programs whose random numbers only decide between paths, and how many there are."""

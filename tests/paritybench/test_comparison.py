@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from paritybench_runner.dynamic import Watch
 from paritybench_runner.operators import Dispatched, opaque_nodes, unexplained
-from paritybench_runner.values import first_difference
+from paritybench_runner.values import first_difference, without_graph
 
 Pair = collections.namedtuple("Pair", ["left", "right"])
 X = torch.arange(4.0)
@@ -107,3 +107,14 @@ def test_opaque_nodes() -> None:
     graph.output(graph.call_function(own, (y,)))
     module = fx.GraphModule(nn.Module(), graph)
     assert [name.rpartition(".")[2] for name in opaque_nodes(module)] == ["own"]
+
+
+def test_a_result_keeps_no_autograd_graph() -> None:
+    """What eager has saved for a backward pass must not fill the memory of the other world."""
+    x = torch.ones(2, requires_grad=True)
+    parameter = nn.Parameter(torch.ones(2))
+    result = {"y": [x * 2, (x.detach(), parameter)], "n": 1}
+    found = without_graph(result)
+    assert first_difference(result, found) is None
+    assert found["y"][0].grad_fn is None and found["y"][0].requires_grad
+    assert found["y"][1][1] is parameter
