@@ -90,13 +90,13 @@ class Controller:
             return self._eagerly(args, kwargs)
         try:
             capture_lock["capturing"] = capture_lock["holder"]
-            if len(self.failing_guards(args, kwargs)) < len(self.records):
+            reasons = self.failing_guards(args, kwargs)
+            if len(reasons) < len(self.records):
                 return self._eagerly(args, kwargs)  # captured by another thread since it missed
             if len(self.records) >= settings.current().record_limit:
-                return self._over_limit(args, kwargs)
+                return self._over_limit(args, kwargs, reasons)
             if self.records and log.isEnabledFor(logging.INFO):
-                reasons = dict.fromkeys(self.failing_guards(args, kwargs))
-                log.info("%s is captured again: %s", self.name, "; ".join(reasons))
+                log.info("%s is captured again: %s", self.name, "; ".join(dict.fromkeys(reasons)))
             return self._capture(args, kwargs)
         finally:
             capture_lock.clear()
@@ -142,8 +142,7 @@ class Controller:
             return type(self.target).__call__(shell, *args, **kwargs)
         return self.target(*args, **kwargs)
 
-    def _over_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        reasons = self.failing_guards(args, kwargs)
+    def _over_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any], reasons: list[str]) -> Any:
         self.eager_reason = f"{len(self.records)} records and still another call"
         shown = "\n".join(f"  - {reason}" for reason in dict.fromkeys(reasons))
         self._warn(

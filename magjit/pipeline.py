@@ -145,7 +145,7 @@ def _lower(build: Build) -> None:
         node = recorder.graph.node_of(item.tensor)
         assert node is not None
         names[item.value_id] = build.observation.input_name(node)
-    numbers = graph.live_numbers()
+    numbers = graph.live_numbers() if recorder.numbers else []
     build.numbers = recorder.numbers.inputs(numbers) if numbers else None
     build.gm = lower(
         graph,
@@ -202,7 +202,7 @@ def _emit(build: Build) -> None:
     compiled = build.compiled
     if build.numbers is not None:
         compiled = _with_numbers(compiled, build.numbers, len(input_slots))
-        input_slots += tuple(code.slot(node_id) for node_id in build.numbers.nodes)
+        input_slots += tuple(code.slot(node_id) for node_id in build.numbers.reads.nodes)
     program = code.program()
     handle = _C.Record(program, compiled, input_slots, build.finish, node_slots)
     captured.record = Record(

@@ -113,7 +113,7 @@ typedef struct Tracer {
     mj_entry *entries;
     Py_ssize_t depth, capacity;
     uint16_t present[MJ_PRESENT]; /* entries per hash: one look rules most frames out */
-    uint8_t watched[MJ_WATCHED];   /* by hash: an object of this hash is watched */
+    uint8_t watched[MJ_WATCHED];  /* by hash: an object of this hash is watched */
     bool watches;
     mj_frame *handling;           /* the frame whose instruction event a handler is looking at */
     mj_suspended *suspended;

@@ -388,7 +388,7 @@ def add_number_guard(code: GuardCode, guard: NumberGuard | None) -> None:
     """What the program decided by numbers that change; may draw random ones, from a copy."""
     if guard is not None:
         code.at(f"{NUMBERS_ORIGIN}{guard}")
-        code.emit("predicate", [code.slot(node_id) for node_id in guard.nodes], guard)
+        code.emit("predicate", [code.slot(node_id) for node_id in guard.reads.nodes], guard)
 
 
 def _storage_relation(code: GuardCode, overlapping: list[int], disjoint: list[int]) -> None:

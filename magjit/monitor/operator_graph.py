@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+_Part = TypeVar("_Part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +109,8 @@ class OperatorGraph:
 
     def live_numbers(self) -> list[Any]:
         """The numbers that a replay has to give to the graph, in order of first use."""
-        found: dict[int, Any] = {}
-
-        def note(part: Any) -> None:
-            if isinstance(part, NumberRef) and part.number.live:
-                found[id(part.number)] = part.number
-
-        for operator in self.operators:
-            mapped((operator.args, operator.kwargs), note)
-        return list(found.values())
+        refs = [ref for op in self.operators for ref in _parts_in((op.args, op.kwargs), NumberRef)]
+        return list({id(ref.number): ref.number for ref in refs if ref.number.live}.values())
 
     def __str__(self) -> str:
         inputs = [
@@ -126,16 +121,20 @@ class OperatorGraph:
 
 def refs_in(template: Any) -> Iterator[ValueRef]:
     """Every ValueRef of a template, depth first."""
-    if isinstance(template, ValueRef):
+    return _parts_in(template, ValueRef)
+
+
+def _parts_in(template: Any, kind: type[_Part]) -> Iterator[_Part]:
+    if isinstance(template, kind):
         yield template
     elif isinstance(template, (list, tuple)):
         for item in template:
-            yield from refs_in(item)
+            yield from _parts_in(item, kind)
     elif isinstance(template, dict):
         for item in template.values():
-            yield from refs_in(item)
+            yield from _parts_in(item, kind)
     elif isinstance(template, slice):
-        yield from refs_in((template.start, template.stop, template.step))
+        yield from _parts_in((template.start, template.stop, template.step), kind)
 
 
 def mapped(template: Any, leaf: Callable[[Any], Any]) -> Any:

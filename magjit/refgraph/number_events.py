@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import random
-import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -26,31 +25,13 @@ from magjit.refgraph.kinds import (
     is_data_descriptor,
 )
 from magjit.refgraph.nodes import ABSENT, Leaf
-from magjit.refgraph.numbers import NUMBERS, Drawn, Number, Read, may_change
+from magjit.refgraph.numbers import BINARY, COMPARE, NUMBERS, Drawn, Number, Read, may_change
 from magjit.refgraph.recorder import Handler, StateRecorder
+from magjit.refgraph.stack import running_frame
 
 Post = Callable[[tuple[Any, ...]], None]
 
-_BINARY: dict[str, Callable[..., Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "&": operator.and_,
-    "|": operator.or_,
-    "^": operator.xor,
-}
 _DIVISIONS = frozenset({"/", "//", "%"})
-_COMPARE: dict[str, Callable[..., Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 _UNARY: dict[str, Callable[..., Any]] = {
     "UNARY_NEGATIVE": operator.neg,
     "UNARY_POSITIVE": operator.pos,
@@ -94,21 +75,21 @@ def _in_place_of(rec: StateRecorder, number: Number, value: Any) -> Post:
     code = rec.state.code if rec.state is not None else None
 
     def replace(top: tuple[Any, ...]) -> None:
-        frame = _frame_of(code)
-        if frame is None or len(top) != 1 or type(top[0]) is not type(value) or top[0] != value:
-            rec.numbers.pin([number])
+        if len(top) == 1 and type(top[0]) is type(value) and top[0] == value:
+            _put_on_stack(rec, code, number)
         else:
-            _C.replace_stack(frame, 0, number.obj)
+            rec.numbers.pin([number])
 
     return replace
 
 
-def _frame_of(code: Any) -> types.FrameType | None:
-    """The frame whose event is being handled: the innermost that is not the recorder's own."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    return frame
+def _put_on_stack(rec: StateRecorder, code: Any, number: Number) -> None:
+    """The number's own object in place of what is on top of the stack."""
+    frame = running_frame(code)
+    if frame is None:
+        rec.numbers.pin([number])
+    else:
+        _C.replace_stack(frame, 0, number.obj)
 
 
 _DRAWS: dict[type, frozenset[str]] = {
@@ -165,11 +146,7 @@ def draw(
         drawn = Drawn(getattr(generator, func.__name__), *constants, top[-1], reason, location)
         number = rec.numbers.draw(drawn)
         if number is not None:
-            frame = _frame_of(frame_code)
-            if frame is None:
-                rec.numbers.pin([number])
-            else:
-                _C.replace_stack(frame, 0, number.obj)
+            _put_on_stack(rec, frame_code, number)
 
     return note
 
@@ -219,7 +196,7 @@ def _read(
         return handler(rec, state, offset, inputs)
     if all(type(value) in NUMBERS for value in inputs):
         if instr.opname == "COMPARE_OP":
-            rec.numbers.decided(_COMPARE[instr.argval], inputs)
+            rec.numbers.decided(COMPARE[instr.argval], inputs)
             return None
         if instr.opname in _TESTS or instr.opname.startswith(("POP_JUMP", "JUMP_IF")):
             rec.numbers.decided(operator.truth, inputs)
@@ -238,7 +215,7 @@ def _arithmetic(
     rec: StateRecorder, handler: Handler, state: FrameState, offset: int, inputs: tuple[Any, ...]
 ) -> Any:
     symbol = state.info.instrs[offset].argval.rstrip("=")
-    func = _BINARY.get(symbol)
+    func = BINARY.get(symbol)
     if func is not None and _goes_into_graph(rec, inputs):
         return handler(rec, state, offset, inputs)
     if func is None or not all(type(value) in NUMBERS for value in inputs):
@@ -321,7 +298,7 @@ def _identity(
     """No number is None; two numbers are compared as the objects that they stand for."""
     if any(value is None for value in inputs):
         return handler(rec, state, offset, inputs)
-    frame = _frame_of(state.code)
+    frame = running_frame(state.code)
     for depth, value in enumerate(reversed(inputs)):
         number = rec.numbers.find(value)
         if frame is not None and number is not None and type(value) in NUMBERS:

@@ -38,6 +38,26 @@ from magjit.refgraph.generators import (
 from magjit.refgraph.nodes import Leaf, Lifted, ShadowNode
 
 NUMBERS = (int, float)
+BINARY: dict[str, Callable[..., Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+}
+COMPARE: dict[str, Callable[..., Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_SYMBOLS = {func: symbol for symbol, func in (BINARY | COMPARE).items()}
 _MOST = 200
 """Numbers of one run; a program that makes more gets constants."""
 
@@ -106,7 +126,8 @@ class Number:
         if self.source is not None:
             return self.source.value
         if self.shared is None:
-            self.shared = shared_number(self.obj)
+            # an operation gives the object that the interpreter keeps of a small int
+            self.shared = self.obj + 0 if type(self.obj) is int else self.obj
         return self.shared
 
     @property
@@ -266,10 +287,13 @@ class Numbers:
 
     def inputs(self, numbers: list[Number]) -> NumberInputs:
         """What computes the numbers that the graph takes."""
+        return NumberInputs(self._reads_of(numbers), numbers)
+
+    def _reads_of(self, numbers: list[Number]) -> Reads:
+        """What has to be read for some numbers."""
         needed = {id(source) for number in numbers for source in number.sources}
         reads = [source for source in self.reads if id(source) in needed and not source.pinned]
-        nodes = [source.node.node_id for source in reads if source.node is not None]
-        return NumberInputs(nodes, reads, numbers)
+        return Reads([source.node.node_id for source in reads if source.node is not None], reads)
 
     def guard(self) -> NumberGuard | None:
         """What a call has to agree with, or None."""
@@ -279,9 +303,8 @@ class Numbers:
         needed = {id(source) for number, _ in self.outcomes for source in number.sources}
         last = max((i for i, drawn in enumerate(self.draws) if id(drawn) in needed), default=-1)
         count = max([last, *pinned]) + 1
-        reads = [source for source in self.reads if id(source) in needed and not source.pinned]
-        nodes = [source.node.node_id for source in reads if source.node is not None]
-        return NumberGuard(nodes, reads, self.draws[:count], self.outcomes)
+        reads = self._reads_of([number for number, _ in self.outcomes])
+        return NumberGuard(reads, self.draws[:count], self.outcomes)
 
     def give_back(self) -> None:
         """Lists and dicts that the run has made hold the interpreter's own small ints again."""
@@ -308,32 +331,36 @@ def _succeeds(value: Any) -> bool:
     return True
 
 
-def shared_number(value: Any) -> Any:
-    """The object that the interpreter has of a small int."""
-    return value + 0 if type(value) is int else value
+# -- what a record keeps of them ----------------------------------------------------------------
 
 
-# -- the guard ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, eq=False)
+class Reads:
+    """Counters, and the nodes of the namespaces that they are in, in order."""
+
+    nodes: list[int]
+    reads: list[Read]
+
+    def values(self, namespaces: tuple[dict[Any, Any], ...]) -> dict[int, Any]:
+        """What they hold now, by the identity of the source."""
+        pairs = zip(self.reads, namespaces, strict=True)
+        return {id(source): dict.__getitem__(names, source.key) for source, names in pairs}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NumberGuard:
     """Whether the numbers of a call lead to the same decisions.
 
-    Called with the namespaces that the reads are in, in order. Random numbers are drawn from a copy
-    of their generator.
+    Called with the namespaces of the reads. Random numbers are drawn from a copy of their
+    generator.
     """
 
-    nodes: list[int]
-    """The nodes of the namespaces."""
-    reads: list[Read]
+    reads: Reads
     draws: list[Drawn]
     outcomes: list[tuple[Number, bool]]
 
     def __call__(self, *namespaces: dict[Any, Any]) -> bool:
-        values: dict[int, Any] = {}
-        for source, namespace in zip(self.reads, namespaces, strict=True):
-            values[id(source)] = dict.__getitem__(namespace, source.key)
+        values = self.reads.values(namespaces)
         copies: dict[int, Any] = {}
         try:
             for drawn in self.draws:
@@ -355,37 +382,14 @@ class NumberGuard:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NumberInputs:
-    """Numbers for a graph; called with the namespaces that the reads are in, in order."""
+    """Numbers for a graph; called with the namespaces of the reads."""
 
-    nodes: list[int]
-    """The nodes of the namespaces."""
-    reads: list[Read]
+    reads: Reads
     numbers: list[Number]
 
     def __call__(self, namespaces: tuple[dict[Any, Any], ...]) -> list[Any]:
-        values: dict[int, Any] = {}
-        for source, namespace in zip(self.reads, namespaces, strict=True):
-            values[id(source)] = dict.__getitem__(namespace, source.key)
+        values = self.reads.values(namespaces)
         return [number.evaluate(values) for number in self.numbers]
-
-
-_SYMBOLS = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.truediv: "/",
-    operator.floordiv: "//",
-    operator.mod: "%",
-    operator.and_: "&",
-    operator.or_: "|",
-    operator.xor: "^",
-    operator.lt: "<",
-    operator.le: "<=",
-    operator.eq: "==",
-    operator.ne: "!=",
-    operator.gt: ">",
-    operator.ge: ">=",
-}
 
 
 def binary_symbol(func: Any) -> str | None:
