@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     from magjit import annotations, config, errors
     from magjit.api import compile, reset, stats
     from magjit.dispatch import MagJITWarning
-    from magjit.marks import allow_in_graph, disable, graph_break, is_compiling
+    from magjit.marks import (
+        allow_in_graph,
+        disable,
+        graph_break,
+        is_compiling,
+        mark_dynamic,
+        mark_static,
+    )
     from magjit.plugin import list_backends
     from magjit.records import Stats
     from magjit.reporting.explaining import explain
@@ -21,6 +28,8 @@ _HOMES = {
     "disable": "magjit.marks",
     "graph_break": "magjit.marks",
     "is_compiling": "magjit.marks",
+    "mark_dynamic": "magjit.marks",
+    "mark_static": "magjit.marks",
     "compile": "magjit.api",
     "explain": "magjit.reporting.explaining",
     "reset": "magjit.api",
@@ -46,6 +55,8 @@ __all__ = [
     "graph_break",
     "is_compiling",
     "list_backends",
+    "mark_dynamic",
+    "mark_static",
     "reset",
     "stats",
 ]

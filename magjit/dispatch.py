@@ -22,11 +22,12 @@ from magjit import _C
 from magjit import config as settings
 from magjit.errors import BackendError, GraphBreakError
 from magjit.marks import Mark, mark
-from magjit.observe import capture_lock, observe
+from magjit.observe import Observation, capture_lock, observe
 from magjit.pipeline import build_record
 from magjit.plugin import Backend, BackendContext
 from magjit.records import Captured, Record, SplitPoint, Stats
 from magjit.replay_errors import has_saved_tensor_hooks, leave_modes
+from magjit.shape_history import ShapeHistory
 
 log = logging.getLogger("magjit")
 
@@ -64,6 +65,7 @@ class Controller:
         self.last: Captured | None = None
         self.keep_last = False
         self.eager_reason: str | None = None
+        self.history = ShapeHistory(options.dynamic)
         self.shell: Callable[[], Any] = lambda: None
         self.dispatcher = _C.Dispatcher(self.miss)
         self.dispatcher.failed = self.failed
@@ -169,17 +171,29 @@ class Controller:
         # A record that asks for the same random numbers again is worth one try.
         tried = any(record.fixed_draws for record in self.records)
         fix_draws = not tried and not self.options.fullgraph
+        symbols = self.history.wants_symbols(
+            [*args, *kwargs.values()],
+            any(record.misses_for_shape(args, kwargs) for record in self.records),
+        )
         observation = observe(
             self.target,
             args,
             kwargs,
             fix_draws=fix_draws,
             numbers_into_graph=self.options.backend.name == "eager",
+            history=self.history,
+            symbols=symbols,
         )
         result = observation.result
         try:
             captured = build_record(observation, self.options.backend, context)
+            if captured.record is not None:
+                self._note_shapes(observation)
         except BackendError as error:
+            if symbols:
+                self.history.given_up = True  # the next capture is made without
+                log.debug("%s with symbolic shapes: %s", self.name, error)
+                return result
             if self.options.fullgraph:
                 raise
             self._fall_back(f"{error.reason}", str(error))
@@ -198,8 +212,25 @@ class Controller:
             log.debug("captured %s: %d operators", self.name, captured.record.operator_count)
             return result
         assert captured.split is not None
+        if symbols and not self.options.dynamic and not self.options.fullgraph:
+            self.history.given_up = True  # the next capture is made without
+            log.debug("%s with symbolic shapes: %s", self.name, captured.split)
+            return result
         self._split(captured.split)
         return result
+
+    def _note_shapes(self, observation: Observation) -> None:
+        """Remember the sizes of this call, and which of them have to be as they are."""
+        graph, shapes = observation.recorder.graph, observation.shapes
+        for node_id, meta in observation.recorder.metas.items():
+            node = graph.nodes[node_id]
+            if not isinstance(node.obj, torch.nn.Parameter):
+                self.history.note(graph, node, meta[4])
+        if shapes is not None:
+            for node, dim in shapes.pinned_dims():
+                self.history.fix(graph, node, dim)
+            for reason in shapes.reasons():
+                log.info("%s: %s", self.name, reason)
 
     def _split(self, split: SplitPoint) -> None:
         self.splits += 1
@@ -238,6 +269,7 @@ class Controller:
         self.dispatcher.clear()
         self.eager_reason = None
         self.failures = 0
+        self.history = ShapeHistory(self.options.dynamic)
         self.last = None
 
 

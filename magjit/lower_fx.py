@@ -8,6 +8,7 @@ the random number generator.
 from __future__ import annotations
 
 import linecache
+import math
 import operator
 import types
 from collections.abc import Callable, Sequence
@@ -89,6 +90,16 @@ _REFLECTED: dict[str, Callable[..., Any]] = {
 }
 
 
+_SYMBOLIC: dict[Any, Callable[..., Any]] = {
+    int: torch.sym_int,
+    float: torch.sym_float,
+    max: torch.sym_max,
+    min: torch.sym_min,
+    math.sqrt: torch.sym_sqrt,
+}
+"""What computes with the symbols of a backend, too."""
+
+
 def lower(
     graph: OperatorGraph,
     outputs: tuple[int, ...],
@@ -110,6 +121,7 @@ def lower(
     inputs = tuple(item.value_id for item in graph.inputs)
     lowering = _Lowering(inputs, names, traced)
     lowering.add_numbers(numbers)
+    lowering.add_sizes(graph)
     return lowering.finish(graph.operators, outputs)
 
 
@@ -134,6 +146,29 @@ class _Lowering:
     def add_numbers(self, numbers: Sequence[Any]) -> None:
         for index, number in enumerate(numbers):
             self.numbers[id(number)] = self.fx.placeholder(f"number_{index}")
+
+    def add_sizes(self, graph: OperatorGraph) -> None:
+        """Sizes that the operators use, read before any operator can change an input's shape."""
+        for number in graph.live_numbers():
+            for source in number.sources if number.sym is not None else ():
+                if id(source) not in self.numbers and not source.pinned:
+                    tensor = self.nodes[graph.inputs[source.position].value_id]
+                    node = self.fx.call_method("size", (tensor, source.dim))
+                    self.numbers[id(source)] = node
+
+    def number(self, number: Any) -> Any:
+        """The node of a number that a replay computes anew; its value where it is a constant."""
+        if not number.live:
+            return number.original
+        key = id(number if number.source is None else number.source)
+        found = self.numbers.get(key)
+        if found is None:
+            found = self.numbers.get(id(number))
+        if found is None:
+            args = tuple([self.number(a) if hasattr(a, "sources") else a for a in number.args])
+            func = _SYMBOLIC.get(number.func, number.func)
+            found = self.numbers[key] = self.fx.call_function(func, args)
+        return found
 
     def finish(self, operators: Sequence[Operator], outputs: tuple[int, ...]) -> GraphModule:
         self.wanted = {ref.value_id for op in operators for ref in refs_in((op.args, op.kwargs))}
@@ -199,7 +234,7 @@ class _Lowering:
         if isinstance(value, ValueRef):
             return self.nodes[value.value_id]
         if isinstance(value, NumberRef):
-            return self.numbers.get(id(value.number), value.number.original)
+            return self.number(value.number)
         return tuple(value) if isinstance(value, torch.Size) else value
 
     def bind(self, result: Any, node: Node) -> None:

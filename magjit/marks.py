@@ -165,6 +165,53 @@ def allow_in_graph(function: Any) -> Any:
     return function
 
 
+def mark_dynamic(
+    tensor: torch.Tensor, dim: int, min: int | None = None, max: int | None = None
+) -> None:
+    """Say that a size of an argument changes: a symbol from the first capture on.
+
+    The mark is that of ``torch._dynamo.mark_dynamic``, so that it holds for ``torch.compile``, too;
+    it belongs to this tensor object. Where the program needs the very size (it loops over it), each
+    size is captured all the same.
+
+    Args:
+        tensor: an argument of later calls.
+        dim: which size; negative ones count from the end.
+        min, max: bounds of the sizes that one graph has to serve, both included.
+
+    Raises:
+        ArgumentError: there is no such dimension, or its size is not between the bounds.
+    """
+    dim = _dimension(tensor, dim)
+    size = tensor.size(dim)
+    if (min is not None and size < min) or (max is not None and size > max):
+        raise ArgumentError(f"size {dim} is {size}, which is not between {min} and {max}")
+    torch._dynamo.mark_dynamic(tensor, dim, min=min, max=max)
+
+
+def mark_static(tensor: torch.Tensor, dim: int | None = None) -> None:
+    """Say that a size of an argument is to be compared exactly, whatever changes.
+
+    The mark is that of ``torch._dynamo.mark_static``.
+
+    Args:
+        tensor: an argument of later calls.
+        dim: which size; all of them by default.
+
+    Raises:
+        ArgumentError: there is no such dimension.
+    """
+    torch._dynamo.mark_static(tensor, None if dim is None else _dimension(tensor, dim))
+
+
+def _dimension(tensor: Any, dim: Any) -> int:
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(f"a mark is for a tensor, not for {_kind(tensor)}")
+    if type(dim) is not int or not -tensor.dim() <= dim < tensor.dim():
+        raise ArgumentError(f"a tensor of {tensor.dim()} dimensions has no dimension {dim!r}")
+    return dim % tensor.dim()
+
+
 def _kind(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__qualname__
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import inspect
 import threading
@@ -21,7 +22,7 @@ from magjit.annotations import default_database
 from magjit.bytecode import decode
 from magjit.errors import Location
 from magjit.mocks import Resolver
-from magjit.plugin import GraphInput, InputDescriber
+from magjit.plugin import GraphInput, InputDescriber, TensorInput
 from magjit.records import Timings
 from magjit.refgraph import attributes, calls, containers, other_events
 from magjit.refgraph import relations as r
@@ -34,6 +35,14 @@ from magjit.refgraph.number_events import HANDLERS as NUMBER_HANDLERS
 from magjit.refgraph.number_events import entered, returned
 from magjit.refgraph.python_specials import python_special
 from magjit.refgraph.recorder import StateRecorder
+from magjit.refgraph.stack import reads_onto_stack
+from magjit.shape_history import ShapeHistory
+from magjit.symbolic_shapes import SymbolicShapes
+
+
+def with_symbols(given: TensorInput, dims: frozenset[int]) -> TensorInput:
+    """A description by which exactly these sizes become symbols."""
+    return dataclasses.replace(given, dynamic_dims=frozenset(), maybe_dynamic_dims=dims)
 
 
 class CaptureLock(dict[str, int]):
@@ -120,8 +129,9 @@ class Observation:
     sees_keyword_order: bool = True
     random_states: list[bytes] = field(default_factory=list)
     draws: bool = True
+    shapes: SymbolicShapes | None = None
 
-    def prepare(self, target: Any) -> None:
+    def prepare(self, target: Any, history: ShapeHistory) -> None:
         """Note what can only be seen before the run."""
         self.location = _definition(target)
         self.sees_keyword_order = _sees_keyword_order(target)
@@ -130,11 +140,19 @@ class Observation:
         self.recorder.numbers.start()
         describer = InputDescriber()
         recorder, descriptions = self.recorder, self.descriptions
+        shapes = self.shapes
+        choose = history.chooser(recorder.graph)
 
         def describe(value_id: int, tensor: torch.Tensor) -> None:
             node = recorder.graph.node_of(tensor)
             static = node is not None and not node.structural
-            descriptions[value_id] = describer.describe(tensor, static=static)
+            given = descriptions[value_id] = describer.describe(tensor, static=static)
+            if shapes is not None and node is not None and isinstance(given, TensorInput):
+                given = with_symbols(given, choose(node, given))
+                descriptions[value_id] = given
+                shapes.add_input(value_id, node, given)
+                for bounds in getattr(tensor, "_dynamo_dynamic_range", ()):
+                    shapes.limit(value_id, bounds.dim, bounds.min, bounds.max)
 
         recorder.operators.on_input = describe
         _register_roots(recorder, target, self.args, self.kwargs)
@@ -146,6 +164,7 @@ class Observation:
         self.args = ()
         self.kwargs = {}
         self.descriptions = {}
+        self.shapes = None
 
     @property
     def resolver(self) -> Resolver:
@@ -169,7 +188,18 @@ class Observation:
 
     def described_inputs(self) -> list[GraphInput]:
         """The graph's inputs, in order, as they were when the run first used them."""
-        return [self.descriptions[item.value_id] for item in self.recorder.operators.graph.inputs]
+        inputs = self.recorder.operators.graph.inputs
+        given = [self.descriptions[item.value_id] for item in inputs]
+        if self.shapes is None:
+            return given
+        free = self.shapes.free_dims() if self.shapes.active else {}
+        described = []
+        for one, item in zip(given, inputs, strict=True):
+            node = self.recorder.graph.node_of(item.tensor)
+            sizes = free[node.node_id][0] if node is not None and node.node_id in free else ()
+            dims = frozenset(dim for dim, size in enumerate(sizes) if size is None)
+            described.append(with_symbols(one, dims) if isinstance(one, TensorInput) else one)
+        return described
 
     def input_name(self, node: ShadowNode) -> str:
         """A placeholder's name: the attribute path of a parameter, the number of an argument."""
@@ -201,6 +231,8 @@ def observe(
     *,
     fix_draws: bool = True,
     numbers_into_graph: bool = False,
+    history: ShapeHistory | None = None,
+    symbols: bool = False,
 ) -> Observation:
     """Run ``target(*args, **kwargs)`` for real, once, and write down what it did.
 
@@ -212,7 +244,9 @@ def observe(
         target: the program; ``args`` and ``kwargs`` are its arguments.
         fix_draws: a random number that the record has to fix is no split.
         numbers_into_graph: the backend takes ints and floats as inputs of the graph.
+        history: which sizes become symbols, if ``symbols``.
     """
+    history = history or ShapeHistory()
     recorder = StateRecorder(default_database(), python_special)
     recorder.numbers.into_graph = numbers_into_graph
     if not fix_draws:
@@ -220,9 +254,13 @@ def observe(
             drawn.reason, location=drawn.location
         )
     observation = Observation(recorder, args, kwargs)
+    if symbols:
+        shapes = SymbolicShapes(recorder.numbers, partial(reads_onto_stack, recorder))
+        recorder.numbers.on_pinned_size = lambda size: shapes.needs(size, recorder.location())
+        observation.shapes = recorder.numbers.shapes = recorder.operators.shapes = shapes
     tracer: _C.Tracer | None = None
     try:
-        observation.prepare(target)
+        observation.prepare(target, history)
         tracer = recorder.tracer = _C.Tracer(
             bind_handlers(recorder, _HANDLERS),
             partial(_enter_frame, recorder),
@@ -275,6 +313,8 @@ def _check_end(observation: Observation) -> None:
     """What only the end of a run tells of things that a record could not hold."""
     recorder = observation.recorder
     recorder.numbers.settle()
+    if observation.shapes is not None:
+        observation.shapes.settle()
     reason = recorder.unrepeatable()
     if recorder.broken is None and recorder.numbers.unseen_draws():
         reason = "C code draws from a generator of random or numpy.random"

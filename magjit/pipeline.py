@@ -22,9 +22,9 @@ from magjit.mocks import build_plan as build_mock
 from magjit.mocks import emit as emit_mock
 from magjit.mocks.changes import writes_of
 from magjit.observe import Observation
-from magjit.plugin import Backend, BackendContext, run_backend
+from magjit.plugin import Backend, BackendContext, ShapeGuard, run_backend
 from magjit.records import Captured, Record, SplitPoint
-from magjit.refgraph.numbers import NumberInputs
+from magjit.refgraph.number_values import NumberInputs
 
 
 @dataclass(slots=True)
@@ -42,6 +42,7 @@ class Build:
     numbers: NumberInputs | None = None
     gm: GraphModule | None = None
     guard: guard_emit.GuardCode | None = None
+    shape_guards: list[ShapeGuard] | None = None
     compiled: Callable[..., Any] | None = None
     trace: list[str] = field(default_factory=list)
 
@@ -127,8 +128,14 @@ def _guard_plan(build: Build) -> None:
         argument_count=len(build.observation.args),
         keywords=tuple(build.observation.kwargs),
         keyword_order=build.observation.sees_keyword_order,
-        metas=recorder.metas,
+        metas=dict(recorder.metas),
     )
+    shapes = build.observation.shapes
+    if shapes is not None and shapes.active:
+        for node_id, (sizes, strides) in shapes.free_dims().items():
+            meta = plan.metas[node_id]
+            plan.metas[node_id] = (*meta[:4], sizes, strides, *meta[6:])
+        build.shape_guards = shapes.guards()
     if settings.current().verify:
         plan.verify()
     build.captured.guard_plan = plan
@@ -145,7 +152,8 @@ def _lower(build: Build) -> None:
         node = recorder.graph.node_of(item.tensor)
         assert node is not None
         names[item.value_id] = build.observation.input_name(node)
-    numbers = graph.live_numbers() if recorder.numbers else []
+    live = graph.live_numbers() if recorder.numbers else []
+    numbers = [number for number in live if number.sym is None]
     build.numbers = recorder.numbers.inputs(numbers) if numbers else None
     build.gm = lower(
         graph,
@@ -195,6 +203,8 @@ def _emit(build: Build) -> None:
     code.at("torch's global state")
     code.emit("global_state", build.observation.global_state)
     guard_emit.add_backend_guards(code, build.context.guards)
+    if build.shape_guards is not None:
+        guard_emit.add_shape_guards(code, [*build.shape_guards, *build.context.guards])
     numbers = build.observation.recorder.numbers
     guard_emit.add_number_guard(code, numbers.guard())
     node_slots = tuple(code.slot(node_id) for node_id in build.node_ids)

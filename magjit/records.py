@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from magjit import _C
 from magjit.errors import Location
-from magjit.guards.emit import Origin, describe_origin
+from magjit.guards.emit import METADATA_ORIGIN, SHAPES_ORIGIN, Origin, describe_origin
 
 if TYPE_CHECKING:
     from magjit.guards.plan import GuardPlan
@@ -98,6 +98,12 @@ class Record:
         """What a call misses this record for, or None when it would hit."""
         index = self.handle.program.explain(args, kwargs)
         return None if index is None else describe_origin(self.guard_origins[index], self.paths)
+
+    def misses_for_shape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call misses it for the metadata of a tensor, such as its shape."""
+        index = self.handle.program.explain(args, kwargs)
+        what = "" if index is None else self.guard_origins[index][1]
+        return what == METADATA_ORIGIN or str(what).startswith(SHAPES_ORIGIN)
 
 
 @dataclass(slots=True)

@@ -10,13 +10,16 @@ from magjit import _C
 from magjit.errors import BackendError
 from magjit.guards.plan import GuardPlan
 from magjit.plugin import CustomGuard, SameInput, ShapeGuard, StorageRelation
+from magjit.plugin.backend_guards import joined
 from magjit.refgraph import relations as r
 from magjit.refgraph.kinds import is_atom
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, Lifted, ShadowNode, Target
-from magjit.refgraph.numbers import NumberGuard
+from magjit.refgraph.number_values import NumberGuard
 from magjit.refgraph.paths import Paths
 
 NUMBERS_ORIGIN = "what numbers decide: "
+SHAPES_ORIGIN = "what is needed of shapes: "
+METADATA_ORIGIN = "tensor metadata"
 Instruction = tuple[Any, ...]
 Origin = tuple[int, str | r.Relation]
 """What an instruction is for: a node and what of it; a text of its own for node 0."""
@@ -96,7 +99,7 @@ def emit(plan: GuardPlan) -> GuardCode:
         if node.fixed and not refs and node.node_id not in typed:
             continue
         if node.node_id in tensors:
-            code.at("tensor metadata", node.node_id)
+            code.at(METADATA_ORIGIN, node.node_id)
             code.emit("tensor", code.slot(node.node_id), plan.metas[node.node_id])
         elif node.node_id in typed:
             code.at("type", node.node_id)
@@ -377,11 +380,22 @@ def add_backend_guards(code: GuardCode, guards: list[Any]) -> None:
                     code, [slots[i] for i in overlapping], [slots[i] for i in disjoint]
                 )
             case ShapeGuard():
-                pass  # the metadata of every input is compared, sizes and strides included
+                pass  # sizes are compared exactly, or there are guards of the front end's own
             case CustomGuard(inputs=inputs, check=check):
                 code.emit("predicate", [slots[i] for i in inputs], check)
             case _:
                 raise BackendError(f"The backend states a guard of an unknown kind: {guard}")
+
+
+def add_shape_guards(code: GuardCode, guards: list[Any]) -> None:
+    """Conditions on the sizes of inputs that may change, as one predicate."""
+    chosen = list(dict.fromkeys(guard for guard in guards if isinstance(guard, ShapeGuard)))
+    if not chosen:
+        return
+    slots = [code.slot(node_id) for node_id in code.plan.tensors]
+    read = sorted({position for guard in chosen for position in guard.inputs})
+    code.at(f"{SHAPES_ORIGIN}{', '.join(map(str, chosen))}")
+    code.emit("predicate", [slots[i] for i in read], joined(chosen, read))
 
 
 def add_number_guard(code: GuardCode, guard: NumberGuard | None) -> None:

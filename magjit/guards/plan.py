@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import types
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +54,7 @@ class GuardPlan:
     argument_count: int
     keywords: tuple[str, ...]
     keyword_order: bool
-    metas: Mapping[int, Any]
+    metas: dict[int, Any]
     overlaps: tuple[tuple[int, int, int | None], ...]
 
     def kinds(self) -> Counter[str]:
@@ -116,7 +115,7 @@ def build_plan(
     argument_count: int,
     keywords: tuple[str, ...],
     keyword_order: bool,
-    metas: Mapping[int, Any],
+    metas: dict[int, Any],
 ) -> GuardPlan:
     """Collect the checks of all nodes that the outside reached before the run (Algorithm 1)."""
     nodes = reachable(graph)

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, NoReturn, Protocol
 
+import torch
+
 from magjit.errors import Unrebuildable
 from magjit.mocks.effects import contents_of, effect_steps
 from magjit.mocks.ir import (
@@ -34,7 +36,8 @@ from magjit.mocks.recipes import ATOMS, Kind, Make, Shared, state
 from magjit.mocks.schedule import Cycle, schedule
 from magjit.mocks.value_kinds import kind_of
 from magjit.mocks.writes import Call, ContainerState, Write, final_writes
-from magjit.refgraph.numbers import Drawn, Number, Numbers, Read
+from magjit.refgraph.number_values import Drawn, Number, Read, Size
+from magjit.refgraph.numbers import Numbers
 
 
 class Resolver(Protocol):
@@ -169,17 +172,26 @@ class PlanBuilder:
         source = number.source
         assert source is not None
         if id(source) not in self._sources:
-            assert isinstance(source, Read) and source.node is not None
-            index = self._new_index(source.value, str(source.key), None)
-            place = (Slot(source.node.node_id), Const(source.key))
-            self._recipes[index] = Make(whole=Apply(dict.__getitem__, place), early=True)
+            assert isinstance(source, Read | Size) and source.node is not None
+            of_tensor = isinstance(source, Size)
+            read: Any = torch.Tensor.size if of_tensor else dict.__getitem__
+            key = source.dim if isinstance(source, Size) else source.key
+            index = self._new_index(source.value, str(key), None)
+            place = (Slot(source.node.node_id), Const(key))
+            self._recipes[index] = Make(whole=Apply(read, place), early=True)
             self._sources[id(source)] = Ref(index)
         return self._sources[id(source)]
 
     def _new_value(self, obj: Any, label: str, parent: int | None) -> Expr:
         tensor = self._resolver.is_tensor(obj)
         kind = None if tensor else kind_of(obj)
+        if type(obj) is torch.Size and self._numbers.among(obj):
+            index = self._new_index(obj, label, parent)
+            whole = Apply(torch.Size, (self.value(list(obj), label, index),))
+            self._recipes[index] = Make(whole=whole)
+            return Ref(index)
         if kind is not None and kind.shared:
+            self._numbers.pin(self._numbers.among((obj,)))
             recipe = kind.describe(obj, self._parts(self._new_index(obj, label, parent)))
             assert isinstance(recipe, Shared)
             return recipe.expr

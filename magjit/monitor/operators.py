@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from magjit.monitor.arrays import ArrayOperator, copies_array, listed
 from magjit.monitor.functions import set_data
+from magjit.monitor.observer import Observer, Shapes
 from magjit.monitor.operator_graph import (
     InputValue,
     NumberRef,
@@ -56,37 +57,14 @@ _NUMBERS: tuple[Any, ...] = (int, float, complex, str)
 _TENSOR_TYPE: Any = type(torch.FloatTensor)
 _COMPARED = (torch.Tensor, int, float, complex, list, tuple, np.ndarray, np.generic)
 _INDEXING = frozenset({"__getitem__", "__setitem__"})
+_LAYOUT = frozenset(
+    {"shape", "size", "numel", "nelement", "__len__", "stride", "nbytes", "storage_offset"}
+    | {"is_contiguous", "is_same_size", "broadcast_shapes", "dim_order"}
+    | {"is_non_overlapping_and_dense"}
+)
 _SHAPES = frozenset({"shape", "size", "numel", "nelement", "__len__", "stride", "nbytes"})
 After = Callable[[Any], object]
-"""What is to be done with the result of an operation."""
-
-
-class Observer(Protocol):
-    """What the operator recorder asks of the recorder of Python state."""
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
-
-    def split(self, reason: str, remedy: str | None = None) -> None: ...
-
-    def fail(self, error: Exception) -> None: ...
-
-    def instruction(self) -> tuple[Any, int]: ...
-
-    def external_tensor(self, tensor: torch.Tensor) -> bool: ...
-
-    def tensor_attribute(self, tensor: torch.Tensor, name: str, value: Any) -> None: ...
-
-    def set_tensor_attribute(self, tensor: torch.Tensor, name: str) -> None: ...
-
-    def tensor_fact(self, tensor: torch.Tensor, func: Any, value: Any) -> None: ...
-
-    def live_number(self, value: Any) -> Any: ...
-
-    def hook(self, tensor: torch.Tensor, hook: Any) -> Callable[[Any], object]: ...
-
-    def hides_change(self, reason: str | None = None) -> None: ...
+"""What is to be done with the result of an operation; gives what the program gets instead."""
 
 
 class NotRecordable(Exception):
@@ -102,6 +80,8 @@ class OperatorRecorder(TorchFunctionMode):
         self.active = True
         self.handling = False  # the recorder itself is at work: its torch calls are not the user's
         self.on_input: Callable[[int, torch.Tensor], None] = lambda value_id, tensor: None
+        self.shapes: Shapes | None = None
+        self.taken: tuple[Any, set[int]] = (None, set())
         self._observer = observer
         self._values: dict[int, tuple[weakref.ref[torch.Tensor], Value]] = {}
         self._kinds: dict[Any, tuple[OpKind, str]] = {}
@@ -178,10 +158,16 @@ class OperatorRecorder(TorchFunctionMode):
             after = _HANDLERS[kind](self, func, name, args, kwargs)
         except Exception as problem:
             self._give_up(problem, name)
-        out = func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except Exception as problem:
+            if self.shapes is not None:
+                self.shapes.fail(f"{name} raises: {problem}")
+            raise
         if after is not None:
             try:
-                after(out)
+                instead = after(out)
+                return out if instead is None else instead
             except Exception as problem:
                 self._give_up(problem, name)
         return out
@@ -259,15 +245,19 @@ class OperatorRecorder(TorchFunctionMode):
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> After:
         inputs: list[Value] = []
-        self.template((args, kwargs), inputs)
+        given, named = self.template((args, kwargs), inputs)
+        shapes = self.shapes if name in _LAYOUT else None
 
-        def after(out: Any) -> None:
+        def after(out: Any) -> Any:
             if name in UNGUARDED_METADATA and args and isinstance(args[0], torch.Tensor):
                 self._observer.tensor_fact(args[0], func, out)
             if name in _SHAPES and any(value.dynamic and not value.const for value in inputs):
                 self._observer.split(
                     f"reads the shape of a tensor whose shape depends on data ({name})"
                 )
+            if shapes is not None:
+                return shapes.read(func, name, given, named, out)
+            return None
 
         return after
 
@@ -356,6 +346,7 @@ class OperatorRecorder(TorchFunctionMode):
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise NotRecordable("runs under a torch.func transform")
         code, offset = self._observer.instruction()
+        self.taken = (func, set())
         if getattr(func, "__name__", "") in _INDEXING:
             args = (args[0], listed(args[1]), *args[2:])
         args = _spelled_out(func, args)
@@ -388,6 +379,7 @@ class OperatorRecorder(TorchFunctionMode):
             if number is None:
                 return value
             inputs.append(Value(-1))  # what is computed with it is no constant
+            self.taken[1].add(id(number))
             return NumberRef(number)
         for base in _NUMBERS:  # NumPy's numbers, enumerations
             if isinstance(value, base):
@@ -424,6 +416,8 @@ class OperatorRecorder(TorchFunctionMode):
         elif not _has_tensor(out) and not const:
             raise NotRecordable("reads the data of a tensor into Python")
         self.graph.operators.append(operator)
+        if self.shapes is not None:
+            self.shapes.follow(operator, out)
 
     def _note_change(self, target: list[Value], operator: Operator, const: bool) -> None:
         """An operator without result (``x[i] = y``) changes its first argument."""

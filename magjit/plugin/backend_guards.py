@@ -63,6 +63,15 @@ class ShapeGuard:
         return ShapeGuard(expression, tuple(positions[i] for i in self.inputs))
 
 
+def joined(guards: Sequence[ShapeGuard], inputs: Sequence[int]) -> Callable[..., bool]:
+    """All of some conditions, as one function of the inputs at these positions."""
+    names = {**SYMPY_INTERP, "math": math, "torch": torch}
+    parameters = ", ".join(f"input_{i}" for i in inputs)
+    terms = [_INPUT.sub(r"input_\1", guard.expression) for guard in guards]
+    made: Callable[..., bool] = eval(f"lambda {parameters}: {' and '.join(terms)}", names)
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class SameInput:
     """The graph was specialised on two inputs being the same tensor."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,7 +14,7 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from magjit.errors import BackendError, MagJITError
-from magjit.plugin.backend_guards import SameInput, ShapeGuard, StorageRelation
+from magjit.plugin.backend_guards import SameInput, StorageRelation
 from magjit.plugin.calling_convention import simplify
 from magjit.plugin.context import BackendContext
 from magjit.plugin.fx_helpers import (
@@ -29,6 +28,7 @@ from magjit.plugin.fx_helpers import (
 from magjit.plugin.generated_source import sources_tied_to_result
 from magjit.plugin.inputs import GraphInput, TensorInput, materialize
 from magjit.plugin.protocol import Backend, CompiledGraph, ExampleInputs
+from magjit.plugin.shape_guards import shape_guards
 from magjit.plugin.symbols import bind_symbols, is_symbolic, passing_symbols
 
 __all__ = ["run_backend"]
@@ -189,19 +189,13 @@ def _position(source: Any) -> int:
     return position
 
 
-_INPUT_NAME = re.compile(r"L\['input_(\d+)'\]")
-
-
 def _collect_shape_guards(context: BackendContext, fakes: FakeInputs) -> None:
-    if not context.symbolic_inputs:
-        return
     symbolic = context.symbolic_inputs
-    expressions = fakes.shape_env.produce_guards(
-        [fakes.values[i] for i in symbolic],
-        [fakes.sources[i] for i in symbolic],
-        input_contexts=[fakes.symbolic_contexts[i] for i in symbolic],
-        ignore_static=False,
-    )
-    for expression in expressions:
-        read = tuple(sorted({int(i) for i in _INPUT_NAME.findall(expression)}))
-        context.add_guard(ShapeGuard(_INPUT_NAME.sub(r"inputs[\1]", expression), read))
+    if symbolic:
+        for guard in shape_guards(
+            fakes.shape_env,
+            [fakes.values[i] for i in symbolic],
+            [fakes.sources[i] for i in symbolic],
+            [fakes.symbolic_contexts[i] for i in symbolic],
+        ):
+            context.add_guard(guard)

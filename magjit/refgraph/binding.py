@@ -35,6 +35,7 @@ def _bound(recorder: StateRecorder, kind: EventKind, function: Handler) -> Any:
         operators.handling = True
         started = perf_counter()
         try:
+            numbers.offered = None
             if numbers and numbers.among(inputs):
                 verdict = use_numbers(recorder, kind, function, state, offset, inputs)
             else:

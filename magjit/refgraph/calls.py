@@ -31,6 +31,7 @@ from magjit.refgraph.containers import (
     read_value,
     shown,
 )
+from magjit.refgraph.draw_events import draw
 from magjit.refgraph.frames import FrameState
 from magjit.refgraph.kinds import (
     CONTAINERS,
@@ -42,11 +43,11 @@ from magjit.refgraph.kinds import (
     is_atom,
 )
 from magjit.refgraph.legacy import call_variable
-from magjit.refgraph.number_events import draw, pin_inside
+from magjit.refgraph.number_events import pin_inside
 from magjit.refgraph.python_specials import opaque_call, python_special
 from magjit.refgraph.recorder import LIBRARIES, Handler, StateRecorder
 from magjit.refgraph.specials import AS_PURE, SPECIALS
-from magjit.refgraph.stack import CALLABLE_DEPTH, observed_frame
+from magjit.refgraph.stack import CALLABLE_DEPTH, length_of, observed_frame
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -58,6 +59,9 @@ def call(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, 
     state.calling = callable_
     args: Args = tuple(rest) if receiver is _C.NULL else (receiver, *rest)
     names = state.info.instrs[offset].kwnames
+    sized = rec.numbers.shapes is not None and len(args) == 1 and not names
+    if callable_ is len and sized and isinstance(args[0], torch.Tensor):
+        return length_of(rec, call_value(rec, callable_, args, {}))
     if not names:
         return call_value(rec, callable_, args, {})
     split = len(args) - len(names)
@@ -358,7 +362,7 @@ def _open_argument(rec: StateRecorder, value: Any, read: Read) -> None:
         return
     value = shown(value)
     node = rec.graph.node_of(value)
-    if rec.numbers and read is Read.DEEP:
+    if rec.numbers and read is Read.DEEP and rec.numbers.offered is None:
         pin_inside(rec, value)
     if isinstance(value, bytearray):
         read_bytes(rec, node, value)

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import operator
-import random
 import types
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from magjit import _C
-from magjit.annotations import Rule
 from magjit.bytecode import EventKind
 from magjit.refgraph import relations as r
 from magjit.refgraph.frames import FrameState, arguments
-from magjit.refgraph.generators import GLOBAL_GENERATORS
+from magjit.refgraph.holder_events import (
+    ITERATORS,
+    SEQUENCES,
+    call,
+    compares_items,
+    fills,
+    is_container,
+    is_sequence,
+    moves_items,
+    packed,
+    then_note,
+    then_pin,
+)
 from magjit.refgraph.kinds import (
     HEAP_TYPE,
     class_lookup,
@@ -25,11 +36,10 @@ from magjit.refgraph.kinds import (
     is_data_descriptor,
 )
 from magjit.refgraph.nodes import ABSENT, Leaf
-from magjit.refgraph.numbers import BINARY, COMPARE, NUMBERS, Drawn, Number, Read, may_change
+from magjit.refgraph.number_values import BINARY, COMPARE, NUMBERS, Number, Read, Size
+from magjit.refgraph.numbers import may_change
 from magjit.refgraph.recorder import Handler, StateRecorder
-from magjit.refgraph.stack import running_frame
-
-Post = Callable[[tuple[Any, ...]], None]
+from magjit.refgraph.stack import Post, in_place_of, running_frame
 
 _DIVISIONS = frozenset({"/", "//", "%"})
 _UNARY: dict[str, Callable[..., Any]] = {
@@ -40,6 +50,8 @@ _UNARY: dict[str, Callable[..., Any]] = {
 }
 _COMPUTING: tuple[Any, ...] = (float, int, abs, operator.index, min, max)
 """Functions whose result is a number again, if their arguments are."""
+_OF_SIZES: tuple[Any, ...] = (math.sqrt, math.ceil, math.floor, int)
+"""Functions whose result is a number for every size."""
 _TYPE_ONLY: tuple[Any, ...] = (isinstance, type)
 """Functions that ask for the type, which the guard compares."""
 
@@ -62,104 +74,12 @@ def read_counter(rec: StateRecorder, obj: Any, name: str, read: Callable[..., No
         found = node.first.refs.get(relation) if node is not None else None
         if node is None or type(found) is not Leaf or found.value is not value:
             return None
-        return _in_place_of(rec, rec.numbers.read(node, relation, value), value)
+        return in_place_of(rec, rec.numbers.read(node, relation, value), value)
     number = rec.numbers.known_read(node, relation)
     if number is None or relation in node.written or not number.live:
         read(rec, obj, name)
         return None
-    return _in_place_of(rec, number, value)
-
-
-def _in_place_of(rec: StateRecorder, number: Number, value: Any) -> Post:
-    """After the instruction: the number's own object on the stack, where the value is now."""
-    code = rec.state.code if rec.state is not None else None
-
-    def replace(top: tuple[Any, ...]) -> None:
-        if len(top) == 1 and type(top[0]) is type(value) and top[0] == value:
-            _put_on_stack(rec, code, number)
-        else:
-            rec.numbers.pin([number])
-
-    return replace
-
-
-def _put_on_stack(rec: StateRecorder, code: Any, number: Number) -> None:
-    """The number's own object in place of what is on top of the stack."""
-    frame = running_frame(code)
-    if frame is None:
-        rec.numbers.pin([number])
-    else:
-        _C.replace_stack(frame, 0, number.obj)
-
-
-_DRAWS: dict[type, frozenset[str]] = {
-    random.Random: frozenset({"random", "getrandbits"}),
-    np.random.RandomState: frozenset(
-        {"beta", "binomial", "chisquare", "choice", "dirichlet", "exponential", "f", "gamma"}
-        | {"geometric", "gumbel", "hypergeometric", "laplace", "logistic", "lognormal"}
-        | {"logseries", "multinomial", "multivariate_normal", "negative_binomial"}
-        | {"noncentral_chisquare", "noncentral_f", "normal", "pareto", "permutation", "poisson"}
-        | {"power", "rand", "randint", "randn", "random", "random_integers", "random_sample"}
-        | {"rayleigh", "standard_cauchy", "standard_exponential", "standard_gamma"}
-        | {"standard_normal", "standard_t", "triangular", "tomaxint", "uniform", "vonmises"}
-        | {"wald", "weibull", "zipf"}
-    ),
-}
-"""Methods of generators that only draw."""
-
-
-def draw(
-    rec: StateRecorder,
-    rule: Rule,
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    read: Callable[[Any], None],
-) -> Post | None:
-    """A method of a generator of random numbers; ``read`` is for its arguments."""
-    generator = getattr(func, "__self__", None)
-    if generator is None and args:  # a method that is bound by the call
-        generator, *rest = args
-        args = tuple(rest)
-    reason = f"calls {rule.name}: {rule.reason or rule.kind.value}"
-    known = any(generator is known for known in GLOBAL_GENERATORS)
-    if (
-        not known
-        or func.__name__ not in _DRAWS[type(generator)]
-        or rec.called_back
-        or rec.checkpoint is not None
-    ):
-        rec.split(reason)
-        return None
-    for value in (*args, *kwargs.values()):
-        read(value)
-    try:
-        constants = tuple(map(_constant, args)), {k: _constant(v) for k, v in kwargs.items()}
-    except TypeError:
-        rec.split(reason)
-        return None
-    rec.numbers.pin(rec.numbers.among((*args, *kwargs.values())))
-    rec.changes += 1
-    location, frame_code = rec.location(), rec.state.code if rec.state is not None else None
-
-    def note(top: tuple[Any, ...]) -> None:
-        drawn = Drawn(getattr(generator, func.__name__), *constants, top[-1], reason, location)
-        number = rec.numbers.draw(drawn)
-        if number is not None:
-            _put_on_stack(rec, frame_code, number)
-
-    return note
-
-
-def _constant(value: Any) -> Any:
-    """A copy of an argument; raises TypeError where it is not made of constants."""
-    if is_atom(value):
-        return value
-    if type(value) in (list, tuple):
-        return type(value)(map(_constant, value))
-    if type(value) is np.ndarray and value.dtype.kind in "biufc":
-        return value.copy()
-    raise TypeError
+    return in_place_of(rec, number, value)
 
 
 # -- instructions -------------------------------------------------------------------------------
@@ -205,10 +125,27 @@ def _read(
             return _compute(rec, _UNARY[instr.opname], inputs)
     if instr.opname == "UNPACK_SEQUENCE":
         return handler(rec, state, offset, inputs)
+    if instr.opname in ("GET_ITER", "UNPACK_EX") and type(inputs[0]) in (*SEQUENCES, *ITERATORS):
+        return moves_items(rec, handler, state, offset, inputs)
+    if instr.opname in _FILLING and is_container(inputs[0]):
+        return fills(rec, handler, state, offset, inputs)
+    looks_up = instr.opname == "CONTAINS_OP" and type(inputs[1]) is dict
+    if (looks_up and rec.numbers.find(inputs[0]) is None) or _is_test(instr, inputs):
+        return handler(rec, state, offset, inputs)
+    if instr.opname == "COMPARE_OP" and instr.argval in ("==", "!="):
+        if compares_items(rec, inputs):
+            return handler(rec, state, offset, inputs)
     return _pins(rec, handler, state, offset, inputs)
 
 
 _TESTS = frozenset({"UNARY_NOT", "TO_BOOL"})
+_FILLING = frozenset({"LIST_EXTEND", "DICT_MERGE", "DICT_UPDATE"})
+
+
+def _is_test(instr: Any, inputs: tuple[Any, ...]) -> bool:
+    """Whether an instruction only asks whether a container is empty."""
+    jumps = instr.opname.startswith(("POP_JUMP", "JUMP_IF"))
+    return is_container(inputs[0]) and (jumps or instr.opname in _TESTS)
 
 
 def _arithmetic(
@@ -218,6 +155,10 @@ def _arithmetic(
     func = BINARY.get(symbol)
     if func is not None and _goes_into_graph(rec, inputs):
         return handler(rec, state, offset, inputs)
+    if symbol == "**" and type(inputs[1]) is int and not rec.numbers.find(inputs[1]):
+        func = operator.pow if type(inputs[0]) is int and inputs[1] >= 0 else None
+    if symbol == "+" and all(map(is_sequence, inputs)):
+        return moves_items(rec, handler, state, offset, inputs)
     if func is None or not all(type(value) in NUMBERS for value in inputs):
         return _pins(rec, handler, state, offset, inputs)
     if symbol in _DIVISIONS:
@@ -230,13 +171,13 @@ def _goes_into_graph(rec: StateRecorder, inputs: tuple[Any, ...]) -> bool:
 
     A random number is drawn when the graph has run already.
     """
-    numbers = rec.numbers
-    if not numbers.into_graph or rec.checkpoint is not None or rec.function_calls:
+    if rec.checkpoint is not None or rec.function_calls:
         return False
     if not any(type(value) in (torch.Tensor, torch.nn.Parameter) for value in inputs):
         return False
-    sources = [source for number in numbers.among(inputs) for source in number.sources]
-    return all(isinstance(source, Read) for source in sources)
+    taken: tuple[type, ...] = (Read, Size) if rec.numbers.into_graph else (Size,)
+    sources = [source for number in rec.numbers.among(inputs) for source in number.sources]
+    return all(isinstance(source, taken) for source in sources)
 
 
 def _compute(rec: StateRecorder, func: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
@@ -245,7 +186,7 @@ def _compute(rec: StateRecorder, func: Callable[..., Any], operands: tuple[Any, 
     if number is None:
         rec.numbers.pin(rec.numbers.among(operands))
         return None
-    return _in_place_of(rec, number, number.obj)
+    return in_place_of(rec, number, number.obj)
 
 
 def _stores(
@@ -253,21 +194,29 @@ def _stores(
 ) -> Any:
     """An outside place, where the program finds it again by an instruction, or opens it."""
     kept = _keeps_attribute(rec, inputs[1], state.info.instrs[offset].argval)
+    if kept and rec.graph.node_of(inputs[1]) is None:
+        filled = instance_dict(inputs[1])
+        return then_note(rec, filled, handler(rec, state, offset, inputs), inputs)
     rec.numbers.pin(rec.numbers.among(inputs[1:] if kept else inputs))
     return handler(rec, state, offset, inputs)
 
 
 def _keeps_attribute(rec: StateRecorder, obj: Any, name: Any) -> bool:
-    """Whether an attribute of an outside object gives back the very object that is stored."""
+    """Whether an attribute gives back the very object that is stored."""
     cls = type(obj)
     setter = class_lookup(cls, "__setattr__")
-    if rec.graph.node_of(obj) is None or not isinstance(name, str):
+    if not isinstance(name, str):
+        return False
+    outside = rec.graph.node_of(obj) is not None
+    if not outside and (setter is not object.__setattr__ or isinstance(obj, type)):
         return False
     if setter is not object.__setattr__ and not isinstance(setter, types.FunctionType):
         return False
     found = class_lookup(cls, name)
     if found is ABSENT or not is_data_descriptor(found):
         return type(instance_dict(obj)) is dict
+    if not outside:
+        return False
     if isinstance(found, types.MemberDescriptorType):
         return bool(found.__objclass__.__flags__ & HEAP_TYPE)
     return isinstance(class_lookup(type(found), "__set__"), types.FunctionType) or (
@@ -312,11 +261,15 @@ def _call(
     func, receiver, *args = inputs
     if receiver is not _C.NULL:
         args = [receiver, *args]
+    known = call(rec, handler, state, offset, inputs, func, args)
+    if known is not NotImplemented:
+        return known
     named = bool(state.info.instrs[offset].kwnames)
     if isinstance(func, types.BuiltinFunctionType | type) and not named:
         if _is_one_of(func, _TYPE_ONLY) or func.__name__ == "__instancecheck__":
             return handler(rec, state, offset, inputs)
-        if _is_one_of(func, _COMPUTING) and _is_computed(func, args):
+        sizes = _is_one_of(func, _OF_SIZES) and rec.numbers.all_sizes(rec.numbers.among(args))
+        if sizes or (_is_one_of(func, _COMPUTING) and _is_computed(func, args)):
             handler(rec, state, offset, inputs)
             return _compute(rec, func, tuple(args))
     numbers = rec.numbers.among(inputs)
@@ -324,6 +277,13 @@ def _call(
     verdict = handler(rec, state, offset, inputs)
     if verdict is None and _is_setattr(rec, func, args):
         return None
+    return _unless_followed(rec, state, func, verdict, numbers)
+
+
+def _unless_followed(
+    rec: StateRecorder, state: FrameState, func: Any, verdict: Any, numbers: list[Number]
+) -> Any:
+    """Constants of the numbers that a call gets, if it does not enter a followed frame."""
     if verdict is not None or not _has_code(func):
         rec.numbers.pin(numbers)
         return verdict
@@ -333,6 +293,23 @@ def _call(
             rec.numbers.pin(numbers)
 
     return pin_if_not_followed
+
+
+def _call_ex(
+    rec: StateRecorder, handler: Handler, state: FrameState, offset: int, inputs: tuple[Any, ...]
+) -> Any:
+    func, args, *rest = inputs
+    numbers = rec.numbers.among(inputs)
+    named = bool(rest) and rest[0] is not _C.NULL and bool(rest[0])
+    if type(args) is tuple and not named:
+        known = call(rec, handler, state, offset, inputs, func, list(args))
+        if known is not NotImplemented:
+            return known
+    state.entered = False
+    verdict = handler(rec, state, offset, inputs)
+    if isinstance(func, types.MethodType):
+        func = func.__func__
+    return _unless_followed(rec, state, func, verdict, numbers)
 
 
 def _is_one_of(func: Any, known: tuple[Any, ...]) -> bool:
@@ -350,7 +327,9 @@ def _has_code(func: Any) -> bool:
     if isinstance(func, types.FunctionType):
         return True
     if isinstance(func, type):
-        return False
+        known = class_lookup(func, "__new__"), class_lookup(type(func), "__call__")
+        made = known == (vars(object)["__new__"], vars(type)["__call__"])
+        return made and isinstance(class_lookup(func, "__init__"), types.FunctionType)
     return isinstance(class_lookup(type(func), "__call__"), types.FunctionType)
 
 
@@ -370,6 +349,10 @@ def _holds(
     opname = state.info.instrs[offset].opname
     if opname == "BUILD_MAP":
         rec.numbers.pin(rec.numbers.among(inputs[::2]))
+    if opname == "LIST_APPEND":
+        return fills(rec, handler, state, offset, inputs)
+    if opname == "BUILD_SLICE" and rec.numbers.all_sizes(numbers):
+        return None
     if opname not in _HOLDERS or len(inputs) > _MOST_HELD:
         rec.numbers.pin(numbers)
         return None
@@ -395,11 +378,42 @@ def _takes_apart(
 ) -> Any:
     """An item of a tuple or a list that holds numbers; or of a tensor, by a number."""
     if isinstance(inputs[0], torch.Tensor) and _goes_into_graph(rec, inputs):
+        numbers = rec.numbers.among(inputs)
+        if rec.numbers.all_sizes(numbers):
+            verdict = handler(rec, state, offset, inputs)
+            return then_pin(rec, torch.Tensor.__getitem__, verdict, numbers)
         if type(inputs[1]) in (int, list, tuple):
             return handler(rec, state, offset, inputs)
+    if is_sequence(inputs[0]) and type(inputs[1]) is slice and not rec.numbers.among(inputs[1:]):
+        return moves_items(rec, handler, state, offset, inputs)
     whole = type(inputs[1]) not in (int, str)
     rec.numbers.pin(rec.numbers.among(inputs if whole else inputs[1:]))
     return handler(rec, state, offset, inputs)
+
+
+def _stores_item(
+    rec: StateRecorder, handler: Handler, state: FrameState, offset: int, inputs: tuple[Any, ...]
+) -> Any:
+    """An item of a tensor, by a number; or of a list or dict of the run."""
+    numbers = rec.numbers.among(inputs)
+    if isinstance(inputs[1], torch.Tensor) and _goes_into_graph(rec, inputs[1:]):
+        if rec.numbers.all_sizes(numbers):
+            verdict = handler(rec, state, offset, inputs)
+            return then_pin(rec, torch.Tensor.__setitem__, verdict, numbers)
+    if type(inputs[1]) in (list, dict) and rec.numbers.find(inputs[2]) is None:
+        return then_note(rec, inputs[1], handler(rec, state, offset, inputs), inputs)
+    return _pins(rec, handler, state, offset, inputs)
+
+
+def _of_a_sequence(
+    rec: StateRecorder, handler: Handler, state: FrameState, offset: int, inputs: tuple[Any, ...]
+) -> Any:
+    """A method of a holder, which its call will judge; or an iterator's next item."""
+    if type(inputs[0]) in ITERATORS:
+        return moves_items(rec, handler, state, offset, inputs)
+    if is_container(inputs[0]):
+        return handler(rec, state, offset, inputs)
+    return _pins(rec, handler, state, offset, inputs)
 
 
 _USES: dict[EventKind, Callable[..., Any]] = {
@@ -410,6 +424,10 @@ _USES: dict[EventKind, Callable[..., Any]] = {
     EventKind.STORE_DEREF: _keeps,
     EventKind.IS_OP: _identity,
     EventKind.CALL: _call,
+    EventKind.CALL_EX: _call_ex,
+    EventKind.STORE_SUBSCR: _stores_item,
+    EventKind.LOAD_ATTR: _of_a_sequence,
+    EventKind.FOR_ITER: _of_a_sequence,
     EventKind.HOLD: _holds,
     EventKind.LOAD_SUBSCR: _takes_apart,
 }
@@ -420,12 +438,17 @@ _USES: dict[EventKind, Callable[..., Any]] = {
 
 def entered(rec: StateRecorder, code: types.CodeType, followed: bool, values: list[Any]) -> None:
     """A frame is entered: what is not followed, and what is packed up, may be used unseen."""
-    args, kwargs = arguments(code, values)
-    if followed and rec.state is not None:
-        rec.state.entered = True
-    named = code.co_argcount + code.co_kwonlyargcount
-    used = [*args[named:], *kwargs.values()] if followed else [*args, *kwargs.values()]
-    rec.numbers.pin(rec.numbers.among(used))
+    if followed:
+        if rec.state is not None:
+            rec.state.entered = True
+        named = code.co_argcount + code.co_kwonlyargcount
+        many = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+        for holder in values[named : named + many.bit_count()]:
+            packed(rec, holder)
+        return
+    if getattr(rec.numbers.offered, "__code__", None) is not code:
+        args, kwargs = arguments(code, values)
+        rec.numbers.pin(rec.numbers.among((*args, *kwargs.values())))
 
 
 def returned(rec: StateRecorder, state: FrameState, result: Any) -> None:

@@ -1,10 +1,5 @@
 """Numbers that change from call to call, without a new capture for each (MagPy §6.2.1).
 
-    Number  ::= Source | func (Number | constant)*          an object that the run computes with
-    Source  ::= Read node key                               a counter on an object
-              | Drawn generator method arguments            a random number
-    Outcome ::= Number true?                                what the program decided by a number
-
 A number is told apart from equal ones by identity: the recorder puts an object of its own in its
 place on the program's stack, and the tracer reports every instruction that uses it. What computes,
 compares or stores it is understood. All else *pins* the sources that it comes from, which makes
@@ -16,135 +11,49 @@ from __future__ import annotations
 
 import copy
 import functools
-import operator
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from types import FunctionType
+from typing import Any, Protocol
 
 from magjit import _C
 from magjit.bytecode import stored_attributes
-from magjit.errors import Location
 from magjit.refgraph import relations as r
 from magjit.refgraph.generators import (
     GLOBAL_GENERATORS,
     copy_with,
     repeated,
-    same_draw,
     same_state,
     state_of,
 )
-from magjit.refgraph.nodes import Leaf, Lifted, ShadowNode
+from magjit.refgraph.nodes import Lifted, ShadowNode
+from magjit.refgraph.number_values import (
+    NUMBERS,
+    Drawn,
+    Number,
+    NumberGuard,
+    NumberInputs,
+    Read,
+    Reads,
+    Size,
+    Source,
+)
 
-NUMBERS = (int, float)
-BINARY: dict[str, Callable[..., Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "&": operator.and_,
-    "|": operator.or_,
-    "^": operator.xor,
-}
-COMPARE: dict[str, Callable[..., Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-_SYMBOLS = {func: symbol for symbol, func in (BINARY | COMPARE).items()}
-_MOST = 200
+_MOST, _MOST_SIZES = 200, 2000
 """Numbers of one run; a program that makes more gets constants."""
 
 
-@dataclass(slots=True, eq=False)
-class Read:
-    """A number that an object's ``__dict__`` held before the run."""
+class Shapes(Protocol):
+    """What computes with symbols beside the program; see `magjit.symbolic_shapes`."""
 
-    node: ShadowNode | None
-    relation: r.Item
-    value: Any
-    pinned: bool = False
+    failure: str | None
 
-    @property
-    def key(self) -> Any:
-        return self.relation.key.key
+    def syms(self, operands: tuple[Any, ...]) -> list[Any] | None: ...
 
-    def pin(self) -> None:
-        """The guard compares the value from now on."""
-        if not self.pinned and self.node is not None:
-            self.pinned = True
-            self.node.first.refs[self.relation] = Leaf(self.value)
+    def computed(self, func: Callable[..., Any], operands: tuple[Any, ...]) -> Number | None: ...
 
-
-@dataclass(slots=True, eq=False)
-class Drawn:
-    """The result of one call of a generator's method; ``value`` is what it was in the run."""
-
-    func: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    value: Any
-    reason: str = ""
-    location: Location | None = None
-    pinned: bool = False
-
-    def pin(self) -> None:
-        """A replay has to draw the same value."""
-        self.pinned = True
-
-
-Source = Read | Drawn
-
-
-@dataclass(slots=True, eq=False)
-class Number:
-    """An int or a float of the run, and how it came about: from a source, or by a call."""
-
-    obj: Any
-    source: Source | None = None
-    func: Callable[..., Any] | None = None
-    args: tuple[Any, ...] = ()
-    sources: tuple[Source, ...] = ()
-    shared: Any = None
-
-    def __post_init__(self) -> None:
-        found = {} if self.source is None else {id(self.source): self.source}
-        for arg in self.args:
-            if isinstance(arg, Number):
-                found |= {id(source): source for source in arg.sources}
-        self.sources = tuple(found.values())
-
-    @property
-    def original(self) -> Any:
-        """The object that the program would have here without the recorder."""
-        if self.source is not None:
-            return self.source.value
-        if self.shared is None:
-            # an operation gives the object that the interpreter keeps of a small int
-            self.shared = self.obj + 0 if type(self.obj) is int else self.obj
-        return self.shared
-
-    @property
-    def live(self) -> bool:
-        """Whether it may differ at the next call."""
-        return not all(source.pinned for source in self.sources)
-
-    def evaluate(self, values: dict[int, Any]) -> Any:
-        """Its value, given those of the sources by identity."""
-        if self.source is not None:
-            return self.source.value if self.source.pinned else values[id(self.source)]
-        found = values.get(id(self), values)
-        if found is values:
-            assert self.func is not None
-            parts = [arg.evaluate(values) if isinstance(arg, Number) else arg for arg in self.args]
-            found = values[id(self)] = self.func(*parts)
-        return found
+    def decided(self, func: Callable[..., Any], operands: tuple[Any, ...]) -> bool: ...
 
 
 def _nothing(obj: Any) -> None:
@@ -160,8 +69,15 @@ class Numbers:
     draws: list[Drawn] = field(default_factory=list)
     outcomes: list[tuple[Number, bool]] = field(default_factory=list)
     on_pinned_draw: Callable[[Drawn], None] = _nothing
+    on_pinned_size: Callable[[Size], None] = _nothing
     into_graph: bool = False
     """Whether the backend takes numbers as inputs of the graph."""
+    shapes: Shapes | None = None
+    sizes: list[Size] = field(default_factory=list)
+    length: Number | None = None
+    """What ``len`` of a tensor is, while it is called."""
+    offered: Any = None
+    """The function that is being called with numbers and, if it is an operator, records them."""
     states: dict[Any, Any] = field(default_factory=dict)
     """The states of the generators before the run."""
     _by_identity: dict[int, Number] = field(default_factory=dict)
@@ -191,7 +107,7 @@ class Numbers:
     def _add(self, number: Number) -> Number:
         self._by_identity[id(number.obj)] = number
         self.watch(number.obj)
-        if len(self._by_identity) > _MOST:
+        if len(self._by_identity) > (_MOST if self.shapes is None else _MOST_SIZES):
             self.pin_all()
         return number
 
@@ -219,6 +135,15 @@ class Numbers:
             return None
         return self._add(Number(_C.fresh_number(drawn.value), drawn))
 
+    def size(self, source: Size) -> Number:
+        """The number that a size of a tensor is."""
+        self.sizes.append(source)
+        return self._add(Number(_C.fresh_number(source.value), source, sym=source.sym))
+
+    def sized(self, obj: Any, func: Callable[..., Any], args: tuple[Any, ...], sym: Any) -> Number:
+        """A number that is computed from sizes alone."""
+        return self._add(Number(obj, None, func, args, sym=sym))
+
     # -- what the program does with them ---------------------------------------------------------
 
     def computed(self, func: Callable[..., Any], operands: tuple[Any, ...]) -> Number | None:
@@ -229,6 +154,8 @@ class Numbers:
             return None
         if type(value) not in NUMBERS:
             return None
+        if self.shapes is not None and (known := self.shapes.computed(func, operands)) is not None:
+            return known
         number = self._add(Number(_C.fresh_number(value), None, func, self._parts(operands)))
         if type(value) is float and any(type(operand) is int for operand in operands):
             self.decided(_succeeds, (number.obj,))  # an int may be too large for a float
@@ -238,8 +165,39 @@ class Numbers:
         """A new tuple, list or dict holds numbers: whatever uses it uses them."""
         self._add(Number(holder, None, None, tuple(numbers)))
 
+    def note_held(self, holder: Any) -> None:
+        """An object of the run may hold numbers now."""
+        found = self.among(dict.values(holder) if isinstance(holder, dict) else holder)
+        if found:
+            self.held(holder, found)
+
+    def all_sizes(self, numbers: list[Number]) -> bool:
+        """Whether some numbers come from sizes alone."""
+        return all(isinstance(s, Size) for number in numbers for s in number.sources)
+
+    def plain(self, numbers: list[Number]) -> list[Number]:
+        """The ints and floats among numbers, and among what the holders among them hold."""
+        found = []
+        for number in numbers:
+            holds = number.obj is not None and type(number.obj) not in NUMBERS
+            found += self.plain(list(number.args)) if holds else [number]
+        return found
+
+    def for_graph(self, value: Any, *, in_region: bool) -> Number | None:
+        """The number that an operator's argument is, where a replay gives the graph its value."""
+        number = self.find(value)
+        if number is None or not number.live:
+            return None
+        drawn = any(isinstance(source, Drawn) for source in number.sources)
+        if not in_region and (number.sym is not None or (self.into_graph and not drawn)):
+            return number
+        self.pin([number])
+        return None
+
     def decided(self, func: Callable[..., Any], operands: tuple[Any, ...]) -> None:
         """The program goes on by what a test of numbers says."""
+        if self.shapes is not None and self.shapes.decided(func, operands):
+            return
         number = Number(None, None, func, self._parts(operands))
         if number.live:
             self.outcomes.append((number, bool(func(*operands))))
@@ -254,6 +212,8 @@ class Numbers:
             source.pin()
             if isinstance(source, Drawn):
                 self.on_pinned_draw(source)
+            elif isinstance(source, Size):
+                self.on_pinned_size(source)
 
     def pin(self, numbers: list[Number]) -> None:
         """Something uses these that has to be given the same at each call."""
@@ -264,6 +224,11 @@ class Numbers:
     def pin_all(self) -> None:
         """Something may use any of them."""
         self.pin(list(self._by_identity.values()))
+
+    def pin_sizes(self) -> None:
+        """Shapes are compared exactly."""
+        for source in self.sizes:
+            source.was_pinned = True
 
     def unseen_draws(self) -> bool:
         """Whether C code has drawn from a generator, too: the draws explain not its last state."""
@@ -292,7 +257,8 @@ class Numbers:
     def _reads_of(self, numbers: list[Number]) -> Reads:
         """What has to be read for some numbers."""
         needed = {id(source) for number in numbers for source in number.sources}
-        reads = [source for source in self.reads if id(source) in needed and not source.pinned]
+        known: list[Read | Size] = [*self.reads, *self.sizes]
+        reads = [source for source in known if id(source) in needed and not source.pinned]
         return Reads([source.node.node_id for source in reads if source.node is not None], reads)
 
     def guard(self) -> NumberGuard | None:
@@ -319,9 +285,14 @@ class Numbers:
     def release(self) -> None:
         """Let go of the user's objects; the guard goes on without them."""
         self.watch = _nothing
-        self.on_pinned_draw = _nothing
-        for source in self.reads:
-            source.node = None
+        self.on_pinned_draw = self.on_pinned_size = _nothing
+        for read in self.reads:
+            read.release()
+        for size in self.sizes:
+            size.release()
+        for number in self._by_identity.values():
+            number.sym = None
+        self.shapes = None
         self._by_identity = {}
         self._reads = {}
 
@@ -329,95 +300,6 @@ class Numbers:
 def _succeeds(value: Any) -> bool:
     """To have computed a number is all that counts."""
     return True
-
-
-# -- what a record keeps of them ----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reads:
-    """Counters, and the nodes of the namespaces that they are in, in order."""
-
-    nodes: list[int]
-    reads: list[Read]
-
-    def values(self, namespaces: tuple[dict[Any, Any], ...]) -> dict[int, Any]:
-        """What they hold now, by the identity of the source."""
-        pairs = zip(self.reads, namespaces, strict=True)
-        return {id(source): dict.__getitem__(names, source.key) for source, names in pairs}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NumberGuard:
-    """Whether the numbers of a call lead to the same decisions.
-
-    Called with the namespaces of the reads. Random numbers are drawn from a copy of their
-    generator.
-    """
-
-    reads: Reads
-    draws: list[Drawn]
-    outcomes: list[tuple[Number, bool]]
-
-    def __call__(self, *namespaces: dict[Any, Any]) -> bool:
-        values = self.reads.values(namespaces)
-        copies: dict[int, Any] = {}
-        try:
-            for drawn in self.draws:
-                value = repeated(drawn.func, drawn.args, drawn.kwargs, copies)
-                if drawn.pinned and not same_draw(drawn.value, value):
-                    return False
-                values[id(drawn)] = value
-            return all(
-                bool(number.evaluate(values)) is expected for number, expected in self.outcomes
-            )
-        except Exception:  # what raises now did not in the run
-            return False
-
-    def __str__(self) -> str:
-        fixed = [f"{_text(drawn)} == {drawn.value!r:.40}" for drawn in self.draws if drawn.pinned]
-        tests = [f"{_text(number)} is {expected}" for number, expected in self.outcomes]
-        return ", ".join(dict.fromkeys(fixed + tests))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NumberInputs:
-    """Numbers for a graph; called with the namespaces of the reads."""
-
-    reads: Reads
-    numbers: list[Number]
-
-    def __call__(self, namespaces: tuple[dict[Any, Any], ...]) -> list[Any]:
-        values = self.reads.values(namespaces)
-        return [number.evaluate(values) for number in self.numbers]
-
-
-def binary_symbol(func: Any) -> str | None:
-    """The operator that a function is, such as ``+``."""
-    return _SYMBOLS.get(func) if isinstance(func, BuiltinFunctionType) else None
-
-
-def _text(part: Any, depth: int = 0) -> str:
-    """A number as a reader would write it."""
-    match part:
-        case Number(source=Read() | Drawn() as source):
-            return _text(source)
-        case Number() if depth == _DEEPEST_TEXT:
-            return "..."
-        case Number(func=func, args=args):
-            shown = [_text(arg, depth + 1) for arg in args]
-            symbol = binary_symbol(func)
-            if symbol is not None:
-                return f"({shown[0]} {symbol} {shown[1]})"
-            return f"{getattr(func, '__name__', '')}({', '.join(shown)})"
-        case Read():
-            return str(part.key)
-        case Drawn(func=func):
-            return f"{func.__name__}()"
-    return repr(part)
-
-
-_DEEPEST_TEXT = 5
 
 
 # -- which attributes are counters --------------------------------------------------------------

@@ -38,7 +38,8 @@ from magjit.refgraph.kinds import (
     name_in_class,
 )
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, RefGraph, ShadowNode, Target
-from magjit.refgraph.numbers import Number, Numbers
+from magjit.refgraph.number_values import Number
+from magjit.refgraph.numbers import Numbers
 from magjit.refgraph.tensors import TensorNotes
 
 _NUMPY_DISPATCHER: type = type(np.copyto)
@@ -168,8 +169,8 @@ class StateRecorder(TensorNotes):
 
     def live_number(self, value: Any) -> Number | None:
         """The number of the run that an argument is, where a replay computes it anew."""
-        number = self.numbers.find(value)
-        return number if number is not None and number.live else None
+        in_region = self.checkpoint is not None or bool(self.function_calls)
+        return self.numbers.for_graph(value, in_region=in_region)
 
     # -- nodes -----------------------------------------------------------------------------------
 

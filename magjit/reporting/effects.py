@@ -21,7 +21,7 @@ from magjit.mocks.ir import (
     Step,
     render,
 )
-from magjit.refgraph.numbers import binary_symbol
+from magjit.refgraph.number_values import binary_symbol
 from magjit.refgraph.relations import Item
 from magjit.reporting.names import short
 from magjit.reporting.places import Places

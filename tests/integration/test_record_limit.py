@@ -61,7 +61,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_failing_guard_is_named(kind: str) -> None:
     model = Net()
-    compiled = magjit.compile(model, backend="eager")
+    compiled = magjit.compile(model, backend="eager", dynamic=False)
     vary, name = KINDS[kind]
     with magjit.config.override(record_limit=2), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

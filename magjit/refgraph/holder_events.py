@@ -1,0 +1,188 @@
+"""Tuples, lists and iterators of the run that hold numbers, and calls that get numbers.
+
+A container that holds a number is watched like the number itself, so that whatever looks into it is
+seen. What only moves its items, such as a slice, a sum or an unpacking, makes the next holder.
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from magjit import _C
+from magjit.annotations import Kind
+from magjit.refgraph.frames import FrameState
+from magjit.refgraph.kinds import is_atom
+from magjit.refgraph.number_values import Number
+from magjit.refgraph.recorder import Handler, StateRecorder
+from magjit.refgraph.stack import running_frame
+
+Post = Callable[[tuple[Any, ...]], None]
+SEQUENCES = (tuple, list, torch.Size)
+ITERATORS: tuple[Any, ...] = (
+    *(type(iter(())), type(iter([])), type({}.items()), type({}.values())),
+    *(type(iter({}.items())), type(iter({}.values()))),
+)
+"""Exact types, like the others: what gives the items of sequences and dicts."""
+
+
+def is_sequence(value: Any) -> bool:
+    """Whether an object is a plain tuple, list or size."""
+    return type(value) in SEQUENCES
+
+
+def is_container(value: Any) -> bool:
+    """Whether an object is a plain sequence or dict."""
+    return type(value) in SEQUENCES or type(value) is dict
+
+
+def moves_items(
+    rec: StateRecorder,
+    handler: Handler,
+    state: FrameState,
+    offset: int,
+    inputs: tuple[Any, ...],
+) -> Any:
+    """An instruction whose result holds items of its inputs, and does nothing else with them."""
+    numbers = rec.numbers.among(inputs)
+    verdict = handler(rec, state, offset, inputs)
+    if verdict is not None:
+        rec.numbers.pin(numbers)
+        return verdict
+
+    def note(top: tuple[Any, ...]) -> None:
+        for value in top:
+            if type(value) in ITERATORS:
+                rec.numbers.held(value, numbers)
+            elif is_container(value):
+                rec.numbers.note_held(value)
+
+    return note
+
+
+def fills(
+    rec: StateRecorder,
+    handler: Handler,
+    state: FrameState,
+    offset: int,
+    inputs: tuple[Any, ...],
+) -> Any:
+    """LIST_APPEND, DICT_MERGE and the like: the container lies below what goes into it."""
+    frame = running_frame(state.code)
+    if frame is None:
+        rec.numbers.pin(rec.numbers.among(inputs))
+        return handler(rec, state, offset, inputs)
+    filled = _C.stack(frame)[-len(inputs) - state.info.instrs[offset].arg]
+    return then_note(rec, filled, handler(rec, state, offset, inputs), inputs)
+
+
+def then_note(rec: StateRecorder, filled: Any, verdict: Any, inputs: tuple[Any, ...]) -> Any:
+    """After the instruction a list or dict of the run holds what went into it."""
+    own = type(filled) in (list, dict) and rec.graph.node_of(filled) is None
+    if verdict is not None or not own:
+        rec.numbers.pin(rec.numbers.among(inputs))
+        return verdict
+    return lambda top: rec.numbers.note_held(filled)
+
+
+def compares_items(rec: StateRecorder, inputs: tuple[Any, ...]) -> bool:
+    """``==`` of two sequences, item by item as far as the first difference; False: not plain."""
+    left, right = inputs
+    if not is_sequence(left) or not is_sequence(right):
+        return False
+    if not all(is_atom(item) for item in (*left, *right)):
+        return False
+    for pair in zip(left, right, strict=False) if len(left) == len(right) else ():
+        if rec.numbers.among(pair):
+            rec.numbers.decided(operator.eq, pair)
+        if pair[0] != pair[1]:
+            break
+    return True
+
+
+# -- calls --------------------------------------------------------------------------------------
+
+_MOVING: tuple[Any, ...] = (tuple, list, torch.Size)
+_FILLING = frozenset({"append", "extend", "insert"})
+_OF_DICTS = frozenset({"get", "pop", "items", "values", "keys", "copy"})
+
+
+def call(
+    rec: StateRecorder,
+    handler: Handler,
+    state: FrameState,
+    offset: int,
+    inputs: tuple[Any, ...],
+    func: Any,
+    args: list[Any],
+) -> Any:
+    """A call of a function that is known to move numbers or to be an operator.
+
+    Returns:
+        The verdict, or NotImplemented for any other function.
+    """
+    if func is len and len(args) == 1 and is_container(args[0]):
+        return handler(rec, state, offset, inputs)
+    if any(func is known for known in _MOVING) and len(args) == 1 and is_sequence(args[0]):
+        return moves_items(rec, handler, state, offset, inputs)
+    name = getattr(func, "__name__", "")
+    owner = _owner(func, args)
+    if type(owner) is list and name in _FILLING:
+        return then_note(rec, owner, handler(rec, state, offset, inputs), inputs)
+    if type(owner) is dict and not any(map(rec.numbers.find, args[1:])):
+        if name in _OF_DICTS:
+            return moves_items(rec, handler, state, offset, inputs)
+    numbers = rec.numbers.among(inputs)
+    if not rec.numbers.all_sizes(numbers) or rec.numbers.shapes is None:
+        return NotImplemented
+    if not _is_operator(rec, func, args):
+        return NotImplemented
+    rec.numbers.offered = func
+    return then_pin(rec, func, handler(rec, state, offset, inputs), numbers)
+
+
+def then_pin(rec: StateRecorder, func: Any, verdict: Any, numbers: list[Number]) -> Any:
+    """After the call: constants of those numbers that no operator of this name has recorded."""
+    rec.operators.taken = (None, set())
+    opaque = verdict is _C.OPAQUE
+    if verdict is not None and not opaque:
+        rec.numbers.pin(numbers)
+        return verdict
+    name = getattr(func, "__name__", None)
+
+    def pin(top: tuple[Any, ...]) -> None:
+        recorded, taken = rec.operators.taken
+        same = name is not None and getattr(recorded, "__name__", None) == name
+        left = [n for n in rec.numbers.plain(numbers) if not same or id(n) not in taken]
+        rec.numbers.pin(left)
+
+    return (_C.OPAQUE, pin) if opaque else pin
+
+
+def _owner(func: Any, args: list[Any]) -> Any:
+    """The list or dict whose method a function is."""
+    if isinstance(func, types.MethodDescriptorType) and func.__objclass__ in (list, dict) and args:
+        return args[0] if type(args[0]) is func.__objclass__ else None
+    return func.__self__ if isinstance(func, types.BuiltinFunctionType) else None
+
+
+def _is_operator(rec: StateRecorder, func: Any, args: list[Any]) -> bool:
+    """Whether the mode sees a call as a whole, with its arguments as they are."""
+    if isinstance(func, types.FunctionType):
+        return rec.is_opaque(func.__code__, func.__module__ or "")
+    if not isinstance(func, types.BuiltinFunctionType | types.MethodDescriptorType):
+        return False
+    rule = rec.database.lookup(func, args[0] if args else None)
+    return rule is not None and rule.kind is Kind.OP
+
+
+def packed(rec: StateRecorder, holder: Any) -> None:
+    """A new tuple or dict of the arguments of a followed function."""
+    if type(holder) in (tuple, dict):
+        rec.numbers.note_held(holder)
+    else:
+        rec.numbers.pin(rec.numbers.among((holder,)))

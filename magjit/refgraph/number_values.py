@@ -1,0 +1,270 @@
+"""Numbers of a run that may change, as data, and what a record keeps of them.
+
+Number  ::= Source | func (Number | constant)*          an object that the run computes with
+Source  ::= Read node key                               a counter on an object
+| Drawn generator method arguments            a random number
+| Size node dim                               a size of a tensor
+Outcome ::= Number true?                                what the program decided by a number
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import BuiltinFunctionType
+from typing import Any
+
+import torch
+
+from magjit.errors import Location
+from magjit.refgraph import relations as r
+from magjit.refgraph.generators import repeated, same_draw
+from magjit.refgraph.nodes import Leaf, ShadowNode
+
+NUMBERS = (int, float)
+BINARY: dict[str, Callable[..., Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+}
+COMPARE: dict[str, Callable[..., Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_SYMBOLS = {func: symbol for symbol, func in (BINARY | COMPARE).items()}
+
+
+@dataclass(slots=True, eq=False)
+class Read:
+    """A number that an object's ``__dict__`` held before the run."""
+
+    node: ShadowNode | None
+    relation: r.Item
+    value: Any
+    pinned: bool = False
+
+    @property
+    def key(self) -> Any:
+        return self.relation.key.key
+
+    def found_in(self, namespace: dict[Any, Any]) -> Any:
+        """What it is now."""
+        return dict.__getitem__(namespace, self.key)
+
+    def release(self) -> None:
+        """Let go of the run."""
+        self.node = None
+
+    def pin(self) -> None:
+        """The guard compares the value from now on."""
+        if not self.pinned and self.node is not None:
+            self.pinned = True
+            self.node.first.refs[self.relation] = Leaf(self.value)
+
+
+@dataclass(slots=True, eq=False)
+class Drawn:
+    """The result of one call of a generator's method; ``value`` is what it was in the run."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    value: Any
+    reason: str = ""
+    location: Location | None = None
+    pinned: bool = False
+
+    def pin(self) -> None:
+        """A replay has to draw the same value."""
+        self.pinned = True
+
+
+class Size:
+    """A size of a tensor from outside; ``sym`` is its symbol in the run's shape environment.
+
+    Which values it may have, the guards of that environment say.
+    """
+
+    __slots__ = ("dim", "node", "position", "sym", "value", "was_pinned")
+
+    def __init__(self, node: ShadowNode, position: int, dim: int, value: int, sym: Any) -> None:
+        self.node: ShadowNode | None = node
+        self.position = position
+        self.dim = dim
+        self.value = value
+        self.sym = sym
+        self.was_pinned = False
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it is a constant after all."""
+        return self.was_pinned or self.sym is None or bool(self.sym.node.expr.is_number)
+
+    def pin(self) -> None:
+        """The shape environment asks for the value."""
+        if not self.was_pinned:
+            self.was_pinned = True
+            int(self.sym)
+
+    def found_in(self, tensor: torch.Tensor) -> int:
+        """What it is now."""
+        return int(tensor.size(self.dim))
+
+    def release(self) -> None:
+        """Let go of the run; it is what it is."""
+        self.was_pinned = self.pinned
+        self.node = self.sym = None
+
+
+Source = Read | Drawn | Size
+
+
+@dataclass(slots=True, eq=False)
+class Number:
+    """An int or a float of the run, and how it came about: from a source, or by a call.
+
+    ``sym`` is what it is in the shape environment of the run, where it comes from sizes alone.
+    """
+
+    obj: Any
+    source: Source | None = None
+    func: Callable[..., Any] | None = None
+    args: tuple[Any, ...] = ()
+    sources: tuple[Source, ...] = ()
+    shared: Any = None
+    sym: Any = None
+
+    def __post_init__(self) -> None:
+        found = {} if self.source is None else {id(self.source): self.source}
+        for arg in self.args:
+            if isinstance(arg, Number):
+                found |= {id(source): source for source in arg.sources}
+        self.sources = tuple(found.values())
+
+    @property
+    def original(self) -> Any:
+        """The object that the program would have here without the recorder."""
+        if self.source is not None:
+            return self.source.value
+        if self.shared is None:
+            # an operation gives the object that the interpreter keeps of a small int
+            self.shared = self.obj + 0 if type(self.obj) is int else self.obj
+        return self.shared
+
+    @property
+    def live(self) -> bool:
+        """Whether it may differ at the next call."""
+        return not all(source.pinned for source in self.sources)
+
+    def evaluate(self, values: dict[int, Any]) -> Any:
+        """Its value, given those of the sources by identity."""
+        if self.source is not None:
+            return self.source.value if self.source.pinned else values[id(self.source)]
+        found = values.get(id(self), values)
+        if found is values:
+            assert self.func is not None
+            parts = [arg.evaluate(values) if isinstance(arg, Number) else arg for arg in self.args]
+            found = values[id(self)] = self.func(*parts)
+        return found
+
+
+# -- what a record keeps of them ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reads:
+    """Counters and sizes, and the nodes of the objects that they are in, in order."""
+
+    nodes: list[int]
+    reads: list[Read | Size]
+
+    def values(self, holders: tuple[Any, ...]) -> dict[int, Any]:
+        """What they are now, by the identity of the source."""
+        pairs = zip(self.reads, holders, strict=True)
+        return {id(source): source.found_in(holder) for source, holder in pairs}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberGuard:
+    """Whether the numbers of a call lead to the same decisions.
+
+    Called with the objects of the reads. Random numbers are drawn from a copy of their
+    generator.
+    """
+
+    reads: Reads
+    draws: list[Drawn]
+    outcomes: list[tuple[Number, bool]]
+
+    def __call__(self, *holders: Any) -> bool:
+        values = self.reads.values(holders)
+        copies: dict[int, Any] = {}
+        try:
+            for drawn in self.draws:
+                value = repeated(drawn.func, drawn.args, drawn.kwargs, copies)
+                if drawn.pinned and not same_draw(drawn.value, value):
+                    return False
+                values[id(drawn)] = value
+            return all(
+                bool(number.evaluate(values)) is expected for number, expected in self.outcomes
+            )
+        except Exception:  # what raises now did not in the run
+            return False
+
+    def __str__(self) -> str:
+        fixed = [f"{_text(drawn)} == {drawn.value!r:.40}" for drawn in self.draws if drawn.pinned]
+        tests = [f"{_text(number)} is {expected}" for number, expected in self.outcomes]
+        return ", ".join(dict.fromkeys(fixed + tests))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberInputs:
+    """Numbers for a graph; called with the objects of the reads."""
+
+    reads: Reads
+    numbers: list[Number]
+
+    def __call__(self, holders: tuple[Any, ...]) -> list[Any]:
+        values = self.reads.values(holders)
+        return [number.evaluate(values) for number in self.numbers]
+
+
+def binary_symbol(func: Any) -> str | None:
+    """The operator that a function is, such as ``+``."""
+    return _SYMBOLS.get(func) if isinstance(func, BuiltinFunctionType) else None
+
+
+def _text(part: Any, depth: int = 0) -> str:
+    """A number as a reader would write it."""
+    match part:
+        case Number(source=Read() | Drawn() | Size() as source):
+            return _text(source)
+        case Number() if depth == _DEEPEST_TEXT:
+            return "..."
+        case Number(func=func, args=args):
+            shown = [_text(arg, depth + 1) for arg in args]
+            symbol = binary_symbol(func)
+            if symbol is not None:
+                return f"({shown[0]} {symbol} {shown[1]})"
+            return f"{getattr(func, '__name__', '')}({', '.join(shown)})"
+        case Read():
+            return str(part.key)
+        case Drawn(func=func):
+            return f"{func.__name__}()"
+        case Size():
+            return f"size({part.dim})"
+    return repr(part)
+
+
+_DEEPEST_TEXT = 5

@@ -1,0 +1,99 @@
+"""Which sizes of which tensors become symbols: those that were seen to change, and those marked.
+
+The first capture compares every shape exactly. Where a later call misses it for a shape, the
+dimensions in which a tensor has had several sizes are symbols of the next capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from magjit.plugin import TensorInput
+from magjit.refgraph.nodes import RefGraph, ShadowNode
+
+Path = tuple[Any, ...]
+
+
+@dataclass(slots=True, eq=False)
+class ShapeHistory:
+    """The sizes that the captures of one compiled object have met.
+
+    Attributes:
+        dynamic: as ``magjit.compile`` takes it: True makes symbols from the first call on, False
+            never, None of what changes.
+        given_up: a capture with symbols failed where one without may not.
+    """
+
+    dynamic: bool | None = None
+    given_up: bool = False
+    _seen: dict[Path, tuple[set[int], ...]] = field(default_factory=dict)
+    _fixed: set[tuple[Path, int]] = field(default_factory=set)
+
+    def wants_symbols(self, values: list[Any], misses_for_shape: bool) -> bool:
+        """Whether a capture is to be made with symbols.
+
+        Args:
+            values: the arguments of the call.
+            misses_for_shape: a record does not serve the call because of a shape.
+        """
+        if self.dynamic is False or self.given_up:
+            return False
+        return bool(self.dynamic) or misses_for_shape or any(map(_is_marked, values))
+
+    def chooser(self, graph: RefGraph) -> Callable[[ShadowNode, TensorInput], frozenset[int]]:
+        """What says which dimensions of a graph input become symbols."""
+
+        def choose(node: ShadowNode, given: TensorInput) -> frozenset[int]:
+            if given.is_parameter or given.layout is not torch.strided:
+                return frozenset()
+            path = path_of(graph, node)
+            chosen = set(given.dynamic_dims | given.maybe_dynamic_dims)
+            if self.dynamic and node.structural:
+                chosen |= set(range(len(given.size)))
+            chosen |= self._changed(path, given.size)
+            chosen = {dim for dim in chosen if given.size[dim] > 1}
+            return frozenset(chosen - given.static_dims)
+
+        return choose
+
+    def _changed(self, path: Path, size: tuple[int, ...]) -> set[int]:
+        seen = self._seen.get(path, ())
+        if len(seen) != len(size):
+            return set()
+        changed = {dim for dim, known in enumerate(seen) if known | {size[dim]} != {size[dim]}}
+        return {dim for dim in changed if (path, dim) not in self._fixed}
+
+    def note(self, graph: RefGraph, node: ShadowNode, size: tuple[int, ...]) -> None:
+        """A capture has met a tensor of this size."""
+        path = path_of(graph, node)
+        seen = self._seen.get(path, ())
+        if len(seen) != len(size):
+            seen = self._seen[path] = tuple(set() for _ in size)
+        for known, now in zip(seen, size, strict=True):
+            known.add(now)
+
+    def fix(self, graph: RefGraph, node: ShadowNode, dim: int) -> None:
+        """The program needs the very size: a symbol is of no use there."""
+        self._fixed.add((path_of(graph, node), dim))
+
+
+def path_of(graph: RefGraph, node: ShadowNode) -> Path:
+    """How a node was reached; equal for the same place in another run."""
+    steps: list[Any] = []
+    while node.node_id:
+        steps.append(type(node.obj).__qualname__ if node.fixed else node.relation)
+        if node.fixed:
+            break
+        node = graph.nodes[node.parent]
+    return tuple(reversed(steps))
+
+
+def _is_marked(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and bool(
+        getattr(value, "_dynamo_dynamic_indices", None)
+        or getattr(value, "_dynamo_weak_dynamic_indices", None)
+    )
