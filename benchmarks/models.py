@@ -16,12 +16,12 @@ from examples.models import MODELS
 from examples.models.bert import Bert, BertConfig
 from examples.models.resnet import ResNet
 
-__all__ = ["FRONT_END", "MODELS", "front_end_model"]
+__all__ = ["FRONT_END", "MODELS", "front_end_model", "small_bert"]
 
 
-def small_bert() -> tuple[nn.Module, tuple[Any, ...]]:
+def small_bert(positions: int = 64) -> tuple[nn.Module, tuple[Any, ...]]:
     """12 layers of width 64 over 16 tokens."""
-    config = BertConfig(100, hidden=64, layers=12, heads=4, intermediate=128, positions=64)
+    config = BertConfig(100, hidden=64, layers=12, heads=4, intermediate=128, positions=positions)
     return Bert(config), (torch.randint(0, 100, (1, 16)),)
 
 

@@ -38,6 +38,7 @@ from magjit import _C
 from magjit.errors import Location
 from magjit.monitor.operator_graph import NumberRef, Operator, ValueRef, mapped
 from magjit.plugin import ShapeGuard, TensorInput
+from magjit.plugin.convolutions import unguarded_convolutions
 from magjit.plugin.inputs import make_fake, make_shape_env, symbolic_context
 from magjit.plugin.shape_guards import shape_guards
 from magjit.refgraph.nodes import ShadowNode
@@ -164,8 +165,16 @@ class SymbolicShapes:
 
     def _called(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         args, kwargs = mapped(args, self._leaf), mapped(kwargs, self._leaf)
-        with torch.no_grad(), self.fake_mode, enable_python_dispatcher():
-            return func(*args, **kwargs)
+        with (
+            torch.no_grad(),
+            unguarded_convolutions(self.shape_env),
+            self.fake_mode,
+        ):
+            try:
+                return func(*args, **kwargs)
+            except RuntimeError:  # decompositions in Python take symbols everywhere, but cost time
+                with enable_python_dispatcher():
+                    return func(*args, **kwargs)
 
     def _leaf(self, value: Any) -> Any:
         if isinstance(value, ValueRef):

@@ -17,6 +17,7 @@ from magjit.errors import BackendError, MagJITError
 from magjit.plugin.backend_guards import SameInput, StorageRelation
 from magjit.plugin.calling_convention import simplify
 from magjit.plugin.context import BackendContext
+from magjit.plugin.convolutions import unguarded_convolutions
 from magjit.plugin.fx_helpers import (
     FakeInputs,
     copy_graph_module,
@@ -132,6 +133,7 @@ def _compile_with_examples(
             copies = materialize(context.inputs, context.live_inputs)
             examples = (*copies, *(binding.reader()(copies) for binding in bindings))
         with (
+            unguarded_convolutions(fakes.shape_env),
             torch._guards.tracing(fakes.tracing_context),
             torch._guards.compile_context(CompileContext(gm.meta["dynamo_compile_id"])),
         ):

@@ -301,7 +301,7 @@ def _call_ex(
     func, args, *rest = inputs
     numbers = rec.numbers.among(inputs)
     named = bool(rest) and rest[0] is not _C.NULL and bool(rest[0])
-    if type(args) is tuple and not named:
+    if is_sequence(args) and not named:
         known = call(rec, handler, state, offset, inputs, func, list(args))
         if known is not NotImplemented:
             return known
