@@ -50,10 +50,11 @@ def shapes(name: str) -> list[int]:
 def inputs(name: str, arguments: tuple[Any, ...], size: int, device: str) -> tuple[Any, ...]:
     """Arguments of a call of this size, made of those of the registry."""
     torch.manual_seed(size)
-    first = arguments[0]
+    first: torch.Tensor = arguments[0]
     if name in SEQUENCES:
         return (torch.randint(0, 100, (1, size), device=device),)
-    return (torch.randn(size, *first.shape[1:], device=device, dtype=first.dtype),)
+    shape = (size, *first.shape[1:])
+    return (torch.randn(shape, device=device, dtype=first.dtype),)
 
 
 class Counting:
@@ -65,7 +66,7 @@ class Counting:
 
     def __call__(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self.graphs += 1
-        compiled: Callable[..., Any] = self._compile(module, example_inputs)
+        compiled: Callable[..., Any] = self._compile(module, list(example_inputs))
         return compiled
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -66,6 +67,16 @@ _OF_TWO: dict[Any, Callable[..., Any]] = {
     PythonMod: operator.mod,
     IntTrueDiv: operator.truediv,
 }
+
+
+_PLAIN = frozenset(
+    {"matmul", "linear", "bmm", "addmm", "baddbmm", "reshape", "view", "expand", "flatten"}
+    | {"permute", "transpose", "unsqueeze", "squeeze", "contiguous", "getitem", "cat", "chunk"}
+    | {"add", "sub", "mul", "truediv", "div", "rsub", "radd", "rmul", "neg", "pow", "to"}
+    | {"relu", "gelu", "silu", "tanh", "sigmoid", "softmax", "dropout", "layer_norm"}
+    | {"batch_norm", "conv1d", "conv2d", "conv3d", "embedding", "masked_fill", "size", "get"}
+)
+"""Operators of which torch's own kernels in C++ take symbols."""
 
 
 class _NoNumber(Exception):
@@ -165,16 +176,15 @@ class SymbolicShapes:
 
     def _called(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         args, kwargs = mapped(args, self._leaf), mapped(kwargs, self._leaf)
+        # Decompositions in Python take symbols everywhere, but cost time.
+        plain = getattr(func, "__name__", "").strip("_") in _PLAIN
         with (
             torch.no_grad(),
             unguarded_convolutions(self.shape_env),
             self.fake_mode,
+            nullcontext() if plain else enable_python_dispatcher(),
         ):
-            try:
-                return func(*args, **kwargs)
-            except RuntimeError:  # decompositions in Python take symbols everywhere, but cost time
-                with enable_python_dispatcher():
-                    return func(*args, **kwargs)
+            return func(*args, **kwargs)
 
     def _leaf(self, value: Any) -> Any:
         if isinstance(value, ValueRef):
