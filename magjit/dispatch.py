@@ -171,6 +171,9 @@ class Controller:
         # A record that asks for the same random numbers again is worth one try.
         tried = any(record.fixed_draws for record in self.records)
         fix_draws = not tried and not self.options.fullgraph
+        for record in self.records:
+            for owner, name in record.missed_numbers(args, kwargs):
+                self.history.note_attribute(owner, name)
         symbols = self.history.wants_symbols(
             [*args, *kwargs.values()],
             any(record.misses_for_shape(args, kwargs) for record in self.records),
@@ -184,7 +187,7 @@ class Controller:
             history=self.history,
             symbols=symbols,
         )
-        result = observation.result
+        result = observation.recorder.numbers.original(observation.result)
         try:
             captured = build_record(observation, self.options.backend, context)
             if captured.record is not None:
@@ -220,7 +223,8 @@ class Controller:
         return result
 
     def _note_shapes(self, observation: Observation) -> None:
-        """Remember the sizes of this call, and which of them have to be as they are."""
+        """Remember the sizes and numbers of this call, and which have to be as they are."""
+        self.history.note_numbers(observation.args, observation.kwargs)
         graph, shapes = observation.recorder.graph, observation.shapes
         for node_id, meta in observation.recorder.metas.items():
             node = graph.nodes[node_id]

@@ -131,8 +131,8 @@ class Observation:
     draws: bool = True
     shapes: SymbolicShapes | None = None
 
-    def prepare(self, target: Any, history: ShapeHistory) -> None:
-        """Note what can only be seen before the run."""
+    def prepare(self, target: Any, history: ShapeHistory) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Note what can only be seen before the run; gives the arguments of the run."""
         self.location = _definition(target)
         self.sees_keyword_order = _sees_keyword_order(target)
         self.global_state = _C.global_state()
@@ -155,7 +155,10 @@ class Observation:
                     shapes.limit(value_id, bounds.dim, bounds.min, bounds.max)
 
         recorder.operators.on_input = describe
-        _register_roots(recorder, target, self.args, self.kwargs)
+        lifted = history.lifted(self.args, self.kwargs)
+        recorder.numbers.varying = history.varying
+        recorder.numbers.root = target if lifted or history.varying else None
+        return _register_roots(recorder, target, self.args, self.kwargs, lifted)
 
     def release(self) -> None:
         """Let go of everything that the run used."""
@@ -259,8 +262,9 @@ def observe(
         recorder.numbers.on_pinned_size = lambda size: shapes.needs(size, recorder.location())
         observation.shapes = recorder.numbers.shapes = recorder.operators.shapes = shapes
     tracer: _C.Tracer | None = None
+    given = args, kwargs
     try:
-        observation.prepare(target, history)
+        given = observation.prepare(target, history)
         tracer = recorder.tracer = _C.Tracer(
             bind_handlers(recorder, _HANDLERS),
             partial(_enter_frame, recorder),
@@ -268,7 +272,7 @@ def observe(
             _TRIVIAL,
             lambda code: decode(code).plan,
         )
-        recorder.numbers.watch = tracer.watch
+        recorder.numbers.watch_with(tracer.watch)
     except Exception as error:
         recorder.fail(error)
     collecting = gc.isenabled()
@@ -278,7 +282,7 @@ def observe(
         if recorder.broken is not None or tracer is None:
             observation.result = target(*args, **kwargs)
         else:
-            observation.result = _traced(tracer, recorder, target, args, kwargs)
+            observation.result = _traced(tracer, recorder, target, *given)
     finally:
         if collecting:
             gc.enable()
@@ -375,8 +379,13 @@ def _sees_keyword_order(target: Any) -> bool:
 
 
 def _register_roots(
-    recorder: StateRecorder, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+    recorder: StateRecorder,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    lifted: set[int | str],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Note what the call is given; gives the arguments with numbers of the run in them."""
     recorder.root(target)
     if isinstance(target, torch.nn.Module):
         attributes.read_class_attr(recorder, type(target), "__call__")
@@ -388,12 +397,23 @@ def _register_roots(
         calls.call_value(recorder, target, args, kwargs)
     unused = _unused_arguments(target, len(args), tuple(kwargs))
     outside = recorder.graph.outside
+    lifted -= unused
+    given: list[Any] = []
     for index, value in enumerate(args):
-        if index not in unused:
-            recorder.read(outside, r.Arg(index), value)
+        relation = r.Arg(index)
+        if index not in unused | lifted:
+            recorder.read(outside, relation, value)
+        lift = index in lifted
+        given.append(recorder.numbers.argument(recorder.graph, relation, value) if lift else value)
+    named: dict[str, Any] = {}
     for name, value in kwargs.items():
-        if name not in unused:
+        if name not in unused | lifted:
             recorder.read(outside, r.Kwarg(name), value)
+        lift = name in lifted
+        named[name] = (
+            recorder.numbers.argument(recorder.graph, r.Kwarg(name), value) if lift else value
+        )
+    return tuple(given), named
 
 
 def _unused_arguments(target: Any, count: int, keywords: tuple[str, ...]) -> set[int | str]:

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 from magjit import _C
 from magjit.errors import Location
 from magjit.guards.emit import METADATA_ORIGIN, SHAPES_ORIGIN, Origin, describe_origin
+from magjit.refgraph.relations import Item
 
 if TYPE_CHECKING:
     from magjit.guards.plan import GuardPlan
@@ -98,6 +99,16 @@ class Record:
         """What a call misses this record for, or None when it would hit."""
         index = self.handle.program.explain(args, kwargs)
         return None if index is None else describe_origin(self.guard_origins[index], self.paths)
+
+    def missed_numbers(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[str, Any]]:
+        """The attribute that a call misses it for: its object and its name."""
+        index = self.handle.program.explain(args, kwargs)
+        node_id, what = (0, "") if index is None else self.guard_origins[index]
+        if not node_id or not isinstance(what, Item):
+            return []
+        return [(self.paths.path(node_id), what.key.key)]
 
     def misses_for_shape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call misses it for the metadata of a tensor, such as its shape."""

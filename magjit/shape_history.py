@@ -1,7 +1,8 @@
-"""Which sizes of which tensors become symbols: those that were seen to change, and those marked.
+"""What was seen to change: sizes of tensors become symbols, and numbers become inputs.
 
 The first capture compares every shape exactly. Where a later call misses it for a shape, the
-dimensions in which a tensor has had several sizes are symbols of the next capture.
+dimensions in which a tensor has had several sizes are symbols of the next capture. Where it misses
+for a number, an argument or an attribute, that number is lifted.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class ShapeHistory:
     given_up: bool = False
     _seen: dict[Path, tuple[set[int], ...]] = field(default_factory=dict)
     _fixed: set[tuple[Path, int]] = field(default_factory=set)
+    _given: dict[int | str, set[str]] = field(default_factory=dict)
+    varying: dict[str, set[str]] = field(default_factory=dict)
 
     def wants_symbols(self, values: list[Any], misses_for_shape: bool) -> bool:
         """Whether a capture is to be made with symbols.
@@ -42,7 +45,34 @@ class ShapeHistory:
         """
         if self.dynamic is False or self.given_up:
             return False
-        return bool(self.dynamic) or misses_for_shape or any(map(_is_marked, values))
+        if self.dynamic or misses_for_shape or any(map(_is_marked, values)):
+            return True
+        return any(
+            len(known) > 1 and (path, dim) not in self._fixed
+            for path, sizes in self._seen.items()
+            for dim, known in enumerate(sizes)
+        )
+
+    def note_numbers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A capture has met these arguments."""
+        for place, value in _numbers(args, kwargs):
+            self._given.setdefault(place, set()).add(repr(value))
+
+    def note_attribute(self, owner: str, name: Any) -> None:
+        """A call misses a record for a value that an object has under a name."""
+        if isinstance(name, str):
+            self.varying.setdefault(name, set()).add(owner)
+
+    def lifted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int | str]:
+        """Arguments that become inputs: all floats and changed ints, once one has changed."""
+        if self.dynamic is False or self.given_up:
+            return set()
+        found = _numbers(args, kwargs)
+        changed = {place for place, value in found if self._given.get(place, set()) - {repr(value)}}
+        if not changed and not self.dynamic:
+            return set()
+        floats = {place for place, value in found if type(value) is float}
+        return changed | floats if not self.dynamic else {place for place, _ in found}
 
     def chooser(self, graph: RefGraph) -> Callable[[ShadowNode, TensorInput], frozenset[int]]:
         """What says which dimensions of a graph input become symbols."""
@@ -90,6 +120,12 @@ def path_of(graph: RefGraph, node: ShadowNode) -> Path:
             break
         node = graph.nodes[node.parent]
     return tuple(reversed(steps))
+
+
+def _numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | str, Any]]:
+    """Ints and floats among the arguments, by position or name."""
+    pairs: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    return [(place, value) for place, value in pairs if type(value) in (int, float)]
 
 
 def _is_marked(value: Any) -> bool:

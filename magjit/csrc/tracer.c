@@ -109,8 +109,6 @@ tracer_start(Tracer *tracer, PyObject *ignored)
     Py_CLEAR(tracer->error);
     tracer->n_instructions = tracer->n_handled = tracer->n_frames = 0;
     tracer->paused = 0;
-    tracer->watches = false;
-    memset(tracer->watched, 0, sizeof(tracer->watched));
     tracer->tstate = PyThreadState_Get();
     mj_active_tracer = (Tracer *)Py_NewRef(tracer);
     if (mj_events_attach(tracer) < 0) {
@@ -142,6 +140,8 @@ tracer_stop(Tracer *tracer, PyObject *ignored)
     int result = mj_events_detach(tracer);
     tracer->running = false;
     tracer->tstate = NULL;
+    tracer->watches = false;
+    memset(tracer->watched, 0, sizeof(tracer->watched));
     Tracer *active = mj_active_tracer;
     mj_active_tracer = NULL;
     PyObject *type, *value, *traceback;

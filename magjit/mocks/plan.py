@@ -36,7 +36,7 @@ from magjit.mocks.recipes import ATOMS, Kind, Make, Shared, state
 from magjit.mocks.schedule import Cycle, schedule
 from magjit.mocks.value_kinds import kind_of
 from magjit.mocks.writes import Call, ContainerState, Write, final_writes
-from magjit.refgraph.number_values import Drawn, Number, Read, Size
+from magjit.refgraph.number_values import Argument, Drawn, Number, Read, Size
 from magjit.refgraph.numbers import Numbers
 
 
@@ -171,6 +171,9 @@ class PlanBuilder:
             return found
         source = number.source
         assert source is not None
+        if isinstance(source, Argument):
+            assert source.node is not None
+            return Slot(source.node.node_id)
         if id(source) not in self._sources:
             assert isinstance(source, Read | Size) and source.node is not None
             of_tensor = isinstance(source, Size)

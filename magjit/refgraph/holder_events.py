@@ -146,7 +146,10 @@ def call(
 
 
 def then_pin(rec: StateRecorder, func: Any, verdict: Any, numbers: list[Number]) -> Any:
-    """After the call: constants of those numbers that no operator of this name has recorded."""
+    """After the call: constants of those numbers that no operator of this name has recorded.
+
+    Without a function, the operator may have any name.
+    """
     rec.operators.taken = (None, set())
     opaque = verdict is _C.OPAQUE
     if verdict is not None and not opaque:
@@ -156,7 +159,7 @@ def then_pin(rec: StateRecorder, func: Any, verdict: Any, numbers: list[Number])
 
     def pin(top: tuple[Any, ...]) -> None:
         recorded, taken = rec.operators.taken
-        same = name is not None and getattr(recorded, "__name__", None) == name
+        same = func is None or (name and getattr(recorded, "__name__", None) == name)
         left = [n for n in rec.numbers.plain(numbers) if not same or id(n) not in taken]
         rec.numbers.pin(left)
 

@@ -36,7 +36,15 @@ from magjit.refgraph.kinds import (
     is_data_descriptor,
 )
 from magjit.refgraph.nodes import ABSENT, Leaf
-from magjit.refgraph.number_values import BINARY, COMPARE, NUMBERS, Number, Read, Size
+from magjit.refgraph.number_values import (
+    BINARY,
+    COMPARE,
+    NUMBERS,
+    Argument,
+    Number,
+    Read,
+    Size,
+)
 from magjit.refgraph.numbers import may_change
 from magjit.refgraph.recorder import Handler, StateRecorder
 from magjit.refgraph.stack import Post, in_place_of, running_frame
@@ -63,7 +71,9 @@ def read_counter(rec: StateRecorder, obj: Any, name: str, read: Callable[..., No
     """An attribute that holds a number; ``read`` is what is done for any attribute."""
     namespace = instance_dict(obj)
     value = namespace.get(name) if type(namespace) is dict else None
-    if type(value) not in NUMBERS or not may_change(type(obj), name):
+    own = obj is rec.numbers.root and type(value) is float
+    seen = own or name in rec.numbers.varying
+    if type(value) not in NUMBERS or not (seen or may_change(type(obj), name)):
         read(rec, obj, name)
         return None
     relation = r.Item.of(name)
@@ -74,7 +84,10 @@ def read_counter(rec: StateRecorder, obj: Any, name: str, read: Callable[..., No
         found = node.first.refs.get(relation) if node is not None else None
         if node is None or type(found) is not Leaf or found.value is not value:
             return None
-        return in_place_of(rec, rec.numbers.read(node, relation, value), value)
+        varies = own or (seen and rec.graph.path(node) in rec.numbers.varying[name])
+        if not varies and not may_change(type(obj), name):
+            return None
+        return in_place_of(rec, rec.numbers.read(node, relation, value, varies=varies), value)
     number = rec.numbers.known_read(node, relation)
     if number is None or relation in node.written or not number.live:
         read(rec, obj, name)
@@ -154,7 +167,9 @@ def _arithmetic(
     symbol = state.info.instrs[offset].argval.rstrip("=")
     func = BINARY.get(symbol)
     if func is not None and _goes_into_graph(rec, inputs):
-        return handler(rec, state, offset, inputs)
+        rec.numbers.offered = torch.Tensor.__rsub__  # this and others like it are Python functions
+        verdict = handler(rec, state, offset, inputs)
+        return then_pin(rec, None, verdict, rec.numbers.among(inputs))
     if symbol == "**" and type(inputs[1]) is int and not rec.numbers.find(inputs[1]):
         func = operator.pow if type(inputs[0]) is int and inputs[1] >= 0 else None
     if symbol == "+" and all(map(is_sequence, inputs)):
@@ -175,7 +190,7 @@ def _goes_into_graph(rec: StateRecorder, inputs: tuple[Any, ...]) -> bool:
         return False
     if not any(type(value) in (torch.Tensor, torch.nn.Parameter) for value in inputs):
         return False
-    taken: tuple[type, ...] = (Read, Size) if rec.numbers.into_graph else (Size,)
+    taken: tuple[type, ...] = (Read, Argument, Size) if rec.numbers.into_graph else (Size,)
     sources = [source for number in rec.numbers.among(inputs) for source in number.sources]
     return all(isinstance(source, taken) for source in sources)
 

@@ -4,6 +4,7 @@ Number  ::= Source | func (Number | constant)*          an object that the run c
 Source  ::= Read node key                               a counter on an object
 | Drawn generator method arguments            a random number
 | Size node dim                               a size of a tensor
+| Argument relation                           an argument that was seen to change
 Outcome ::= Number true?                                what the program decided by a number
 """
 
@@ -53,6 +54,8 @@ class Read:
     relation: r.Item
     value: Any
     pinned: bool = False
+    varies: bool = False
+    """It was seen to change between calls, if not in them."""
 
     @property
     def key(self) -> Any:
@@ -88,6 +91,31 @@ class Drawn:
     def pin(self) -> None:
         """A replay has to draw the same value."""
         self.pinned = True
+
+
+@dataclass(slots=True, eq=False)
+class Argument:
+    """A number that the call is given; ``node`` is its own, and its object the run's."""
+
+    node: ShadowNode | None
+    parent: ShadowNode | None
+    relation: r.Relation
+    value: Any
+    pinned: bool = False
+
+    def found_in(self, value: Any) -> Any:
+        """What it is now."""
+        return value
+
+    def release(self) -> None:
+        """Let go of the run."""
+        self.node = self.parent = None
+
+    def pin(self) -> None:
+        """The guard compares the value from now on."""
+        if not self.pinned and self.parent is not None:
+            self.pinned = True
+            self.parent.first.refs[self.relation] = Leaf(self.value)
 
 
 class Size:
@@ -127,7 +155,7 @@ class Size:
         self.node = self.sym = None
 
 
-Source = Read | Drawn | Size
+Source = Read | Drawn | Size | Argument
 
 
 @dataclass(slots=True, eq=False)
@@ -184,10 +212,10 @@ class Number:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reads:
-    """Counters and sizes, and the nodes of the objects that they are in, in order."""
+    """Sources but draws, and the nodes of the objects that they are in, in order."""
 
     nodes: list[int]
-    reads: list[Read | Size]
+    reads: list[Read | Size | Argument]
 
     def values(self, holders: tuple[Any, ...]) -> dict[int, Any]:
         """What they are now, by the identity of the source."""
@@ -248,7 +276,7 @@ def binary_symbol(func: Any) -> str | None:
 def _text(part: Any, depth: int = 0) -> str:
     """A number as a reader would write it."""
     match part:
-        case Number(source=Read() | Drawn() | Size() as source):
+        case Number(source=Read() | Drawn() | Size() | Argument() as source):
             return _text(source)
         case Number() if depth == _DEEPEST_TEXT:
             return "..."
@@ -264,6 +292,8 @@ def _text(part: Any, depth: int = 0) -> str:
             return f"{func.__name__}()"
         case Size():
             return f"size({part.dim})"
+        case Argument(relation=relation):
+            return f"argument {getattr(relation, 'index', getattr(relation, 'name', ''))}"
     return repr(part)
 
 

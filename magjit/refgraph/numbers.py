@@ -27,9 +27,10 @@ from magjit.refgraph.generators import (
     same_state,
     state_of,
 )
-from magjit.refgraph.nodes import Lifted, ShadowNode
+from magjit.refgraph.nodes import Edge, Lifted, RefGraph, ShadowNode
 from magjit.refgraph.number_values import (
     NUMBERS,
+    Argument,
     Drawn,
     Number,
     NumberGuard,
@@ -74,6 +75,11 @@ class Numbers:
     """Whether the backend takes numbers as inputs of the graph."""
     shapes: Shapes | None = None
     sizes: list[Size] = field(default_factory=list)
+    arguments: list[Argument] = field(default_factory=list)
+    varying: dict[str, set[str]] = field(default_factory=dict)
+    """Attributes that were seen to change between calls: by name, the paths of their objects."""
+    root: Any = None
+    """The program, once any number was seen to change: its floats are taken to change, too."""
     length: Number | None = None
     """What ``len`` of a tensor is, while it is called."""
     offered: Any = None
@@ -89,6 +95,17 @@ class Numbers:
     def find(self, obj: Any) -> Number | None:
         """The number that an object is, pinned or not."""
         return self._by_identity.get(id(obj))
+
+    def watch_with(self, watch: Callable[[Any], None]) -> None:
+        """What has instructions reported that use an object; of those so far, too."""
+        self.watch = watch
+        for number in self._by_identity.values():
+            watch(number.obj)
+
+    def original(self, value: Any) -> Any:
+        """What the program would have without the recorder in the place of a number."""
+        number = self.find(value) if type(value) in NUMBERS else None
+        return value if number is None else number.original
 
     def among(self, values: Any) -> list[Number]:
         """Those of the values, and of the parts of slices among them."""
@@ -117,14 +134,25 @@ class Numbers:
         """The number that was read there before."""
         return self._reads.get((node.node_id, relation))
 
-    def read(self, node: ShadowNode, relation: r.Item, value: Any) -> Number:
+    def read(
+        self, node: ShadowNode, relation: r.Item, value: Any, *, varies: bool = False
+    ) -> Number:
         """A counter: its guard asks for the type alone, unless it is pinned."""
-        source = Read(node, relation, value)
+        source = Read(node, relation, value, varies=varies)
         node.first.refs[relation] = Lifted(value, source=source)
         self.reads.append(source)
         number = Number(_C.fresh_number(value), source)
         self._reads[node.node_id, relation] = number
         return self._add(number)
+
+    def argument(self, graph: RefGraph, relation: r.Relation, value: Any) -> Any:
+        """A number that the call is given; what the program gets in its place."""
+        obj = _C.fresh_number(value)
+        node = graph.add(obj, graph.outside, relation, fixed=False)
+        graph.outside.first.refs[relation] = Edge(node.node_id)
+        source = Argument(node, graph.outside, relation, value)
+        self.arguments.append(source)
+        return self._add(Number(obj, source)).obj
 
     def draw(self, drawn: Drawn) -> Number | None:
         """A draw; None where its result is no plain number, which pins it."""
@@ -246,7 +274,8 @@ class Numbers:
     def settle(self) -> None:
         """At the end of the run: a number that the program left alone is likely to stay."""
         for source in self.reads:
-            if source.node is not None and source.relation not in source.node.written:
+            written = source.node is None or source.relation in source.node.written
+            if not written and not source.varies:
                 source.pin()
         self.outcomes = [outcome for outcome in self.outcomes if outcome[0].live]
 
@@ -257,7 +286,7 @@ class Numbers:
     def _reads_of(self, numbers: list[Number]) -> Reads:
         """What has to be read for some numbers."""
         needed = {id(source) for number in numbers for source in number.sources}
-        known: list[Read | Size] = [*self.reads, *self.sizes]
+        known: list[Read | Size | Argument] = [*self.reads, *self.sizes, *self.arguments]
         reads = [source for source in known if id(source) in needed and not source.pinned]
         return Reads([source.node.node_id for source in reads if source.node is not None], reads)
 
@@ -290,9 +319,11 @@ class Numbers:
             read.release()
         for size in self.sizes:
             size.release()
+        for argument in self.arguments:
+            argument.release()
         for number in self._by_identity.values():
             number.sym = None
-        self.shapes = None
+        self.shapes = self.root = None
         self._by_identity = {}
         self._reads = {}
 
