@@ -71,7 +71,8 @@ def compile(
             ``(graph_module, example_inputs) -> callable`` as ``torch.compile`` takes it.
         fullgraph: raise `GraphBreakError` when the program cannot become one graph, after the
             run has finished; otherwise it runs eagerly, with one warning.
-        dynamic: passed to the backend: True compiles for any shape, False for these only.
+        dynamic: None makes symbols of sizes, and inputs of numbers, once they were seen to change
+            from call to call; True from the first call on; False never. The backend is told, too.
         mode, options: as ``torch.compile`` takes them.
         disable: return ``model`` as it is.
 
