@@ -215,7 +215,7 @@ class Controller:
             log.debug("captured %s: %d operators", self.name, captured.record.operator_count)
             return result
         assert captured.split is not None
-        if symbols and not self.options.dynamic and not self.options.fullgraph:
+        if symbols and not self.options.dynamic:
             self.history.given_up = True  # the next capture is made without
             log.debug("%s with symbolic shapes: %s", self.name, captured.split)
             return result

@@ -271,6 +271,8 @@ def _make_node(
         return fx.call_method(name, args, kwargs)
     if args and args[0] is torch.nn.Parameter:
         return fx.call_function(make_parameter, args[1:], kwargs)
+    if func is torch.tensor and traced and fx.find_nodes(op="call_method", target="size"):
+        func = torch._refs.tensor  # which takes symbols for numbers
     return fx.call_function(_named(func, traced), args, kwargs)
 
 

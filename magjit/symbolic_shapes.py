@@ -69,14 +69,17 @@ _OF_TWO: dict[Any, Callable[..., Any]] = {
 }
 
 
+_NEW_TORCH = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
+_SINCE_2_13 = {"matmul", "linear"} if _NEW_TORCH else set()
 _PLAIN = frozenset(
-    {"matmul", "linear", "bmm", "addmm", "baddbmm", "reshape", "view", "expand", "flatten"}
+    _SINCE_2_13
+    | {"bmm", "addmm", "baddbmm", "reshape", "view", "expand", "flatten"}
     | {"permute", "transpose", "unsqueeze", "squeeze", "contiguous", "getitem", "cat", "chunk"}
     | {"add", "sub", "mul", "truediv", "div", "rsub", "radd", "rmul", "neg", "pow", "to"}
     | {"relu", "gelu", "silu", "tanh", "sigmoid", "softmax", "dropout", "layer_norm"}
     | {"batch_norm", "conv1d", "conv2d", "conv3d", "embedding", "masked_fill", "size", "get"}
 )
-"""Operators of which torch's own kernels in C++ take symbols."""
+"""Operators of which torch's own kernels in C++ take symbols; earlier ones make constants."""
 
 
 class _NoNumber(Exception):
@@ -176,6 +179,8 @@ class SymbolicShapes:
 
     def _called(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         args, kwargs = mapped(args, self._leaf), mapped(kwargs, self._leaf)
+        if func is torch.tensor:
+            func = torch._refs.tensor  # which keeps symbols
         # Decompositions in Python take symbols everywhere, but cost time.
         plain = getattr(func, "__name__", "").strip("_") in _PLAIN
         with (
