@@ -165,6 +165,31 @@ def _call_cost(results: Results) -> str:
     return _compared(results, {"outside_cost": "time, × without a compiler"}, eager=False, digits=4)
 
 
+_COVERAGE = {
+    ("eager mode", "cases"): "cases that run in eager mode",
+    ("eager mode", "programs"): "programs that run in eager mode",
+    ("static", "whole"): "static cases that are one whole graph, %",
+    ("static", "whole_programs"): "static programs all of whose cases are, %",
+    ("static", "failing"): "static cases that are not",
+    ("static", "failing_programs"): "static programs that are not",
+    ("static", "whole_later"): "static cases, counted from the second call on, %",
+    ("static", "whole_programs_later"): "static programs, counted from the second call on, %",
+    ("all", "wrong"): "wrong results, all cases",
+    ("all", "crashed"): "crashed, all cases",
+    ("all", "timeout"): "timed out, all cases",
+    ("capture", "capture_ms"): "capture, median, ms",
+}
+
+
+def _coverage(results: Results) -> str:
+    rows = []
+    for key, title in _COVERAGE.items():
+        if key in results.rows:
+            ours, theirs = (results.value(*key, name) for name in ("magjit", "torch.compile"))
+            rows.append([title, number(ours), number(theirs), ratio(ours, theirs)])
+    return markdown(["figure", "MagJIT", "torch.compile", "ratio"], rows)
+
+
 _TIMES = {"call_us": "a call, µs", "first_call_s": "first call, s"}
 
 
@@ -177,6 +202,7 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
     "inductor": ("demo.json", "python benchmarks/demo.py", _inductor),
     "front_end": ("front_end.json", "python benchmarks/front_end.py", _front_end),
     "call_cost": ("call_cost.json", "python benchmarks/call_cost.py", _call_cost),
+    "coverage": ("coverage.json", "python benchmarks/coverage.py", _coverage),
     "gpu": ("gpu_models.json", "python benchmarks/gpu_models.py", _gpu),
 }
 """Name of the table: its file, the command that measures it, what draws it."""

@@ -167,6 +167,8 @@ class Observation:
         self.args = ()
         self.kwargs = {}
         self.descriptions = {}
+        if self.shapes is not None:
+            self.shapes.release()
         self.shapes = None
 
     @property

@@ -26,13 +26,19 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._sympy.functions import (
+    CeilToInt,
     CleanDiv,
+    FloatTrueDiv,
     FloorDiv,
+    FloorToInt,
     IntTrueDiv,
     Max,
     Min,
     Mod,
     PythonMod,
+    RoundToInt,
+    ToFloat,
+    TruncToInt,
 )
 
 from magjit import _C
@@ -316,13 +322,16 @@ class SymbolicShapes:
         syms = self.syms(operands)
         if syms is None:
             return None
-        value, sym = func(*operands), _SYMBOLIC.get(func, func)(*syms)
-        if isinstance(sym, torch.SymInt) and not sym.node.expr.is_number:
-            found = self.number(sym) if _hint(sym) == value else None
-            if found is not None:
-                return found
-        if not isinstance(sym, torch.SymInt | torch.SymFloat) or _hint(sym) != value:
+        try:
+            value, sym = func(*operands), _on_symbols(func, syms)
+        except Exception:
             return None
+        if not isinstance(sym, _SYMBOLS) or sym.node.expr.is_number or _hint(sym) != value:
+            return None
+        if isinstance(sym, torch.SymInt) and _is_exact(sym):
+            found = self.number(sym)
+            if found is not None and found.obj == value:
+                return found
         parts = tuple([self.numbers.find(operand) or operand for operand in operands])
         return self.numbers.sized(_C.fresh_number(value), func, parts, sym)
 
@@ -341,7 +350,7 @@ class SymbolicShapes:
     def decided(self, func: Callable[..., Any], operands: tuple[Any, ...]) -> bool:
         """The program goes on by a test; whether the shape environment guards it now."""
         syms = self.syms(operands)
-        if syms is None:
+        if syms is None or not all(map(_is_exact, syms)):
             return False
         try:
             return bool(func(*syms)) == bool(func(*operands))
@@ -354,6 +363,13 @@ class SymbolicShapes:
         """At the end of the run."""
         if any(item.changed() for item in self.inputs):
             self.fail("changes the shape of an input in place")
+
+    def release(self) -> None:
+        """Let go of the run."""
+        self.inputs = []
+        self._fakes = {}
+        self._numbers = {}
+        self._onto_stack = lambda name: False
 
     def pinned_dims(self) -> list[tuple[ShadowNode, int]]:
         """Sizes that were symbols and became constants."""
@@ -395,6 +411,29 @@ class SymbolicShapes:
 
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat)
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether the arithmetic of symbols is Python's: that of ints alone."""
+    if not isinstance(value, _SYMBOLS):
+        return type(value) is int
+    return isinstance(value, torch.SymInt) and not value.node.expr.has(*_INEXACT)
+
+
+_INEXACT = (ToFloat, IntTrueDiv, FloatTrueDiv, FloorToInt, CeilToInt, TruncToInt, RoundToInt)
+
+
+def _on_symbols(func: Callable[..., Any], syms: list[Any]) -> Any:
+    """The result of a function of sizes; None where it may be another than Python's."""
+    if func in (max, min):
+        return reduce(_SYMBOLIC[func], syms)
+    if func in (int, math.floor, math.ceil) and isinstance(syms[0], torch.SymFloat):
+        expr = syms[0].node.expr
+        ratio = expr.func is IntTrueDiv and all(part.is_integer for part in expr.args)
+        # The environment takes the integer part of a ratio for its floor.
+        if not ratio or not bool(syms[0] >= 0):
+            return None
+    return _SYMBOLIC.get(func, func)(*syms)
 
 
 def _hint(size: Any) -> Any:

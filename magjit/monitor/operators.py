@@ -127,6 +127,8 @@ class OperatorRecorder(TorchFunctionMode):
         """Let go of the run's tensors."""
         self.graph = OperatorGraph()
         self._values = {}
+        self.shapes = None
+        self.taken = (None, set())
         self.on_input = lambda value_id, tensor: None
 
     # -- the mode -------------------------------------------------------------------------------

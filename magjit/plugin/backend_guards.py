@@ -67,7 +67,8 @@ def joined(guards: Sequence[ShapeGuard], inputs: Sequence[int]) -> Callable[...,
     """All of some conditions, as one function of the inputs at these positions."""
     names = {**SYMPY_INTERP, "math": math, "torch": torch}
     parameters = ", ".join(f"input_{i}" for i in inputs)
-    terms = [_INPUT.sub(r"input_\1", guard.expression) for guard in guards]
+    named = [_INPUT.sub(r"input_\1", guard.expression) for guard in guards]
+    terms = [f"({expression})" for expression in named]
     made: Callable[..., bool] = eval(f"lambda {parameters}: {' and '.join(terms)}", names)
     return made
 

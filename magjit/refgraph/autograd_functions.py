@@ -314,6 +314,8 @@ def _template(rec: StateRecorder, value: Any) -> Any:
     """A value of the forward as part of a graph."""
     if value is _ABSENT:
         raise NotRecordable("was not observed")
+    inside = value if type(value) is torch.Size else ()
+    rec.numbers.pin(rec.numbers.among((value, *inside)))
     if type(value) in (list, dict) and sys.getrefcount(value) > _OWN_REFERENCES:
         raise NotRecordable(f"shares a {type(value).__name__} with its backward")
     if type(value) in (list, tuple):

@@ -10,6 +10,7 @@ from magjit import _C
 from magjit.bytecode import EventKind
 from magjit.monitor.operators import OperatorRecorder
 from magjit.refgraph.frames import FrameState
+from magjit.refgraph.holder_events import pin_late
 from magjit.refgraph.number_events import use_numbers
 from magjit.refgraph.recorder import Handler, StateRecorder
 
@@ -36,6 +37,8 @@ def _bound(recorder: StateRecorder, kind: EventKind, function: Handler) -> Any:
         started = perf_counter()
         try:
             numbers.offered = None
+            if numbers.late:
+                pin_late(recorder, kind, state, offset, inputs)
             if numbers and numbers.among(inputs):
                 verdict = use_numbers(recorder, kind, function, state, offset, inputs)
             else:

@@ -15,8 +15,9 @@ import torch
 
 from magjit import _C
 from magjit.annotations import Kind
+from magjit.bytecode import EventKind
 from magjit.refgraph.frames import FrameState
-from magjit.refgraph.kinds import is_atom
+from magjit.refgraph.kinds import HEAP_TYPE, class_lookup, is_atom
 from magjit.refgraph.number_values import Number
 from magjit.refgraph.recorder import Handler, StateRecorder
 from magjit.refgraph.stack import running_frame
@@ -77,16 +78,73 @@ def fills(
         rec.numbers.pin(rec.numbers.among(inputs))
         return handler(rec, state, offset, inputs)
     filled = _C.stack(frame)[-len(inputs) - state.info.instrs[offset].arg]
-    return then_note(rec, filled, handler(rec, state, offset, inputs), inputs)
+    return then_note(rec, filled, handler(rec, state, offset, inputs), inputs, late=False)
 
 
-def then_note(rec: StateRecorder, filled: Any, verdict: Any, inputs: tuple[Any, ...]) -> Any:
-    """After the instruction a list or dict of the run holds what went into it."""
+def then_note(
+    rec: StateRecorder, filled: Any, verdict: Any, inputs: tuple[Any, ...], *, late: bool = True
+) -> Any:
+    """After the instruction a list or dict of the run holds what went into it.
+
+    It may be part of something else by then, if it is ``late``.
+    """
     own = type(filled) in (list, dict) and rec.graph.node_of(filled) is None
     if verdict is not None or not own:
         rec.numbers.pin(rec.numbers.among(inputs))
         return verdict
+    if late:
+        rec.numbers.late += rec.numbers.among(v for v in inputs if v is not filled)
     return lambda top: rec.numbers.note_held(filled)
+
+
+def method_of(rec: StateRecorder, holder: Any, verdict: Any) -> Any:
+    """After the instruction: a bound method of a container gives what it holds to who calls it."""
+    if verdict is not None:
+        return verdict
+    numbers = rec.numbers.among((holder,))
+
+    def note(top: tuple[Any, ...]) -> None:
+        for value in top:
+            if isinstance(value, types.BuiltinFunctionType) and value.__self__ is holder:
+                rec.numbers.held(value, numbers)
+
+    return note
+
+
+_READING = ("COMPARE_OP", "CONTAINS_OP", "FORMAT", "CONVERT", "MATCH", "BINARY_OP")
+
+
+def pin_late(
+    rec: StateRecorder, kind: EventKind, state: FrameState, offset: int, inputs: tuple[Any, ...]
+) -> None:
+    """C code reads objects: a container in them that was filled after it was put there may hold
+    numbers, and is not watched as a part of them.
+    """
+    instr = state.info.instrs[offset]
+    if kind in (EventKind.CALL, EventKind.CALL_EX):
+        func, *args = inputs
+        if kind is EventKind.CALL and args[0] is _C.NULL:
+            args = args[1:]
+        func = func.__func__ if isinstance(func, types.MethodType) else func
+        owner, name = _owner(func, args), getattr(func, "__name__", "")
+        fills_it = type(owner) in (list, dict) and name in _FILLING | _OF_DICTS
+        if fills_it or func is len or _is_operator(rec, func, args):
+            return
+        called = func if isinstance(func, type) else class_lookup(type(func), "__call__")
+        if isinstance(func, types.FunctionType) or isinstance(called, types.FunctionType):
+            return
+        if isinstance(called, type) and int(called.__flags__) & HEAP_TYPE:
+            return
+        read = any(not _is_simple(value) for value in (*args, owner))
+    else:
+        read = instr.opname.startswith(_READING) and not all(map(_is_simple, inputs))
+    if read:
+        rec.numbers.pin(rec.numbers.late)
+        rec.numbers.late = []
+
+
+def _is_simple(value: Any) -> bool:
+    return value is _C.NULL or is_atom(value) or isinstance(value, torch.Tensor)
 
 
 def compares_items(rec: StateRecorder, inputs: tuple[Any, ...]) -> bool:
@@ -132,6 +190,8 @@ def call(
     name = getattr(func, "__name__", "")
     owner = _owner(func, args)
     if type(owner) is list and name in _FILLING:
+        if name == "insert":
+            rec.numbers.pin(rec.numbers.among(args[-2:-1]))
         return then_note(rec, owner, handler(rec, state, offset, inputs), inputs)
     if type(owner) is dict and not any(map(rec.numbers.find, args[1:])):
         if name in _OF_DICTS:

@@ -23,6 +23,7 @@ from magjit.refgraph.holder_events import (
     fills,
     is_container,
     is_sequence,
+    method_of,
     moves_items,
     packed,
     then_note,
@@ -173,6 +174,8 @@ def _arithmetic(
     if symbol == "**" and type(inputs[1]) is int and not rec.numbers.find(inputs[1]):
         func = operator.pow if type(inputs[0]) is int and inputs[1] >= 0 else None
     if symbol == "+" and all(map(is_sequence, inputs)):
+        if type(inputs[0]) is list and state.info.instrs[offset].argval == "+=":
+            return then_note(rec, inputs[0], handler(rec, state, offset, inputs), inputs)
         return moves_items(rec, handler, state, offset, inputs)
     if func is None or not all(type(value) in NUMBERS for value in inputs):
         return _pins(rec, handler, state, offset, inputs)
@@ -367,7 +370,7 @@ def _holds(
     if opname == "LIST_APPEND":
         return fills(rec, handler, state, offset, inputs)
     if opname == "BUILD_SLICE" and rec.numbers.all_sizes(numbers):
-        return None
+        return lambda top: rec.numbers.held(top[-1], numbers)
     if opname not in _HOLDERS or len(inputs) > _MOST_HELD:
         rec.numbers.pin(numbers)
         return None
@@ -415,7 +418,7 @@ def _stores_item(
         if rec.numbers.all_sizes(numbers):
             verdict = handler(rec, state, offset, inputs)
             return then_pin(rec, torch.Tensor.__setitem__, verdict, numbers)
-    if type(inputs[1]) in (list, dict) and rec.numbers.find(inputs[2]) is None:
+    if type(inputs[1]) in (list, dict) and not rec.numbers.among(inputs[2:]):
         return then_note(rec, inputs[1], handler(rec, state, offset, inputs), inputs)
     return _pins(rec, handler, state, offset, inputs)
 
@@ -427,7 +430,7 @@ def _of_a_sequence(
     if type(inputs[0]) in ITERATORS:
         return moves_items(rec, handler, state, offset, inputs)
     if is_container(inputs[0]):
-        return handler(rec, state, offset, inputs)
+        return method_of(rec, inputs[0], handler(rec, state, offset, inputs))
     return _pins(rec, handler, state, offset, inputs)
 
 

@@ -137,7 +137,7 @@ class Size:
     @property
     def pinned(self) -> bool:
         """Whether it is a constant after all."""
-        return self.was_pinned or self.sym is None or bool(self.sym.node.expr.is_number)
+        return self.was_pinned or (self.sym is not None and bool(self.sym.node.expr.is_number))
 
     def pin(self) -> None:
         """The shape environment asks for the value."""

@@ -80,6 +80,8 @@ class Numbers:
     """Attributes that were seen to change between calls: by name, the paths of their objects."""
     root: Any = None
     """The program, once any number was seen to change: its floats are taken to change, too."""
+    late: list[Number] = field(default_factory=list)
+    """Those in containers of the run that were filled when something else held these already."""
     length: Number | None = None
     """What ``len`` of a tensor is, while it is called."""
     offered: Any = None
@@ -111,10 +113,10 @@ class Numbers:
         """Those of the values, and of the parts of slices among them."""
         found = []
         for value in values:
-            if type(value) is slice:
-                found += self.among((value.start, value.stop, value.step))
-            elif (number := self._by_identity.get(id(value))) is not None:
+            if (number := self._by_identity.get(id(value))) is not None:
                 found.append(number)
+            elif type(value) is slice:
+                found += self.among((value.start, value.stop, value.step))
         return found
 
     def start(self) -> None:
@@ -182,8 +184,9 @@ class Numbers:
             return None
         if type(value) not in NUMBERS:
             return None
-        if self.shapes is not None and (known := self.shapes.computed(func, operands)) is not None:
-            return known
+        of_sizes = self.shapes is not None and self.shapes.failure is None
+        if self.shapes is not None and of_sizes and self.all_sizes(self.among(operands)):
+            return self.shapes.computed(func, operands)
         number = self._add(Number(_C.fresh_number(value), None, func, self._parts(operands)))
         if type(value) is float and any(type(operand) is int for operand in operands):
             self.decided(_succeeds, (number.obj,))  # an int may be too large for a float
@@ -324,6 +327,7 @@ class Numbers:
         for number in self._by_identity.values():
             number.sym = None
         self.shapes = self.root = None
+        self.late = []
         self._by_identity = {}
         self._reads = {}
 
