@@ -19,7 +19,7 @@ from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import checkpoint
 
-from magjit.monitor.arrays import ArrayOperator
+from magjit.monitor.arrays import ArrayIndex, ArrayOperator
 from magjit.monitor.functions import make_parameter
 from magjit.monitor.operator_graph import (
     NumberRef,
@@ -141,11 +141,17 @@ class _Lowering:
             if name in taken:  # `a.b_c` and `a_b.c`
                 name = f"{name}_{value_id}"
             taken.add(name)
-            self.nodes[value_id] = self.fx.placeholder(name)
+            self.nodes[value_id] = self.placeholder(name)
+
+    def placeholder(self, name: str) -> Node:
+        """An input under its node's name: `a_b` and `a_B` are one name to torch.fx."""
+        node = self.fx.placeholder(name)
+        node.target = node.name
+        return node
 
     def add_numbers(self, numbers: Sequence[Any]) -> None:
         for index, number in enumerate(numbers):
-            self.numbers[id(number)] = self.fx.placeholder(f"number_{index}")
+            self.numbers[id(number)] = self.placeholder(f"number_{index}")
 
     def add_sizes(self, graph: OperatorGraph) -> None:
         """Sizes that the operators use, read before any operator can change an input's shape."""
@@ -287,10 +293,22 @@ def _array_function(op: ArrayOperator, traced: bool) -> Callable[..., Any]:
     return make
 
 
+def _index_function(op: ArrayIndex, traced: bool) -> Callable[..., Any]:
+    called = op.traced if traced else op
+
+    def index(*args: Any) -> Any:
+        return called(*args)
+
+    index.__name__ = index.__qualname__ = op.__name__
+    return index
+
+
 def _named(func: Callable[..., Any], traced: bool) -> Callable[..., Any]:
     """A function that generated code can name; ``apply`` of an autograd function is a method."""
     if isinstance(func, ArrayOperator):
         return _array_function(func, traced)
+    if isinstance(func, ArrayIndex):
+        return _index_function(func, traced)
     if not isinstance(func, types.MethodType):
         return func
 

@@ -14,7 +14,14 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from magjit.monitor.arrays import ArrayOperator, copies_array, listed
+from magjit.monitor.arrays import (
+    ArrayIndex,
+    ArrayOperator,
+    copied,
+    copies_array,
+    is_array_index,
+    listed,
+)
 from magjit.monitor.functions import set_data
 from magjit.monitor.observer import Observer, Shapes
 from magjit.monitor.operator_graph import (
@@ -309,6 +316,9 @@ class OperatorRecorder(TorchFunctionMode):
             return lambda out: self.graph.operators.append(operator)
         known = self.value_of(tensor)
         fresh = known is not None and not known.is_input
+        if name == "requires_grad" and tensor.requires_grad is args[-1]:
+            self.use(tensor)  # it has been so before, which the guard compares
+            return None
         if name == "requires_grad" and fresh:
             operator = self._operator(torch.Tensor.requires_grad_, args, kwargs, [])
             return lambda out: self.graph.operators.append(operator)
@@ -350,7 +360,10 @@ class OperatorRecorder(TorchFunctionMode):
         code, offset = self._observer.instruction()
         self.taken = (func, set())
         if getattr(func, "__name__", "") in _INDEXING:
-            args = (args[0], listed(args[1]), *args[2:])
+            if is_array_index(args[1]):
+                func, args = ArrayIndex(func, copied(args[1])), (args[0], *args[2:])
+            else:
+                args = (args[0], listed(args[1]), *args[2:])
         args = _spelled_out(func, args)
         if copies_array(func, args):
             func, args = ArrayOperator(func, args[0].copy()), args[1:]
@@ -410,6 +423,8 @@ class OperatorRecorder(TorchFunctionMode):
         raise NotRecordable(f"passes a {type(value).__qualname__} to a torch function")
 
     def _finish(self, operator: Operator, out: Any, inputs: list[Value], dynamic: bool) -> None:
+        if out is NotImplemented:  # compared with what it is never equal to
+            return
         const = all(value.const for value in inputs) and not is_random(operator.func)
         dynamic = dynamic or any(value.dynamic for value in inputs)
         operator.result = self._result(out, const, dynamic)

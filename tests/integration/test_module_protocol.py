@@ -497,3 +497,24 @@ def test_fake_parameters_and_optimizer_state_follow_the_model() -> None:
     assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {
         id(p) for p in model.parameters()
     }
+
+
+class CloseNames(nn.Module):
+    """Parameters whose names differ in case alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a_b = nn.Parameter(torch.full((3,), 2.0))
+        self.a_B = nn.Parameter(torch.full((3,), 5.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.a_B - self.a_b * x
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_names_that_differ_in_case_alone(backend: str) -> None:
+    model = CloseNames()
+    compiled = magjit.compile(model, backend=backend)
+    for _ in range(3):
+        x = torch.randn(3)
+        torch.testing.assert_close(compiled(x), model(x))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..twin import call
 from .table import FeatureTable
 
 ROWS = FeatureTable()
@@ -118,3 +119,12 @@ def array_changed_behind_its_tensor(x: torch.Tensor) -> Any:
     t = torch.from_numpy(array)
     np.add(array, 1.0, out=array)
     return x * t[0]
+
+
+@ROWS.program(lambda: call(torch.randn(4, 4)))
+def tensor_indexed_by_arrays(x: torch.Tensor) -> Any:
+    turned, chosen = np.arange(4)[::-1].copy(), np.array([True, False, True, False])
+    y = x.clone()
+    y[:, turned] = x
+    y[chosen] = 0
+    return x[:, turned], x[chosen], x[..., turned], x[None, turned], x[turned, turned], y

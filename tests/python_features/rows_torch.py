@@ -553,3 +553,26 @@ def views_and_in_place_under_grad(x: torch.Tensor) -> Any:
     y[0].mul_(3)
     y.view(-1)[5:].add_(1)
     return y.sin()
+
+
+# --- what torch answers or does without an operator ---------------------------------------------
+
+
+@ROWS.program(leaf)
+def tensor_compared_with_containers(x: torch.Tensor) -> Any:
+    return x * 2, x == [], x == {}, x != (), torch.jit.isinstance(x, list[torch.Tensor])
+
+
+@ROWS.program(square)
+def requires_grad_set_as_it_is(x: torch.Tensor) -> Any:
+    x.requires_grad = False
+    return x * 2
+
+
+@ROWS.program(square)
+def tracing_state_set_to_none(x: torch.Tensor) -> Any:
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    y = x * 2
+    torch._C._set_tracing_state(state)
+    return y
