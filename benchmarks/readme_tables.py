@@ -161,6 +161,15 @@ def _front_end(results: Results) -> str:
     return _compared(results, metrics)
 
 
+def _dynamic(results: Results) -> str:
+    metrics = {
+        "captures": "captures",
+        "total_s": "40 calls, first calls included, s",
+        "warm_ms": "a warm call, ms",
+    }
+    return _compared(results, metrics)
+
+
 def _call_cost(results: Results) -> str:
     return _compared(results, {"outside_cost": "time, × without a compiler"}, eager=False, digits=4)
 
@@ -203,6 +212,11 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
     "front_end": ("front_end.json", "python benchmarks/front_end.py", _front_end),
     "call_cost": ("call_cost.json", "python benchmarks/call_cost.py", _call_cost),
     "coverage": ("coverage.json", "python benchmarks/coverage.py", _coverage),
+    "dynamic": (
+        "dynamic_gpu.json",
+        "python benchmarks/dynamic.py --device cuda --size full",
+        _dynamic,
+    ),
     "gpu": ("gpu_models.json", "python benchmarks/gpu_models.py", _gpu),
 }
 """Name of the table: its file, the command that measures it, what draws it."""

@@ -202,17 +202,18 @@ def _emit(build: Build) -> None:
     code = guard_emit.emit(captured.guard_plan)
     code.at("torch's global state")
     code.emit("global_state", build.observation.global_state)
-    guard_emit.add_backend_guards(code, build.context.guards)
-    if build.shape_guards is not None:
-        guard_emit.add_shape_guards(code, [*build.shape_guards, *build.context.guards])
-    numbers = build.observation.recorder.numbers
-    guard_emit.add_number_guard(code, numbers.guard())
+    # Predicates come last, so what anything else needs is fetched before them.
     node_slots = tuple(code.slot(node_id) for node_id in build.node_ids)
     input_slots = tuple(code.slot(node_id) for node_id in captured.guard_plan.tensors)
     compiled = build.compiled
     if build.numbers is not None:
         compiled = _with_numbers(compiled, build.numbers, len(input_slots))
         input_slots += tuple(code.slot(node_id) for node_id in build.numbers.reads.nodes)
+    guard_emit.add_backend_guards(code, build.context.guards)
+    if build.shape_guards is not None:
+        guard_emit.add_shape_guards(code, [*build.shape_guards, *build.context.guards])
+    numbers = build.observation.recorder.numbers
+    guard_emit.add_number_guard(code, numbers.guard())
     program = code.program()
     handle = _C.Record(program, compiled, input_slots, build.finish, node_slots)
     captured.record = Record(

@@ -60,7 +60,7 @@ class ShapeHistory:
 
     def note_attribute(self, owner: str, name: Any) -> None:
         """A call misses a record for a value that an object has under a name."""
-        if isinstance(name, str):
+        if isinstance(name, str) and self.dynamic is not False:
             self.varying.setdefault(name, set()).add(owner)
 
     def lifted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int | str]:

@@ -28,7 +28,7 @@ def texts(caught: list[warnings.WarningMessage]) -> list[str]:
 
 def test_the_limit() -> None:
     model = Net()
-    compiled = magjit.compile(model, backend="eager", fullgraph=True)
+    compiled = magjit.compile(model, backend="eager", fullgraph=True, dynamic=False)
     x = torch.randn(2, 4)
     limit = magjit.config.current().record_limit
     with warnings.catch_warnings(record=True) as caught:
