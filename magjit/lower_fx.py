@@ -8,7 +8,6 @@ the random number generator.
 from __future__ import annotations
 
 import linecache
-import math
 import operator
 import types
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from magjit.monitor.operator_graph import (
 )
 from magjit.monitor.regions import FunctionRegion, Region
 from magjit.plugin import make_graph_module
+from magjit.refgraph.number_values import SYMBOLIC
 from magjit.replayed_function import ForwardPlan, replayed_apply
 
 _DUNDERS: dict[str, Callable[..., Any]] = {
@@ -88,16 +88,6 @@ _REFLECTED: dict[str, Callable[..., Any]] = {
     "__rlshift__": operator.lshift,
     "__rrshift__": operator.rshift,
 }
-
-
-_SYMBOLIC: dict[Any, Callable[..., Any]] = {
-    int: torch.sym_int,
-    float: torch.sym_float,
-    max: torch.sym_max,
-    min: torch.sym_min,
-    math.sqrt: torch.sym_sqrt,
-}
-"""What computes with the symbols of a backend, too."""
 
 
 def lower(
@@ -172,7 +162,7 @@ class _Lowering:
             found = self.numbers.get(id(number))
         if found is None:
             args = tuple([self.number(a) if hasattr(a, "sources") else a for a in number.args])
-            func = _SYMBOLIC.get(number.func, number.func)
+            func = SYMBOLIC.get(number.func, number.func)
             found = self.numbers[key] = self.fx.call_function(func, args)
         return found
 

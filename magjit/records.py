@@ -97,23 +97,25 @@ class Record:
 
     def failing_guard(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """What a call misses this record for, or None when it would hit."""
+        origin = self._failing(args, kwargs)
+        return None if origin is None else describe_origin(origin, self.paths)
+
+    def _failing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Origin | None:
         index = self.handle.program.explain(args, kwargs)
-        return None if index is None else describe_origin(self.guard_origins[index], self.paths)
+        return None if index is None else self.guard_origins[index]
 
     def missed_numbers(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[tuple[str, Any]]:
         """The attribute that a call misses it for: its object and its name."""
-        index = self.handle.program.explain(args, kwargs)
-        node_id, what = (0, "") if index is None else self.guard_origins[index]
+        node_id, what = self._failing(args, kwargs) or (0, "")
         if not node_id or not isinstance(what, Item):
             return []
         return [(self.paths.path(node_id), what.key.key)]
 
     def misses_for_shape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call misses it for the metadata of a tensor, such as its shape."""
-        index = self.handle.program.explain(args, kwargs)
-        what = "" if index is None else self.guard_origins[index][1]
+        _, what = self._failing(args, kwargs) or (0, "")
         return what == METADATA_ORIGIN or str(what).startswith(SHAPES_ORIGIN)
 
 

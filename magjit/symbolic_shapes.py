@@ -49,17 +49,9 @@ from magjit.plugin.convolutions import unguarded_convolutions
 from magjit.plugin.inputs import make_fake, make_shape_env, symbolic_context
 from magjit.plugin.shape_guards import shape_guards
 from magjit.refgraph.nodes import ShadowNode
-from magjit.refgraph.number_values import Number, Size
+from magjit.refgraph.number_values import SYMBOLIC, Number, Size
 from magjit.refgraph.numbers import Numbers
 
-_SYMBOLIC: dict[Any, Callable[..., Any]] = {
-    int: torch.sym_int,
-    float: torch.sym_float,
-    max: torch.sym_max,
-    min: torch.sym_min,
-    math.sqrt: torch.sym_sqrt,
-}
-"""Functions that take symbols under another name."""
 _FOLDED: dict[Any, Callable[..., Any]] = {
     sympy.Add: operator.add,
     sympy.Mul: operator.mul,
@@ -314,7 +306,7 @@ class SymbolicShapes:
         made = func(*values)
         if type(made) not in (int, float):
             raise _NoNumber(func.__name__)
-        sym = _SYMBOLIC.get(func, func)(*syms)
+        sym = SYMBOLIC.get(func, func)(*syms)
         return self.numbers.sized(_C.fresh_number(made), func, tuple(parts), sym)
 
     def computed(self, func: Callable[..., Any], operands: tuple[Any, ...]) -> Number | None:
@@ -426,14 +418,14 @@ _INEXACT = (ToFloat, IntTrueDiv, FloatTrueDiv, FloorToInt, CeilToInt, TruncToInt
 def _on_symbols(func: Callable[..., Any], syms: list[Any]) -> Any:
     """The result of a function of sizes; None where it may be another than Python's."""
     if func in (max, min):
-        return reduce(_SYMBOLIC[func], syms)
+        return reduce(SYMBOLIC[func], syms)
     if func in (int, math.floor, math.ceil) and isinstance(syms[0], torch.SymFloat):
         expr = syms[0].node.expr
         ratio = expr.func is IntTrueDiv and all(part.is_integer for part in expr.args)
         # The environment takes the integer part of a ratio for its floor.
         if not ratio or not bool(syms[0] >= 0):
             return None
-    return _SYMBOLIC.get(func, func)(*syms)
+    return SYMBOLIC.get(func, func)(*syms)
 
 
 def _hint(size: Any) -> Any:

@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 _INPUT = re.compile(r"inputs\[(\d+)\]")
+_NAMES = {**SYMPY_INTERP, "math": math, "torch": torch}
+"""What the expressions of shape guards may name."""
 
 Predicate = Callable[[Sequence[Any]], bool]
 
@@ -53,8 +55,7 @@ class ShapeGuard:
 
     def predicate(self) -> Predicate:
         """The condition as a function of all graph inputs."""
-        names = {**SYMPY_INTERP, "math": math, "torch": torch}
-        made: Predicate = eval(f"lambda inputs: {self.expression}", names)
+        made: Predicate = eval(f"lambda inputs: {self.expression}", dict(_NAMES))
         return made
 
     def at(self, positions: Sequence[int]) -> ShapeGuard:
@@ -65,11 +66,10 @@ class ShapeGuard:
 
 def joined(guards: Sequence[ShapeGuard], inputs: Sequence[int]) -> Callable[..., bool]:
     """All of some conditions, as one function of the inputs at these positions."""
-    names = {**SYMPY_INTERP, "math": math, "torch": torch}
     parameters = ", ".join(f"input_{i}" for i in inputs)
     named = [_INPUT.sub(r"input_\1", guard.expression) for guard in guards]
     terms = [f"({expression})" for expression in named]
-    made: Callable[..., bool] = eval(f"lambda {parameters}: {' and '.join(terms)}", names)
+    made: Callable[..., bool] = eval(f"lambda {parameters}: {' and '.join(terms)}", dict(_NAMES))
     return made
 
 

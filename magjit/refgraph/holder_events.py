@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from magjit.refgraph.number_values import Number
 from magjit.refgraph.recorder import Handler, StateRecorder
 from magjit.refgraph.stack import running_frame
 
-Post = Callable[[tuple[Any, ...]], None]
 SEQUENCES = (tuple, list, torch.Size)
 ITERATORS: tuple[Any, ...] = (
     *(type(iter(())), type(iter([])), type({}.items()), type({}.values())),

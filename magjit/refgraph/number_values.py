@@ -1,15 +1,18 @@
 """Numbers of a run that may change, as data, and what a record keeps of them.
 
-Number  ::= Source | func (Number | constant)*          an object that the run computes with
-Source  ::= Read node key                               a counter on an object
-| Drawn generator method arguments            a random number
-| Size node dim                               a size of a tensor
-| Argument relation                           an argument that was seen to change
-Outcome ::= Number true?                                what the program decided by a number
+    Number  ::= Source | func (Number | constant)*          an object that the run computes with
+    Source  ::= Read node key                               a counter on an object
+              | Drawn generator method arguments            a random number
+              | Size node dim                               a size of a tensor
+              | Argument relation                           an argument that was seen to change
+    Outcome ::= Number true?                                what the program decided by a number
+
+A number may differ at the next call as long as one of its sources is not pinned.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,6 +46,14 @@ COMPARE: dict[str, Callable[..., Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+SYMBOLIC: dict[Any, Callable[..., Any]] = {
+    int: torch.sym_int,
+    float: torch.sym_float,
+    max: torch.sym_max,
+    min: torch.sym_min,
+    math.sqrt: torch.sym_sqrt,
+}
+"""Functions that compute with symbols under another name."""
 _SYMBOLS = {func: symbol for symbol, func in (BINARY | COMPARE).items()}
 
 
