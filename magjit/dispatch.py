@@ -20,12 +20,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from magjit import _C
 from magjit import config as settings
+from magjit.continuations import Chain
 from magjit.errors import BackendError, GraphBreakError
 from magjit.marks import Mark, mark
-from magjit.observe import Observation, capture_lock, observe
+from magjit.observe import Manner, Observation, capture_lock, observe
 from magjit.pipeline import build_record
 from magjit.plugin import Backend, BackendContext
 from magjit.records import Captured, Record, SplitPoint, Stats
+from magjit.regions import Program, RegionRun
 from magjit.replay_errors import has_saved_tensor_hooks, leave_modes
 from magjit.shape_history import ShapeHistory
 
@@ -53,8 +55,12 @@ class Options:
 class Controller:
     """The records of one compiled object and the decisions about them."""
 
-    def __init__(self, target: Any, options: Options) -> None:
+    def __init__(self, target: Any, options: Options, root: Controller | None = None) -> None:
         self.target = target
+        self.root = root or self
+        self.cuts = not options.fullgraph
+        self.parts: list[Captured] = []
+        self.program: Program = Program(self._region) if root is None else root.program
         self.options = options
         self.records: list[Record] = []
         self.captures = 0
@@ -69,12 +75,30 @@ class Controller:
         self.shell: Callable[[], Any] = lambda: None
         self.dispatcher = _C.Dispatcher(self.miss)
         self.dispatcher.failed = self.failed
-        _controllers.add(self)
+        if root is None:
+            _controllers.add(self)
 
     @property
     def stats(self) -> Stats:
         replays = self.retired_hits + sum(record.hits for record in self.records)
-        return Stats(self.captures, replays, self.splits, self.eager_calls, len(self.records))
+        regions = [one for one in self.program.regions.values() if isinstance(one, Controller)]
+        return Stats(
+            self.captures + sum(region.captures for region in regions),
+            replays,
+            self.splits + sum(region.splits for region in regions),
+            self.eager_calls + sum(region.eager_calls for region in regions),
+            len(self.records) + sum(len(region.records) for region in regions),
+            len(regions),
+            sum(record.hits for region in regions for record in region.records),
+            sum(point.done for point in self.program.points.values()),
+        )
+
+    def _region(self, chain: Chain) -> Controller:
+        """The records of a part of this program."""
+        region = Controller(chain, self.options, self)
+        region.keep_last, region.parts = self.keep_last, self.parts
+        region.history.of_region = True
+        return region
 
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """A call for which no guard holds."""
@@ -160,17 +184,10 @@ class Controller:
         found = [record.failing_guard(args, kwargs) for record in self.records]
         return [reason for reason in found if reason is not None]
 
-    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        context = BackendContext(
-            mode=self.options.mode,
-            options=self.options.options,
-            dynamic=self.options.dynamic,
-            fullgraph=self.options.fullgraph,
-            want_dumps=self.keep_last,
-        )
+    def manner(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Manner:
+        """How a call that misses all records is to be observed."""
         # A record that asks for the same random numbers again is worth one try.
         tried = any(record.fixed_draws for record in self.records)
-        fix_draws = not tried and not self.options.fullgraph
         for record in self.records:
             for owner, name in record.missed_numbers(args, kwargs):
                 self.history.note_attribute(owner, name)
@@ -178,49 +195,85 @@ class Controller:
             [*args, *kwargs.values()],
             any(record.misses_for_shape(args, kwargs) for record in self.records),
         )
-        observation = observe(
-            self.target,
-            args,
-            kwargs,
-            fix_draws=fix_draws,
+        return Manner(
+            fix_draws=not tried and not self.options.fullgraph,
+            cuts=self.cuts,
             numbers_into_graph=self.options.backend.name == "eager",
             history=self.history,
             symbols=symbols,
         )
+
+    def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        manner = self.manner(args, kwargs)
+        run = RegionRun(self.program, self.root, self, manner) if self.cuts else None
+        observation = observe(self.target, args, kwargs, manner, run)
         result = observation.recorder.numbers.original(observation.result)
         try:
-            captured = build_record(observation, self.options.backend, context)
-            if captured.record is not None:
-                self._note_shapes(observation)
-        except BackendError as error:
-            if symbols:
-                self.history.given_up = True  # the next capture is made without
-                log.debug("%s with symbolic shapes: %s", self.name, error)
-                return result
-            if self.options.fullgraph:
-                raise
-            self._fall_back(f"{error.reason}", str(error))
-            return result
+            if run is not None:
+                run.ended_last()
+                self.root.splits += bool(run.cuts or run.learned)
+            elif isinstance(kept := self.keep(observation, manner), SplitPoint):
+                self.note_split(kept)
         finally:
             observation.recorder.give_numbers_back()
             if not self.keep_last:
                 observation.release()
+        return result
+
+    def keep(
+        self,
+        observation: Observation,
+        manner: Manner,
+        go_on: Callable[[tuple[Any, ...]], Any] | None = None,
+    ) -> Record | SplitPoint | None:
+        """Make a record of what was observed, or say why there is none.
+
+        None: the next capture, made in another manner, may give one.
+
+        Args:
+            observation: of a region that has just ended.
+            manner: how it was observed.
+            go_on: gives the result of a replay of a region that ends at a cut.
+
+        Raises:
+            BackendError, GraphBreakError: with ``fullgraph=True``.
+        """
+        context = BackendContext(
+            mode=self.options.mode,
+            options=self.options.options,
+            dynamic=self.options.dynamic,
+            fullgraph=self.options.fullgraph,
+            want_dumps=self.keep_last,
+        )
+        try:
+            captured = build_record(observation, self.options.backend, context, go_on)
+            if captured.record is not None:
+                self._note_shapes(observation)
+        except BackendError as error:
+            if manner.symbols:
+                self.history.given_up = True  # the next capture is made without
+                log.debug("%s with symbolic shapes: %s", self.name, error)
+                return None
+            if self.options.fullgraph:
+                raise
+            self._fall_back(f"{error.reason}", str(error))
+            return None
         if self.keep_last:
             self.last = captured
+            self.parts.append(captured)
         if captured.record is not None:
             self.captures += 1
             self.failures = 0
             self.records.append(captured.record)
             self.dispatcher.add(captured.record.handle)
             log.debug("captured %s: %d operators", self.name, captured.record.operator_count)
-            return result
+            return captured.record
         assert captured.split is not None
-        if symbols and not self.options.dynamic:
+        if manner.symbols and not self.options.dynamic:
             self.history.given_up = True  # the next capture is made without
             log.debug("%s with symbolic shapes: %s", self.name, captured.split)
-            return result
-        self._split(captured.split)
-        return result
+            return None
+        return captured.split
 
     def _note_shapes(self, observation: Observation) -> None:
         """Remember the sizes and numbers of this call, and which have to be as they are."""
@@ -236,7 +289,8 @@ class Controller:
             for reason in shapes.reasons():
                 log.info("%s: %s", self.name, reason)
 
-    def _split(self, split: SplitPoint) -> None:
+    def note_split(self, split: SplitPoint) -> None:
+        """A run did not become a record."""
         self.splits += 1
         if self.options.fullgraph:
             raise GraphBreakError(
@@ -264,6 +318,8 @@ class Controller:
     @property
     def name(self) -> str:
         target = self.target
+        if isinstance(target, Chain):
+            return f"{self.root.name}, in {target.name}"
         return getattr(target, "__qualname__", None) or type(target).__qualname__
 
     def reset(self) -> None:
@@ -275,6 +331,8 @@ class Controller:
         self.failures = 0
         self.history = ShapeHistory(self.options.dynamic)
         self.last = None
+        self.parts.clear()
+        self.program.clear()
 
 
 def reset_all() -> None:

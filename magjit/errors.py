@@ -76,8 +76,17 @@ class Unrebuildable(MagJITError):
 
     Attributes:
         path: how the object is reached from the result, such as ``result['a'][0]``.
+        obj: the object, if it is one.
     """
 
-    def __init__(self, reason: str, *, path: str = "result", remedy: str | None = None) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        path: str = "result",
+        remedy: str | None = None,
+        obj: object = None,
+    ) -> None:
         super().__init__(reason, remedy=remedy)
         self.path = path
+        self.obj = obj

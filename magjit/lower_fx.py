@@ -29,7 +29,7 @@ from magjit.monitor.operator_graph import (
     refs_in,
 )
 from magjit.monitor.regions import FunctionRegion, Region
-from magjit.plugin import make_graph_module
+from magjit.plugin import make_graph_module, runnable
 from magjit.refgraph.number_values import SYMBOLIC
 from magjit.replayed_function import ForwardPlan, replayed_apply
 
@@ -115,6 +115,11 @@ def lower(
     return lowering.finish(graph.operators, outputs)
 
 
+def checkpointed(inner: GraphModule, *args: Any, **options: Any) -> Any:
+    """Torch's checkpoint over a graph, which is no module of the program's: it has no hooks."""
+    return checkpoint(runnable(inner), *args, **options)
+
+
 class _Lowering:
     """One fx graph; ``wanted`` are the values that are used outside of the regions in it."""
 
@@ -192,7 +197,7 @@ class _Lowering:
         inner = self.submodule("checkpointed", region, outputs)
         args = (inner, *[self.nodes[value_id] for value_id in region.inputs])
         kwargs = dict(region.options)
-        target: Callable[..., Any] = checkpoint
+        target: Callable[..., Any] = checkpointed
         if self.traced:
             target, kwargs = tag_activation_checkpoint, {"use_reentrant": False}
         node = self.fx.call_function(target, args, kwargs)
@@ -306,7 +311,7 @@ def _named(func: Callable[..., Any], traced: bool) -> Callable[..., Any]:
         return func(*args, **kwargs)
 
     owner = func.__self__ if isinstance(func.__self__, type) else type(func.__self__)
-    call.__module__ = owner.__module__
+    call.__module__ = __name__  # torch.fx takes what is of torch for what can be imported
     call.__name__ = call.__qualname__ = f"{owner.__name__}_{func.__name__}"
     return call
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import inspect
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._C import _pop_torch_function_stack, _push_on_torch_function_stack
@@ -20,7 +19,9 @@ from torch._C import _pop_torch_function_stack, _push_on_torch_function_stack
 from magjit import _C
 from magjit.annotations import default_database
 from magjit.bytecode import decode
+from magjit.cutting import Cutter, Host
 from magjit.errors import Location
+from magjit.marks import Mark, mark_of
 from magjit.mocks import Resolver
 from magjit.plugin import GraphInput, InputDescriber, TensorInput
 from magjit.records import Timings
@@ -29,13 +30,12 @@ from magjit.refgraph import relations as r
 from magjit.refgraph.autograd_functions import left_frame
 from magjit.refgraph.binding import bind_handlers
 from magjit.refgraph.frames import FrameState
-from magjit.refgraph.kinds import class_lookup
 from magjit.refgraph.nodes import ShadowNode
-from magjit.refgraph.number_events import HANDLERS as NUMBER_HANDLERS
 from magjit.refgraph.number_events import entered, returned
 from magjit.refgraph.python_specials import python_special
 from magjit.refgraph.recorder import StateRecorder
 from magjit.refgraph.stack import reads_onto_stack
+from magjit.roots import definition, is_passed_through, register_roots, sees_keyword_order
 from magjit.shape_history import ShapeHistory
 from magjit.symbolic_shapes import SymbolicShapes
 
@@ -81,7 +81,6 @@ _HANDLERS = {
     **containers.HANDLERS,
     **calls.HANDLERS,
     **other_events.HANDLERS,
-    **NUMBER_HANDLERS,
 }
 
 
@@ -133,8 +132,8 @@ class Observation:
 
     def prepare(self, target: Any, history: ShapeHistory) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Note what can only be seen before the run; gives the arguments of the run."""
-        self.location = _definition(target)
-        self.sees_keyword_order = _sees_keyword_order(target)
+        self.location = definition(target)
+        self.sees_keyword_order = sees_keyword_order(target)
         self.global_state = _C.global_state()
         self.random_states = _random_states()
         self.recorder.numbers.start()
@@ -156,13 +155,27 @@ class Observation:
 
         recorder.operators.on_input = describe
         lifted = history.lifted(self.args, self.kwargs)
+        recorder.numbers.changed = history.changed(self.args, self.kwargs)
         recorder.numbers.varying = history.varying
-        recorder.numbers.root = target if lifted or history.varying else None
-        return _register_roots(recorder, target, self.args, self.kwargs, lifted)
+        varies = history.varying or (lifted and not history.of_region)
+        recorder.numbers.root = target if varies else None
+        return register_roots(recorder, target, self.args, self.kwargs, lifted)
+
+    def end(self) -> None:
+        """The region has ended, here and now."""
+        self.timings.record_ms = self.recorder.seconds * 1e3
+        self.recorder.seconds = 0.0
+        self.recorder.operators.active = False
+        _check_end(self)
+        self.draws = self.random_states != _random_states()
 
     def release(self) -> None:
         """Let go of everything that the run used."""
         self.recorder.release()
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of the user's objects, but leave the recorder alone."""
         self.result = None
         self.args = ()
         self.kwargs = {}
@@ -229,15 +242,57 @@ class Observation:
         yield
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Manner:
+    """How a region is to be observed.
+
+    Attributes:
+        fix_draws: a random number that the record has to fix is no split.
+        numbers_into_graph: the backend takes ints and floats as inputs of the graph.
+        history: which sizes become symbols, if ``symbols``.
+        cuts: the run is cut where it cannot be one region.
+    """
+
+    fix_draws: bool = True
+    cuts: bool = False
+    numbers_into_graph: bool = False
+    history: ShapeHistory = field(default_factory=ShapeHistory)
+    symbols: bool = False
+
+    def begin(
+        self, recorder: StateRecorder, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Observation, tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Prepare a recorder for a region that begins now; also gives its arguments."""
+        numbers = recorder.numbers
+        numbers.into_graph = self.numbers_into_graph
+        numbers.may_draw = self.fix_draws or not self.cuts
+        if not self.fix_draws:
+            numbers.on_pinned_draw = lambda drawn: recorder.split(
+                drawn.reason, location=drawn.location
+            )
+        observation = Observation(recorder, args, kwargs)
+        if self.symbols:
+            shapes = SymbolicShapes(numbers, partial(reads_onto_stack, recorder))
+            numbers.on_pinned_size = lambda size: shapes.needs(size, recorder.location())
+            observation.shapes = numbers.shapes = recorder.operators.shapes = shapes
+        return observation, observation.prepare(target, self.history)
+
+
+class Regions(Host, Protocol):
+    """Who keeps the regions of a program, and knows which one is observed."""
+
+    observation: Observation
+
+    def attach(self, recorder: StateRecorder) -> None:
+        """A run begins."""
+
+
 def observe(
     target: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    *,
-    fix_draws: bool = True,
-    numbers_into_graph: bool = False,
-    history: ShapeHistory | None = None,
-    symbols: bool = False,
+    manner: Manner | None = None,
+    regions: Regions | None = None,
 ) -> Observation:
     """Run ``target(*args, **kwargs)`` for real, once, and write down what it did.
 
@@ -247,26 +302,18 @@ def observe(
 
     Args:
         target: the program; ``args`` and ``kwargs`` are its arguments.
-        fix_draws: a random number that the record has to fix is no split.
-        numbers_into_graph: the backend takes ints and floats as inputs of the graph.
-        history: which sizes become symbols, if ``symbols``.
+        manner: how to observe it.
+        regions: where a run is cut that cannot be one region; without it, it is not cut.
+
+    Returns:
+        The observation of the run's last region.
     """
-    history = history or ShapeHistory()
     recorder = StateRecorder(default_database(), python_special)
-    recorder.numbers.into_graph = numbers_into_graph
-    if not fix_draws:
-        recorder.numbers.on_pinned_draw = lambda drawn: recorder.split(
-            drawn.reason, location=drawn.location
-        )
     observation = Observation(recorder, args, kwargs)
-    if symbols:
-        shapes = SymbolicShapes(recorder.numbers, partial(reads_onto_stack, recorder))
-        recorder.numbers.on_pinned_size = lambda size: shapes.needs(size, recorder.location())
-        observation.shapes = recorder.numbers.shapes = recorder.operators.shapes = shapes
     tracer: _C.Tracer | None = None
     given = args, kwargs
     try:
-        given = observation.prepare(target, history)
+        observation, given = (manner or Manner()).begin(recorder, target, args, kwargs)
         tracer = recorder.tracer = _C.Tracer(
             bind_handlers(recorder, _HANDLERS),
             partial(_enter_frame, recorder),
@@ -274,38 +321,53 @@ def observe(
             _TRIVIAL,
             lambda code: decode(code).plan,
         )
-        recorder.numbers.watch_with(tracer.watch)
+        recorder.watch()
     except Exception as error:
         recorder.fail(error)
+    if regions is not None:
+        regions.observation = observation
+        regions.attach(recorder)
+        if is_passed_through(target):
+            recorder.on_split = Cutter(recorder, regions).cut
+            recorder.places = regions.places
     collecting = gc.isenabled()
     started = time.perf_counter()
     try:
         gc.disable()  # finalizers of unrelated garbage must not run under observation
         if recorder.broken is not None or tracer is None:
-            observation.result = target(*args, **kwargs)
+            result = target(*args, **kwargs)
         else:
-            observation.result = _traced(tracer, recorder, target, *given)
+            result = _traced(tracer, recorder, target, *given)
     finally:
+        recorder.on_split = lambda split: False
         if collecting:
             gc.enable()
-    observation.timings.record_ms = recorder.seconds * 1e3
+    if regions is not None:
+        observation = regions.observation
+    observation.result = result
     observation.timings.run_ms = (time.perf_counter() - started) * 1e3
-    recorder.operators.active = False
-    _check_end(observation)
-    observation.draws = observation.random_states != _random_states()
+    if recorder.between:
+        recorder.abandon("the program ends in the midst of an operation")
+    observation.end()
     if tracer is not None and tracer.error is not None:
         recorder.fail(tracer.error)
     return observation
 
 
 def _enter_frame(recorder: StateRecorder, *frame: Any) -> Any:
+    if recorder.between:
+        recorder.abandon("an operation between two regions raises")
+        return None
     verdict = recorder.enter_frame(*frame)
-    if recorder.numbers:
+    if recorder.numbers and mark_of(frame[0]) is not Mark.TRANSPARENT:
         entered(recorder, frame[1], isinstance(verdict, FrameState), frame[-1])
     return verdict
 
 
 def _leave_frame(recorder: StateRecorder, state: FrameState, result: Any) -> None:
+    if recorder.between:
+        recorder.abandon("an operation between two regions raises")
+        return
     left_frame(recorder, state, result)
     if recorder.numbers:
         returned(recorder, state, result)
@@ -372,99 +434,3 @@ def _random_states() -> list[bytes]:
     if torch.cuda.is_initialized():
         generators += torch.cuda.default_generators
     return [generator.get_state().numpy().tobytes() for generator in generators]
-
-
-def _sees_keyword_order(target: Any) -> bool:
-    """Whether the program's first function collects keywords in a dict."""
-    function = _entry_function(target)[0]
-    return function is None or bool(function.__code__.co_flags & inspect.CO_VARKEYWORDS)
-
-
-def _register_roots(
-    recorder: StateRecorder,
-    target: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    lifted: set[int | str],
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Note what the call is given; gives the arguments with numbers of the run in them."""
-    recorder.root(target)
-    if isinstance(target, torch.nn.Module):
-        attributes.read_class_attr(recorder, type(target), "__call__")
-        attributes.read_class_attr(recorder, type(target), "forward")
-    elif isinstance(target, types.MethodType):
-        recorder.root(target.__func__)
-        recorder.root(target.__self__)
-    elif not isinstance(target, types.FunctionType):
-        calls.call_value(recorder, target, args, kwargs)
-    unused = _unused_arguments(target, len(args), tuple(kwargs))
-    outside = recorder.graph.outside
-    lifted -= unused
-    given: list[Any] = []
-    for index, value in enumerate(args):
-        relation = r.Arg(index)
-        if index not in unused | lifted:
-            recorder.read(outside, relation, value)
-        lift = index in lifted
-        given.append(recorder.numbers.argument(recorder.graph, relation, value) if lift else value)
-    named: dict[str, Any] = {}
-    for name, value in kwargs.items():
-        if name not in unused | lifted:
-            recorder.read(outside, r.Kwarg(name), value)
-        lift = name in lifted
-        named[name] = (
-            recorder.numbers.argument(recorder.graph, r.Kwarg(name), value) if lift else value
-        )
-    return tuple(given), named
-
-
-def _unused_arguments(target: Any, count: int, keywords: tuple[str, ...]) -> set[int | str]:
-    """Arguments that the program's first function never loads: nothing needs to guard them."""
-    function, offset = _entry_function(target)
-    if function is None:
-        return set()
-    code = function.__code__
-    loads = decode(code).loads
-    if "locals" in code.co_names or "vars" in code.co_names or "eval" in code.co_names:
-        return set()
-    positional = code.co_varnames[offset : code.co_argcount]
-    unused: set[int | str] = {
-        index for index, name in enumerate(positional[:count]) if name not in loads
-    }
-    named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return unused | {name for name in keywords if name in named and name not in loads}
-
-
-def _entry_function(target: Any) -> tuple[types.FunctionType | None, int]:
-    if isinstance(target, types.FunctionType):
-        return target, 0
-    if isinstance(target, types.MethodType) and isinstance(target.__func__, types.FunctionType):
-        return target.__func__, 1
-    if not isinstance(target, torch.nn.Module) or _has_hooks(target):
-        return None, 0
-    forward = class_lookup(type(target), "forward")
-    if "forward" in vars(target) or not isinstance(forward, types.FunctionType):
-        return None, 0
-    if type(target).__call__ is not torch.nn.Module.__call__:
-        return None, 0
-    return forward, 1
-
-
-def _has_hooks(module: torch.nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or torch.nn.modules.module._has_any_global_hook()
-    )
-
-
-def _definition(target: Any) -> Location | None:
-    function: Callable[..., Any] | None = _entry_function(target)[0]
-    if function is None:
-        function = getattr(type(target), "forward", None) or getattr(type(target), "__call__", None)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return None
-    return Location(code.co_filename, code.co_firstlineno, code.co_qualname)

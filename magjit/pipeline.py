@@ -35,6 +35,7 @@ class Build:
     backend: Backend
     context: BackendContext
     captured: Captured
+    go_on: Callable[[tuple[Any, ...]], Any] | None = None
     node_ids: tuple[int, ...] = ()
     value_ids: tuple[int, ...] = ()
     finish: Any = None
@@ -47,8 +48,19 @@ class Build:
     trace: list[str] = field(default_factory=list)
 
 
-def build_record(observation: Observation, backend: Backend, context: BackendContext) -> Captured:
+def build_record(
+    observation: Observation,
+    backend: Backend,
+    context: BackendContext,
+    go_on: Callable[[tuple[Any, ...]], Any] | None = None,
+) -> Captured:
     """Turn an observed run into a record, or say why that cannot be.
+
+    Args:
+        observation: the run, or a region of it.
+        backend: compiles its graph.
+        context: for the backend.
+        go_on: gives the result of a replay from what the region ends with.
 
     Raises:
         BackendError: the backend failed; the caller decides what that means.
@@ -63,7 +75,7 @@ def build_record(observation: Observation, backend: Backend, context: BackendCon
     if broken is not None:
         captured.split = SplitPoint(broken.reason, broken.location, broken.remedy, broken.error)
         return captured
-    build = Build(observation, backend, context, captured)
+    build = Build(observation, backend, context, captured, go_on)
     started = time.perf_counter()
     for name, run in PASSES:
         build.trace.append(name)
@@ -105,11 +117,14 @@ def _mock(build: Build) -> None:
         )
     except Unrebuildable as problem:
         build.captured.split = SplitPoint(
-            f"{problem.reason} ({problem.path})", observation.location, problem.remedy
+            f"{problem.reason} ({problem.path})",
+            observation.location,
+            problem.remedy,
+            about=problem.obj,
         )
         return
     build.captured.mock_plan = plan
-    emitted = emit_mock(plan)
+    emitted = emit_mock(plan, build.go_on)
     # Without a mock the result is the tuple of outputs; a backend may give them as a list.
     build.finish = tuple if emitted.finish is None else emitted.finish
     build.node_ids, build.value_ids = emitted.slots, emitted.outputs

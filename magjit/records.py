@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
@@ -24,12 +24,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SplitPoint:
-    """Why a run did not become one graph; ``error`` when MagJIT itself failed."""
+    """Why a run did not become one graph.
+
+    Attributes:
+        error: when MagJIT itself failed.
+        about: the object that a replay cannot make again.
+    """
 
     reason: str
     location: Location | None
     remedy: str | None = None
     error: BaseException | None = None
+    about: Any = None
 
     def __str__(self) -> str:
         where = f" at {self.location}" if self.location is not None else ""
@@ -119,7 +125,7 @@ class Record:
         return what == METADATA_ORIGIN or str(what).startswith(SHAPES_ORIGIN)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Stats:
     """What a compiled object has done so far.
 
@@ -128,7 +134,10 @@ class Stats:
         replays: calls that a record served.
         splits: runs that could not become one graph.
         eager_calls: calls that ran the original program without observation.
-        records: records held now.
+        records: records held now, those of regions included.
+        regions: parts of the program behind the first cut.
+        region_replays: how often a record served a region behind a cut.
+        operations: how often an operation was done between two regions of a replay.
     """
 
     captures: int = 0
@@ -136,6 +145,17 @@ class Stats:
     splits: int = 0
     eager_calls: int = 0
     records: int = 0
+    regions: int = 0
+    region_replays: int = 0
+    operations: int = 0
+
+    def __repr__(self) -> str:
+        """Without what is about regions where there are none."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if not self.regions and not self.operations:
+            for name in ("regions", "region_replays", "operations"):
+                del values[name]
+        return f"Stats({', '.join(f'{name}={value}' for name, value in values.items())})"
 
 
 @dataclass(slots=True, eq=False)

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from magjit.monitor.operator_graph import ValueRef, mapped
 from magjit.monitor.regions import FunctionRegion
+from magjit.plugin import runnable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,9 +36,8 @@ class ForwardPlan:
     def run(self, ctx: Any, gm: GraphModule, args: tuple[Any, ...]) -> Any:
         """The forward: what it leaves on the context, and its result."""
         region = self.region
-        values = dict(
-            zip(self.outputs, gm(*[args[position] for position in self.positions]), strict=True)
-        )
+        made = runnable(gm)(*[args[position] for position in self.positions])
+        values = dict(zip(self.outputs, made, strict=True))
         if region.saved is not None:
             ctx.save_for_backward(*_filled(region.saved, values))
         if region.dirty:

@@ -27,10 +27,13 @@ class ShapeHistory:
         dynamic: as ``magjit.compile`` takes it: True makes symbols from the first call on, False
             never, None of what changes.
         given_up: a capture with symbols failed where one without may not.
+        of_region: the program goes on in its middle: all numbers that it is handed are inputs from
+            the first capture on, because most of them come from a loop or from a tensor.
     """
 
     dynamic: bool | None = None
     given_up: bool = False
+    of_region: bool = False
     _seen: dict[Path, tuple[set[int], ...]] = field(default_factory=dict)
     _fixed: set[tuple[Path, int]] = field(default_factory=set)
     _given: dict[int | str, set[str]] = field(default_factory=dict)
@@ -68,11 +71,18 @@ class ShapeHistory:
         if self.dynamic is False or self.given_up:
             return set()
         found = _numbers(args, kwargs)
-        changed = {place for place, value in found if self._given.get(place, set()) - {repr(value)}}
+        if self.of_region:
+            return {place for place, _ in found}
+        changed = self.changed(args, kwargs)
         if not changed and not self.dynamic:
             return set()
         floats = {place for place, value in found if type(value) is float}
         return changed | floats if not self.dynamic else {place for place, _ in found}
+
+    def changed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int | str]:
+        """Number arguments that have had other values before."""
+        found = _numbers(args, kwargs)
+        return {place for place, value in found if self._given.get(place, set()) - {repr(value)}}
 
     def chooser(self, graph: RefGraph) -> Callable[[ShadowNode, TensorInput], frozenset[int]]:
         """What says which dimensions of a graph input become symbols."""

@@ -118,7 +118,7 @@ class _WatchedBackend:
 
 
 class _Told(logging.Handler):
-    """What MagJIT logs when a call runs eagerly, and when a program is captured again."""
+    """What MagJIT logs when a program is cut or runs eagerly, and when it is captured again."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -130,8 +130,9 @@ class _Told(logging.Handler):
         self.again.clear()
 
     def emit(self, record: logging.LogRecord) -> None:
-        texts = self.texts if record.levelno >= logging.WARNING else self.again
-        texts.append(record.getMessage())
+        text = record.getMessage()
+        splits = record.levelno >= logging.WARNING or _IS_CUT.match(text)
+        (self.texts if splits else self.again).append(text)
 
 
 class _MagJITAttempt:
@@ -173,7 +174,10 @@ class _MagJITAttempt:
 
 
 _AGAIN = re.compile(r"^.* is captured again: ")
-_RUNS_EAGERLY = re.compile(r"^\S+ runs eagerly: (.*?)(?: at (\S+:\d+ in \S+))?$", re.DOTALL)
+_IS_CUT = re.compile(r"^\S+ is cut: ")
+_RUNS_EAGERLY = re.compile(
+    r"^\S+ (?:runs eagerly|is cut): (.*?)(?: at (\S+:\d+ in \S+))?$", re.DOTALL
+)
 
 
 def _told(text: str) -> Problem:

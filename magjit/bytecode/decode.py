@@ -286,6 +286,8 @@ class _Planner:
             self.awake.add(operand)
         elif op.read is Read.CELL:
             operand = raw.arg
+        elif op.read is Read.FILL:
+            operand = 2 if raw.opname == "MAP_ADD" else 1
         return UNIT_LAYOUT.pack(
             kind | (FILTER_BIT if kind in FILTERED else 0),
             op.read | op.give,

@@ -57,7 +57,8 @@ class EventKind(IntEnum):
     OTHER = 29  # nothing is understood of it
     STORE_NAME = 30  # (value, namespace)
     DELETE_NAME = 31  # (namespace)
-    HOLD = 32  # what goes into a new object; posts (object); reported only for watched objects
+    HOLD = 32  # what goes into a new object; posts (object), or (what is filled, *what goes in);
+    # reported only for watched objects
 
 
 #: Events that are not reported when every input is of a type the recorder calls trivial.
@@ -79,6 +80,7 @@ class Read(IntEnum):
     NONE_TEST = 9
     SLICE = 10
     BELOW_TOP = 11
+    FILL = 12
 
 
 class Give(IntEnum):
@@ -160,8 +162,9 @@ _event(K.HOLD, lambda arg: 3 if arg == 3 else 2, 1, "BUILD_SLICE")
 _event(K.HOLD, lambda arg: 2 * arg, 1, "BUILD_MAP")
 _event(K.HOLD, lambda arg: arg + 1, 1, "BUILD_CONST_KEY_MAP")
 _event(K.HOLD, 1, 1, "LIST_TO_TUPLE")
-_event(K.HOLD, 1, 0, "LIST_APPEND", "SET_ADD")
-_event(K.HOLD, 2, 0, "MAP_ADD")
+for _name in ("LIST_APPEND", "SET_ADD"):
+    TABLE[_name] = Op(K.HOLD, lambda arg: arg + 1, 0, Read.FILL)
+TABLE["MAP_ADD"] = Op(K.HOLD, lambda arg: arg + 2, 0, Read.FILL)
 
 # ---- names and cells ----
 _event(K.STORE_GLOBAL, 1, 0, "STORE_GLOBAL")
@@ -231,7 +234,8 @@ _event(K.READ, 1, 0, "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE")
 _event(K.READ, 1, 0, "POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_FORWARD_IF_TRUE")
 _event(K.READ, 1, 0, "POP_JUMP_BACKWARD_IF_FALSE", "POP_JUMP_BACKWARD_IF_TRUE")
 _event(K.READ, 1, 0, "JUMP_IF_FALSE_OR_POP", "JUMP_IF_TRUE_OR_POP")
-_event(K.READ, 1, 0, "LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE")
+for _name in ("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE"):
+    TABLE[_name] = Op(K.READ, lambda arg: arg + 1, 0, Read.FILL)
 _event(K.READ, 1, lambda arg: arg, "UNPACK_SEQUENCE")
 _event(K.READ, 1, lambda arg: (arg & 0xFF) + 1 + (arg >> 8), "UNPACK_EX")
 _event(K.READ, lambda arg: 2 if arg & 4 else 1, 1, "FORMAT_VALUE")
@@ -315,6 +319,12 @@ JUMP_DIRECTION = {
 
 #: Units that the end of an iteration skips at the target of its jump: END_FOR and POP_TOP.
 _SKIPPED_AT_END = {11: 0, 12: 1, 13: 2}[VERSION[1]]
+
+
+FILLING = frozenset(
+    {"LIST_APPEND", "SET_ADD", "MAP_ADD", "LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE"}
+)
+"""Instructions that fill a container that lies deeper on the stack."""
 
 
 def landing(opname: str, target: int) -> int:

@@ -45,12 +45,15 @@ class ResumePoint:
         unbound: indices of fast locals that have no value.
         nulls: indices of stack slots, from the bottom, that are empty.
         depth: number of stack slots.
+        replaced: the instruction is a call whose operands are not those of the frame: keyword
+            names that were set for it do not matter.
     """
 
     offset: int
     unbound: frozenset[int]
     nulls: frozenset[int]
     depth: int
+    replaced: bool = False
 
     @classmethod
     def of(cls, offset: int, fast_locals: Sequence[Any], stack: Sequence[Any]) -> ResumePoint:
@@ -60,8 +63,11 @@ class ResumePoint:
         return cls(offset, unbound, nulls, len(stack))
 
 
-def obstacle(code: CodeType, offset: int) -> str | None:
-    """Why execution cannot be resumed at an instruction, or None if it can."""
+def obstacle(code: CodeType, offset: int, *, replaced: bool = False) -> str | None:
+    """Why execution cannot be resumed at an instruction, or None if it can.
+
+    With ``replaced`` operands, as in `ResumePoint`.
+    """
     info = decode(code)
     if code.co_flags & _SUSPENDS:
         return "a generator or coroutine cannot be entered in its middle"
@@ -78,7 +84,7 @@ def obstacle(code: CodeType, offset: int) -> str | None:
         return "an exception is being handled"
     index = next(i for i, raw in enumerate(info.raw) if raw.unit == unit)
     named = any(raw.opname == "KW_NAMES" for raw in info.raw[max(index - 2, 0) : index])
-    if named and info.raw[index].opname in ("PRECALL", "CALL"):
+    if named and not replaced and info.raw[index].opname in ("PRECALL", "CALL"):
         return "keyword names of a call were already set"
     return None
 
@@ -93,13 +99,18 @@ def resume_code(code: CodeType, point: ResumePoint) -> CodeType:
     Raises:
         SpliceError: if execution cannot be resumed there.
     """
-    reason = obstacle(code, point.offset)
+    reason = obstacle(code, point.offset, replaced=point.replaced)
     info = decode(code)
     if reason is None and info.depths.before[point.offset // 2] != point.depth:
         reason = f"the stack has {point.depth} values, not those of the instruction"
     if reason is not None:
         raise SpliceError(f"{code.co_qualname} cannot be resumed at {point.offset}: {reason}")
     return _Splice(code, info, point).build()
+
+
+def shift(code: CodeType, point: ResumePoint) -> int:
+    """How far behind their old places the instructions of the resume code are, in bytes."""
+    return _Splice(code, decode(code), point).inserted()
 
 
 def resume_function(
@@ -175,6 +186,10 @@ class _Splice:
             ),
             co_linetable=_shift_lines(code.co_linetable, self.head, before, after - before),
         )
+
+    def inserted(self) -> int:
+        copy = _emit("COPY_FREE_VARS", len(self.free)) if self.free else b""
+        return len(copy) + len(self.prologue())
 
     def shifted(self, unit: int, before: int, after: int) -> int:
         return unit + (after if unit >= self.head else before)

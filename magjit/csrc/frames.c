@@ -52,8 +52,9 @@ PyDoc_STRVAR(
     "stack(frame, depth=-1) -> list\n\n"
     "The value stack of a frame, bottom first, empty slots as NULL.  depth is the static depth at\n"
     "the frame's instruction, not needed for suspended generators and for the frame whose event a\n"
-    "handler of a Tracer looks at.  Raises ValueError where it is not known.  A frame in the\n"
-    "midst of an instruction, such as a caller of the current one, must not be read.");
+    "handler of a Tracer looks at.  Raises ValueError where it is not known.  Of a frame in the\n"
+    "midst of a call only what lies below the call's operands may be read, and of one that\n"
+    "waits for C code all that was there when its instruction began.");
 
 static PyObject *
 frame_stack(PyObject *self, PyObject *args)
@@ -125,6 +126,28 @@ frame_replace_stack(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(replace_local_doc,
+             "replace_local(frame, index, value)\n\n"
+             "Puts value in place of a frame's fast local number index, which has a value.  The\n"
+             "frame must be suspended, or wait for a call to return.");
+
+static PyObject *
+frame_replace_local(PyObject *self, PyObject *args)
+{
+    PyObject *object, *value;
+    Py_ssize_t index;
+    if (!PyArg_ParseTuple(args, "O!nO:replace_local", &PyFrame_Type, &object, &index, &value)) {
+        return NULL;
+    }
+    mj_frame *frame = ((PyFrameObject *)object)->f_frame;
+    if (index < 0 || index >= mj_frame_code(frame)->co_nlocalsplus ||
+        frame->localsplus[index] == NULL) {
+        return PyErr_Format(PyExc_IndexError, "fast local %zd has no value", index);
+    }
+    Py_SETREF(frame->localsplus[index], Py_NewRef(value));
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(fresh_number_doc,
              "fresh_number(value) -> int or float\n\n"
              "An equal object that nothing else refers to, also of a small int, of which the\n"
@@ -166,6 +189,7 @@ static PyMethodDef methods[] = {
     {"localsplus", frame_localsplus, METH_O, localsplus_doc},
     {"function", frame_function, METH_O, function_doc},
     {"replace_stack", frame_replace_stack, METH_VARARGS, replace_stack_doc},
+    {"replace_local", frame_replace_local, METH_VARARGS, replace_local_doc},
     {NULL, NULL, 0, NULL},
 };
 

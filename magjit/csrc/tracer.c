@@ -211,6 +211,57 @@ tracer_watch(Tracer *tracer, PyObject *object)
     Py_RETURN_NONE;
 }
 
+/* The entry of a frame object's frame, or NULL: an error, or no entry. */
+static mj_entry *
+entry_of_object(Tracer *tracer, PyObject *object)
+{
+    if (!PyFrame_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "expected a frame, not %.100s", Py_TYPE(object)->tp_name);
+        return NULL;
+    }
+    return mj_entry_find(tracer, ((PyFrameObject *)object)->f_frame);
+}
+
+PyDoc_STRVAR(state_of_doc,
+             "state_of(frame) -> object or None\n\n"
+             "The state that on_frame gave for a frame that is observed now.");
+
+static PyObject *
+tracer_state_of(Tracer *tracer, PyObject *object)
+{
+    mj_entry *entry = entry_of_object(tracer, object);
+    if (entry == NULL && PyErr_Occurred()) {
+        return NULL;
+    }
+    return Py_NewRef(entry == NULL || entry->state == NULL ? Py_None : entry->state);
+}
+
+PyDoc_STRVAR(at_next_doc,
+             "at_next(frame, wake)\n\n"
+             "Nothing that the running instruction of an observed frame calls is reported, nor its\n"
+             "results; at the next event of the frame wake(offset) is called first.  It is dropped\n"
+             "when the frame exits.  Raises ValueError for a frame that is not observed.");
+
+static PyObject *
+tracer_at_next(Tracer *tracer, PyObject *args)
+{
+    PyObject *object, *wake;
+    if (!PyArg_ParseTuple(args, "OO:at_next", &object, &wake)) {
+        return NULL;
+    }
+    mj_entry *entry = entry_of_object(tracer, object);
+    if (entry == NULL || entry->state == NULL) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_ValueError, "this frame is not observed");
+        }
+        return NULL;
+    }
+    Py_CLEAR(entry->pending);
+    Py_XSETREF(entry->wake, Py_NewRef(wake));
+    entry->opaque = true;
+    Py_RETURN_NONE;
+}
+
 static PyObject *
 tracer_counts(Tracer *tracer, void *closure)
 {
@@ -223,6 +274,8 @@ static PyMethodDef tracer_methods[] = {
     {"pause", (PyCFunction)tracer_pause, METH_NOARGS, pause_doc},
     {"resume", (PyCFunction)tracer_resume, METH_NOARGS, resume_doc},
     {"watch", (PyCFunction)tracer_watch, METH_O, watch_doc},
+    {"state_of", (PyCFunction)tracer_state_of, METH_O, state_of_doc},
+    {"at_next", (PyCFunction)tracer_at_next, METH_VARARGS, at_next_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -23,7 +23,8 @@
  * depth    of the value stack before the instruction; MJ_UNREACHABLE: never executed
  * ninputs  stack values that are inputs
  * nposts   stack values given to the post handler at the next instruction
- * operand  INPUT_CELL: index into localsplus; POST_ITERATION: unit of the event after the end
+ * operand  INPUT_CELL: index into localsplus; INPUT_FILL: number of values that go in;
+ *          POST_ITERATION: unit of the event after the end
  * home     unit of the instruction itself, where this one is its EXTENDED_ARG prefix
  * next     unit of the next event when this instruction falls through
  */
@@ -54,6 +55,7 @@ enum mj_input_mode {
     INPUT_NONE_TEST = 9,  /* the value, then None: an identity test */
     INPUT_SLICE = 10,     /* [..., start, stop]: the last two as one slice object */
     INPUT_BELOW_TOP = 11, /* the values below the topmost one */
+    INPUT_FILL = 12,      /* the container, which is the lowest, then the topmost operand values */
 };
 
 enum mj_post_mode {
@@ -80,6 +82,7 @@ typedef struct {
     PyObject *state;   /* strong; NULL: an opaque frame */
     PyObject *pending; /* strong or NULL: post handler of the instruction before the next event */
     const mj_unit *pending_unit;
+    PyObject *wake; /* strong or NULL: called at the next event of this frame, before its handler */
     bool opaque; /* frames entered now are not reported */
     /* 3.11: f_trace_opcodes and f_trace_lines as they were before */
     bool restore_opcodes, restore_lines;

@@ -142,6 +142,16 @@ pack_slice(PyObject *const *values, Py_ssize_t count)
 }
 
 static PyObject *
+pack_fill(PyObject *const *values, Py_ssize_t count, Py_ssize_t added)
+{
+    PyObject *tuple = PyTuple_New(added + 1);
+    for (Py_ssize_t i = 0; tuple != NULL && i <= added; i++) {
+        PyTuple_SET_ITEM(tuple, i, value_ref(values[i == 0 ? 0 : count - added + i - 1]));
+    }
+    return tuple;
+}
+
+static PyObject *
 pack_inputs(mj_frame *frame, const mj_unit *unit, PyObject *const *values)
 {
     Py_ssize_t count = unit->ninputs;
@@ -171,6 +181,8 @@ pack_inputs(mj_frame *frame, const mj_unit *unit, PyObject *const *values)
         return pack_slice(values, count);
     case INPUT_BELOW_TOP:
         return pack(values, count - 1);
+    case INPUT_FILL:
+        return pack_fill(values, count, (Py_ssize_t)unit->operand);
     default:
         return pack(values, count);
     }
@@ -322,6 +334,25 @@ call_handler(Tracer *tracer, mj_entry *entry, mj_frame *frame, const mj_unit *un
     return 0;
 }
 
+/* Calls what at_next() left: wake(offset).  It may call at_next() again. */
+static int
+deliver_wake(Tracer *tracer, mj_entry *entry, int home)
+{
+    PyObject *wake = entry->wake;
+    entry->wake = NULL;
+    tracer->handling = entry->frame;
+    PyObject *offset = PyLong_FromLong((long)home * (long)sizeof(_Py_CODEUNIT));
+    PyObject *result = offset == NULL ? NULL : PyObject_CallOneArg(wake, offset);
+    tracer->handling = NULL;
+    Py_XDECREF(offset);
+    Py_DECREF(wake);
+    if (result == NULL) {
+        return fail(tracer);
+    }
+    Py_DECREF(result);
+    return 0;
+}
+
 int
 mj_on_instruction(Tracer *tracer, mj_frame *frame, int here)
 {
@@ -339,6 +370,14 @@ mj_on_instruction(Tracer *tracer, mj_frame *frame, int here)
     const mj_unit *unit = &entry->code->units[here];
     tracer->n_instructions++;
     entry->opaque = false;
+    if (__builtin_expect(entry->wake != NULL, 0)) {
+        if (deliver_wake(tracer, entry, unit->kind == 0 ? here : (int)unit->home) < 0) {
+            return -1;
+        }
+        if (!tracer->attached || tracer->paused > 0 || entry->wake != NULL) {
+            return 0; /* given up, or asked to wait for the end of this instruction, too */
+        }
+    }
     if (unit->kind == 0 && entry->pending == NULL) {
         return unit->mode == MJ_QUIET;
     }

@@ -139,6 +139,7 @@ mj_entry_pop(Tracer *tracer)
     mj_entry entry = tracer->entries[--tracer->depth];
     --*present_count(tracer, entry.frame);
     Py_XDECREF(entry.pending);
+    Py_XDECREF(entry.wake);
     Py_XDECREF(entry.state);
 }
 
@@ -348,6 +349,7 @@ mj_tables_traverse(Tracer *tracer, visitproc visit, void *arg)
     for (Py_ssize_t i = 0; i < tracer->depth; i++) {
         Py_VISIT(tracer->entries[i].state);
         Py_VISIT(tracer->entries[i].pending);
+        Py_VISIT(tracer->entries[i].wake);
     }
     for (Py_ssize_t i = 0; i < tracer->n_suspended; i++) {
         Py_VISIT(tracer->suspended[i].generator);

@@ -55,12 +55,19 @@ class Emitted(NamedTuple):
     source: str
 
 
-def emit(plan: MockPlan) -> Emitted:
-    """Turn a plan into a function; tracebacks and debuggers find its source."""
-    writer = _Writer(plan)
+def emit(plan: MockPlan, go_on: Callable[[Any], Any] | None = None) -> Emitted:
+    """Turn a plan into a function; tracebacks and debuggers find its source.
+
+    Args:
+        plan: what to do.
+        go_on: the function returns what this gives for the plan's result.
+    """
+    writer = _Writer(plan, go_on)
     source = writer.source()
     finish: Finish
-    if not plan.effects and not plan.lines and isinstance(plan.result, Out):
+    if go_on is not None:
+        finish = _compiled(source, writer.names)
+    elif not plan.effects and not plan.lines and isinstance(plan.result, Out):
         finish = plan.outputs.index(plan.result.value_id)
     elif _returns_outputs(plan):
         finish = None
@@ -92,9 +99,10 @@ def _compiled(source: str, names: dict[str, Any]) -> Callable[..., Any]:
 class _Writer:
     """Writes the source of one plan and collects the constants that it names."""
 
-    def __init__(self, plan: MockPlan) -> None:
+    def __init__(self, plan: MockPlan, go_on: Callable[[Any], Any] | None) -> None:
         self._plan = plan
-        self.names: dict[str, Any] = {}
+        self._goes_on = go_on is not None
+        self.names: dict[str, Any] = {"go_on": go_on} if self._goes_on else {}
         self._named: dict[int, str] = {}
         self._inlined: dict[int, Expr] = {}
         self._positions = {value_id: k for k, value_id in enumerate(plan.outputs)}
@@ -120,7 +128,8 @@ class _Writer:
             elif line.index not in self._inlined:
                 body.append(f"v{line.index} = {self._expr(line.expr)}")
         body += [self._step(step) for step in plan.effects]
-        body.append(f"return {self._expr(plan.result)}")
+        result = self._expr(plan.result)
+        body.append(f"return go_on({result})" if self._goes_on else f"return {result}")
         params = ", ".join(["outs", *(f"s{node_id}" for node_id in plan.slots)])
         return f"def finish({params}):\n" + "".join(f"    {line}\n" for line in body)
 

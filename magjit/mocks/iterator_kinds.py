@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import itertools
+import operator
 import warnings
 from collections import OrderedDict
 from typing import Any
 
-from magjit.mocks.ir import Apply, Const, Do
+from magjit.mocks.ir import Apply, Const, Do, Map
 from magjit.mocks.recipes import Kind, Make, Parts, Recipe, exactly, reduced, values
 
 _VIEWS: dict[type, Any] = {
@@ -74,6 +75,34 @@ def _iterator(obj: Any, parts: Parts) -> Recipe:
     return Make(alloc=made, fills=(Do(restore),))
 
 
+_OF_DICTS: dict[type, Any] = {
+    type(iter({})): dict.keys,
+    type(iter({}.values())): dict.values,
+    type(iter({}.items())): dict.items,
+}
+
+
+def advanced(iterable: Any, count: int) -> Any:
+    """An iterator that has given ``count`` items already."""
+    iterator = iter(iterable)
+    for _ in range(count):
+        next(iterator)
+    return iterator
+
+
+def _dict_iterator(obj: Any, parts: Parts) -> Recipe:
+    """It refers to its dict until it has ended; how much is left tells how far it is."""
+    iterated = [item for item in gc.get_referents(obj) if isinstance(item, dict)]
+    left = operator.length_hint(obj)
+    view = _OF_DICTS[type(obj)]
+    if not iterated:
+        return Make(whole=Apply(advanced, (Apply(view, (Map(()),)), Const(0))))
+    if parts.changed(iterated[0]):
+        parts.refuse("it iterates over a dict from outside that the run changed")
+    count = Const(len(iterated[0]) - left)
+    return Make(whole=Apply(advanced, (Apply(view, (parts.value(iterated[0], ""),)), count)))
+
+
 def _view(obj: Any, parts: Parts) -> Recipe:
     (viewed,) = gc.get_referents(obj)
     return Make(whole=Apply(_VIEWS[type(obj)], (parts.value(viewed, ""),)))
@@ -81,5 +110,6 @@ def _view(obj: Any, parts: Parts) -> Recipe:
 
 ITERATOR_KINDS = (
     Kind("iterator", _ITERATORS, _iterator),
+    Kind("iterator over a dict", exactly(*_OF_DICTS), _dict_iterator),
     Kind("view of a dict", exactly(*_VIEWS), _view),
 )

@@ -104,6 +104,7 @@ class PlanBuilder:
         self._inherited: dict[int, Expr] = {}
         self._recipes: dict[int, Make] = {}
         self._origins: list[tuple[int | None, str]] = []
+        self._objects: list[Any] = []
         self._types: dict[int, str] = {}
         self._undescribed: deque[tuple[int, Any, Kind]] = deque()
 
@@ -228,6 +229,7 @@ class PlanBuilder:
     def _new_index(self, obj: Any, label: str, parent: int | None) -> int:
         index = len(self._origins)
         self._origins.append((parent, label))
+        self._objects.append(obj)
         self._types[index] = type(obj).__qualname__
         return index
 
@@ -273,13 +275,14 @@ class PlanBuilder:
     def refusal(self, index: int, reason: str, remedy: str | None = None) -> Unrebuildable:
         """The error for an object; its path is put together only now."""
         labels: list[str] = []
+        refused = self._objects[index]
         at: int | None = index
         while at is not None:
             at, label = self._origins[at]
             labels.append(label)
         path = _ATTRIBUTE.sub(r".\1", "".join(reversed(labels)))
         message = f"{path} cannot be made again at a replay: {reason}"
-        return Unrebuildable(message, path=path, remedy=remedy)
+        return Unrebuildable(message, path=path, remedy=remedy, obj=refused)
 
 
 def leaves_in_order(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
@@ -14,3 +16,10 @@ def make_parameter(data: torch.Tensor, requires_grad: bool = False) -> torch.Ten
 def set_data(tensor: torch.Tensor, data: torch.Tensor) -> None:
     """``tensor.data = data``."""
     tensor.data = data
+
+
+def has_tensor(out: Any) -> bool:
+    """Whether the result of an operator is a tensor, or may hold one."""
+    if isinstance(out, torch.Tensor):
+        return True
+    return isinstance(out, (tuple, list)) and (not out or any(has_tensor(item) for item in out))

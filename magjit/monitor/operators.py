@@ -22,7 +22,7 @@ from magjit.monitor.arrays import (
     is_array_index,
     listed,
 )
-from magjit.monitor.functions import set_data
+from magjit.monitor.functions import has_tensor, set_data
 from magjit.monitor.observer import Observer, Shapes
 from magjit.monitor.operator_graph import (
     InputValue,
@@ -83,15 +83,20 @@ class OperatorRecorder(TorchFunctionMode):
 
     def __init__(self, observer: Observer) -> None:
         super().__init__()
+        self.handling = False  # the recorder itself is at work: its torch calls are not the user's
+        self.recording = False  # an operator of the program is under way
+        self._observer = observer
+        self._kinds: dict[Any, tuple[OpKind, str]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A run, or the next part of one, begins."""
         self.graph = OperatorGraph()
         self.active = True
-        self.handling = False  # the recorder itself is at work: its torch calls are not the user's
         self.on_input: Callable[[int, torch.Tensor], None] = lambda value_id, tensor: None
         self.shapes: Shapes | None = None
         self.taken: tuple[Any, set[int]] = (None, set())
-        self._observer = observer
         self._values: dict[int, tuple[weakref.ref[torch.Tensor], Value]] = {}
-        self._kinds: dict[Any, tuple[OpKind, str]] = {}
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -151,9 +156,11 @@ class OperatorRecorder(TorchFunctionMode):
         if not self.active or self.handling:
             return func(*args, **kwargs)
         self._observer.pause()
+        self.recording = True
         try:
             return self._record(func, args, kwargs)
         finally:
+            self.recording = False
             self._observer.resume()
 
     def _record(
@@ -430,7 +437,7 @@ class OperatorRecorder(TorchFunctionMode):
         operator.result = self._result(out, const, dynamic)
         if out is None:
             self._note_change(inputs[:1], operator, const)
-        elif not _has_tensor(out) and not const:
+        elif not has_tensor(out) and not const:
             raise NotRecordable("reads the data of a tensor into Python")
         self.graph.operators.append(operator)
         if self.shapes is not None:
@@ -478,12 +485,6 @@ def _spelled_out(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, 
 
 def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
-
-
-def _has_tensor(out: Any) -> bool:
-    if isinstance(out, torch.Tensor):
-        return True
-    return isinstance(out, (tuple, list)) and (not out or any(_has_tensor(item) for item in out))
 
 
 _HANDLERS: dict[OpKind, Callable[..., After | None]] = {

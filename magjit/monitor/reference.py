@@ -83,6 +83,8 @@ def _inputs(frame: FrameType, unit: Unit, values: list[Any]) -> tuple[Any, ...]:
         return (*values[:-2], slice(values[-2], values[-1]))
     if read is Read.BELOW_TOP:
         return tuple(values[:-1])
+    if read is Read.FILL:
+        return (values[0], *values[len(values) - unit.operand :])
     return tuple(values)
 
 

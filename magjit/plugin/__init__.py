@@ -10,7 +10,14 @@ from magjit.plugin.backend_guards import (
 )
 from magjit.plugin.compiling import run_backend
 from magjit.plugin.context import BackendContext
-from magjit.plugin.fx_helpers import fakeify, make_graph_module, partition, placeholders, propagate
+from magjit.plugin.fx_helpers import (
+    fakeify,
+    make_graph_module,
+    partition,
+    placeholders,
+    propagate,
+    runnable,
+)
 from magjit.plugin.inputs import GraphInput, InputDescriber, TensorInput, ValueInput
 from magjit.plugin.protocol import Backend, CompiledGraph, ConfigurableBackend, ExampleInputs
 from magjit.plugin.registry import list_backends, resolve
@@ -43,4 +50,5 @@ __all__ = [
     "propagate",
     "resolve",
     "run_backend",
+    "runnable",
 ]

@@ -92,10 +92,14 @@ def make_graph_module(
 
 
 def runnable(compiled: Any) -> Any:
-    """``compiled``, with its code generated if it is a graph module or the forward of one."""
+    """``compiled``; of a graph module, or the forward of one, its generated function.
+
+    No hooks of modules are called: neither its own, of which it has none, nor the global ones.
+    """
     owner = getattr(compiled, "__self__", None)
     if isinstance(compiled, _LazyGraphModule):
         _LazyGraphModule.force_recompile(compiled)
+    if isinstance(compiled, GraphModule):
         return compiled.forward
     if isinstance(owner, _LazyGraphModule) and compiled.__name__ == "_lazy_forward":
         _LazyGraphModule.force_recompile(owner)

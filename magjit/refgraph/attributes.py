@@ -63,7 +63,7 @@ def load_name(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[
     load_global(rec, state, offset, inputs)
 
 
-def _cell_node(rec: StateRecorder, state: FrameState, cell: Any) -> ShadowNode | None:
+def cell_node(rec: StateRecorder, state: FrameState, cell: Any) -> ShadowNode | None:
     """The node of a cell that belongs to an outside function; the run's own cells have none."""
     node = rec.graph.node_of(cell)
     func_node = state.func_node
@@ -82,7 +82,7 @@ def load_deref(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple
     cell = inputs[0]
     if not isinstance(cell, types.CellType):
         return
-    node = _cell_node(rec, state, cell)
+    node = cell_node(rec, state, cell)
     if node is not None:
         rec.read(node, r.Cell(), _cell_contents(cell))
 
@@ -91,7 +91,7 @@ def store_deref(
     rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]
 ) -> None:
     if isinstance(inputs[-1], types.CellType):
-        rec.write(_cell_node(rec, state, inputs[-1]), r.Cell())
+        rec.write(cell_node(rec, state, inputs[-1]), r.Cell())
 
 
 def delete_deref(
@@ -230,7 +230,11 @@ def _read_function(rec: StateRecorder, obj: types.FunctionType, name: str) -> No
     if node is None:
         return
     if class_lookup(types.FunctionType, name) is not ABSENT:
-        if node.fixed:
+        rec.read_function(node)
+        if name in _OF_FUNCTIONS:
+            getter = class_lookup(types.FunctionType, name)
+            rec.read(node, r.CAttr(getter), getattr(obj, name))
+        elif node.fixed:
             _read_fixed_function(rec, node, obj, name)
         elif name in ("__defaults__", "__kwdefaults__", "__closure__", "__dict__", "__globals__"):
             rec.split(f"reads the {name} of a function that came with the call")
@@ -241,7 +245,6 @@ def _read_function(rec: StateRecorder, obj: types.FunctionType, name: str) -> No
 def _read_fixed_function(
     rec: StateRecorder, node: ShadowNode, func: types.FunctionType, name: str
 ) -> None:
-    rec.read_function(node)
     if name == "__globals__":
         rec.root(func.__globals__)
     elif name == "__dict__":
@@ -249,8 +252,9 @@ def _read_fixed_function(
     elif name == "__closure__":
         for cell in func.__closure__ or ():
             rec.root(cell)
-    elif name in ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__"):
-        rec.read(node, r.CAttr(class_lookup(types.FunctionType, name)), getattr(func, name))
+
+
+_OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__")
 
 
 def _read_cell(rec: StateRecorder, obj: types.CellType, name: str) -> None:

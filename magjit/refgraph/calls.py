@@ -163,6 +163,11 @@ def _call_partial(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> 
     return call_value(rec, func.func, (*func.args, *args), {**func.keywords, **kwargs})
 
 
+def _call_thunk(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The program goes on in the next frame of a region."""
+    return None
+
+
 def _call_weakref(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     rec.read(rec.graph.node_of(func), r.Referent(), func())
     return None
@@ -227,6 +232,7 @@ def _call_compiled(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) ->
 _CALLABLES: list[tuple[Callable[[Any], bool], Callable[..., Any]]] = [
     (lambda f: f is torch.autograd.Variable, call_variable),
     (lambda f: isinstance(f, type), _call_class),
+    (lambda f: isinstance(f, _C.Thunk), _call_thunk),
     (lambda f: isinstance(f, functools.partial), _call_partial),
     (lambda f: isinstance(f, weakref.ref), _call_weakref),
     (lambda f: isinstance(f, functools._lru_cache_wrapper), _call_cached),

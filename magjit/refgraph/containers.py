@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from magjit.bytecode import EventKind
+from magjit.bytecode.optable import FILLING
 from magjit.refgraph import relations as r
 from magjit.refgraph.attributes import read_attribute, read_class_attr, read_mro
 from magjit.refgraph.blind import add_blindly, unread
@@ -74,6 +75,9 @@ def read_values(
     if opname == "CONTAINS_OP":
         read_membership(rec, inputs[1], inputs[0])
         return
+    if opname in FILLING:
+        fill(rec, state, offset, inputs)
+        return
     if opname == "MATCH_CLASS":
         subject, cls, keywords = inputs
         _read_pattern(rec, subject, cls, keywords, state.info.instrs[offset].arg)
@@ -87,6 +91,35 @@ def read_values(
     deep = opname == "COMPARE_OP" or opname.startswith(("FORMAT", "CONVERT"))
     for value in inputs:
         read_value(rec, value, dunders, length_only=truth, truth=truth, deep=deep)
+
+
+def fill(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> None:
+    """A container of an expression is filled; it is an outside one where the run was cut there."""
+    container, *values = inputs
+    opname = state.info.instrs[offset].opname
+    for value in values if opname in _READS_ADDED else ():
+        read_value(rec, value)
+    node = rec.graph.node_of(container)
+    if node is None:
+        return
+    method = _ADDS.get(opname)
+    if opname == "MAP_ADD" and is_atom(values[0]):
+        rec.write(node, r.Item.of(values[0]))
+    elif method is None or not unread(node) or not add_blindly(rec, node, method, tuple(values)):
+        rec.mutate(node)
+
+
+_READS_ADDED = frozenset({"LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE"})
+_ADDS = {"LIST_APPEND": "append", "SET_ADD": "add", "LIST_EXTEND": "extend", "SET_UPDATE": "update"}
+
+
+def hold(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> None:
+    """What goes into an object of the run is of no interest, but for numbers."""
+    opname = state.info.instrs[offset].opname
+    if opname in FILLING:
+        fill(rec, state, offset, inputs)
+    elif opname in ("LIST_TO_TUPLE", "CALL_INTRINSIC_1"):
+        rec.open(rec.graph.node_of(inputs[0]))
 
 
 def _read_pattern(rec: StateRecorder, subject: Any, cls: Any, keywords: Any, count: int) -> None:
@@ -435,6 +468,7 @@ def note_identity(rec: StateRecorder, values: tuple[Any, ...]) -> None:
 
 
 HANDLERS: dict[EventKind, Handler] = {
+    EventKind.HOLD: hold,
     EventKind.READ: read_values,
     EventKind.BINARY_OP: binary,
     EventKind.INPLACE: inplace,

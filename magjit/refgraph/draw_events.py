@@ -51,6 +51,7 @@ def draw(
         or func.__name__ not in _DRAWS[type(generator)]
         or rec.called_back
         or rec.checkpoint is not None
+        or not rec.numbers.may_draw
     ):
         rec.split(reason)
         return None

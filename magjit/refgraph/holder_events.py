@@ -17,9 +17,9 @@ from magjit.annotations import Kind
 from magjit.bytecode import EventKind
 from magjit.refgraph.frames import FrameState
 from magjit.refgraph.kinds import HEAP_TYPE, class_lookup, is_atom
-from magjit.refgraph.number_values import Number
+from magjit.refgraph.nodes import ShadowNode
+from magjit.refgraph.number_values import Argument, Number, Read
 from magjit.refgraph.recorder import Handler, StateRecorder
-from magjit.refgraph.stack import running_frame
 
 SEQUENCES = (tuple, list, torch.Size)
 ITERATORS: tuple[Any, ...] = (
@@ -70,13 +70,8 @@ def fills(
     offset: int,
     inputs: tuple[Any, ...],
 ) -> Any:
-    """LIST_APPEND, DICT_MERGE and the like: the container lies below what goes into it."""
-    frame = running_frame(state.code)
-    if frame is None:
-        rec.numbers.pin(rec.numbers.among(inputs))
-        return handler(rec, state, offset, inputs)
-    filled = _C.stack(frame)[-len(inputs) - state.info.instrs[offset].arg]
-    return then_note(rec, filled, handler(rec, state, offset, inputs), inputs, late=False)
+    """LIST_APPEND, DICT_MERGE and the like: the container comes before what goes into it."""
+    return then_note(rec, inputs[0], handler(rec, state, offset, inputs), inputs, late=False)
 
 
 def then_note(
@@ -86,13 +81,30 @@ def then_note(
 
     It may be part of something else by then, if it is ``late``.
     """
-    own = type(filled) in (list, dict) and rec.graph.node_of(filled) is None
+    node = rec.graph.node_of(filled)
+    if node is not None and verdict is None and _keeps_outside(rec, node, inputs):
+        return None
+    own = type(filled) in (list, dict) and node is None
     if verdict is not None or not own:
         rec.numbers.pin(rec.numbers.among(inputs))
         return verdict
     if late:
         rec.numbers.late += rec.numbers.among(v for v in inputs if v is not filled)
     return lambda top: rec.numbers.note_held(filled)
+
+
+def _keeps_outside(rec: StateRecorder, node: ShadowNode, inputs: tuple[Any, ...]) -> bool:
+    """Whether an outside list or dict just keeps numbers, as the replay has it keep them."""
+    numbers = rec.numbers.among(value for value in inputs if value is not node.obj)
+    if type(node.obj) is list:
+        effect = rec.effects[-1] if rec.effects else None
+        kept = bool(node.blind) and effect is not None and effect.args[0] is node.obj
+    else:
+        kept = type(node.obj) is dict and bool(node.written) and not node.mutated
+    if kept:
+        before = rec.numbers.find(node.obj)
+        rec.numbers.held(node.obj, [*(before.args if before is not None else ()), *numbers])
+    return kept
 
 
 def method_of(rec: StateRecorder, holder: Any, verdict: Any) -> Any:
@@ -195,12 +207,29 @@ def call(
         if name in _OF_DICTS:
             return moves_items(rec, handler, state, offset, inputs)
     numbers = rec.numbers.among(inputs)
-    if not rec.numbers.all_sizes(numbers) or rec.numbers.shapes is None:
+    of_sizes = rec.numbers.all_sizes(numbers) and rec.numbers.shapes is not None
+    if not of_sizes and not _are_data(rec, name, numbers):
         return NotImplemented
     if not _is_operator(rec, func, args):
         return NotImplemented
     rec.numbers.offered = func
     return then_pin(rec, func, handler(rec, state, offset, inputs), numbers)
+
+
+def _are_data(rec: StateRecorder, name: str, numbers: list[Number]) -> bool:
+    """Whether an operator may take numbers as the program has them: floats, which make no shape.
+
+    A random number is drawn when the graph has run already.
+    """
+    if not rec.numbers.into_graph or name in _COUNTING:
+        return False
+    return all(
+        type(number.obj) is float and all(isinstance(s, Read | Argument) for s in number.sources)
+        for number in numbers
+    )
+
+
+_COUNTING = frozenset({"arange", "range", "_shape_as_tensor"})
 
 
 def then_pin(rec: StateRecorder, func: Any, verdict: Any, numbers: list[Number]) -> Any:
@@ -247,3 +276,14 @@ def packed(rec: StateRecorder, holder: Any) -> None:
         rec.numbers.note_held(holder)
     else:
         rec.numbers.pin(rec.numbers.among((holder,)))
+
+
+def is_one_of(func: Any, known: tuple[Any, ...]) -> bool:
+    """Whether a function is one of some, by identity."""
+    return any(func is item for item in known)
+
+
+def is_computed(func: Any, args: list[Any]) -> bool:
+    """Whether the type of the result does not depend on the values."""
+    types_ = {type(arg) for arg in args}
+    return len(types_) == 1 and (types_ == {int} or (types_ == {float} and func is not int))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import operator
@@ -13,6 +14,7 @@ import torch
 
 from magjit import _C
 from magjit.bytecode import EventKind
+from magjit.bytecode.optable import FILLING
 from magjit.refgraph import relations as r
 from magjit.refgraph.frames import FrameState, arguments
 from magjit.refgraph.holder_events import (
@@ -21,7 +23,9 @@ from magjit.refgraph.holder_events import (
     call,
     compares_items,
     fills,
+    is_computed,
     is_container,
+    is_one_of,
     is_sequence,
     method_of,
     moves_items,
@@ -59,6 +63,7 @@ _UNARY: dict[str, Callable[..., Any]] = {
 }
 _COMPUTING: tuple[Any, ...] = (float, int, abs, operator.index, min, max)
 """Functions whose result is a number again, if their arguments are."""
+_LOOPS = "loops over a number that changes from call to call"
 _OF_SIZES: tuple[Any, ...] = (math.sqrt, math.ceil, math.floor, int)
 """Functions whose result is a number for every size."""
 _TYPE_ONLY: tuple[Any, ...] = (isinstance, type)
@@ -141,7 +146,7 @@ def _read(
         return handler(rec, state, offset, inputs)
     if instr.opname in ("GET_ITER", "UNPACK_EX") and type(inputs[0]) in (*SEQUENCES, *ITERATORS):
         return moves_items(rec, handler, state, offset, inputs)
-    if instr.opname in _FILLING and is_container(inputs[0]):
+    if instr.opname in _FILLING and is_container(inputs[-1]):
         return fills(rec, handler, state, offset, inputs)
     looks_up = instr.opname == "CONTAINS_OP" and type(inputs[1]) is dict
     if (looks_up and rec.numbers.find(inputs[0]) is None) or _is_test(instr, inputs):
@@ -158,8 +163,8 @@ _FILLING = frozenset({"LIST_EXTEND", "DICT_MERGE", "DICT_UPDATE"})
 
 def _is_test(instr: Any, inputs: tuple[Any, ...]) -> bool:
     """Whether an instruction only asks whether a container is empty."""
-    jumps = instr.opname.startswith(("POP_JUMP", "JUMP_IF"))
-    return is_container(inputs[0]) and (jumps or instr.opname in _TESTS)
+    tests = instr.opname in _TESTS or instr.opname.startswith(("POP_JUMP", "JUMP_IF"))
+    return is_container(inputs[0]) and tests
 
 
 def _arithmetic(
@@ -284,13 +289,15 @@ def _call(
         return known
     named = bool(state.info.instrs[offset].kwnames)
     if isinstance(func, types.BuiltinFunctionType | type) and not named:
-        if _is_one_of(func, _TYPE_ONLY) or func.__name__ == "__instancecheck__":
+        if is_one_of(func, _TYPE_ONLY) or func.__name__ == "__instancecheck__":
             return handler(rec, state, offset, inputs)
-        sizes = _is_one_of(func, _OF_SIZES) and rec.numbers.all_sizes(rec.numbers.among(args))
-        if sizes or (_is_one_of(func, _COMPUTING) and _is_computed(func, args)):
+        sizes = is_one_of(func, _OF_SIZES) and rec.numbers.all_sizes(rec.numbers.among(args))
+        if sizes or (is_one_of(func, _COMPUTING) and is_computed(func, args)):
             handler(rec, state, offset, inputs)
             return _compute(rec, func, tuple(args))
     numbers = rec.numbers.among(inputs)
+    if func is range and any(n.varies for n in numbers) and rec.try_cut(_LOOPS):
+        return _C.OPAQUE
     state.entered = False
     verdict = handler(rec, state, offset, inputs)
     if verdict is None and _is_setattr(rec, func, args):
@@ -330,16 +337,6 @@ def _call_ex(
     return _unless_followed(rec, state, func, verdict, numbers)
 
 
-def _is_one_of(func: Any, known: tuple[Any, ...]) -> bool:
-    return any(func is item for item in known)
-
-
-def _is_computed(func: Any, args: list[Any]) -> bool:
-    """Whether the type of the result does not depend on the values."""
-    types_ = {type(arg) for arg in args}
-    return len(types_) == 1 and (types_ == {int} or (types_ == {float} and func is not int))
-
-
 def _has_code(func: Any) -> bool:
     """Whether the call enters a frame with just these arguments; `entered` sees if so."""
     if isinstance(func, types.FunctionType):
@@ -369,6 +366,12 @@ def _holds(
         rec.numbers.pin(rec.numbers.among(inputs[::2]))
     if opname == "LIST_APPEND":
         return fills(rec, handler, state, offset, inputs)
+    if opname == "MAP_ADD":
+        rec.numbers.pin(rec.numbers.among(inputs[1:2]))
+        return fills(rec, handler, state, offset, inputs)
+    if opname in FILLING:
+        rec.numbers.pin(numbers)
+    handler(rec, state, offset, inputs)
     if opname == "BUILD_SLICE" and rec.numbers.all_sizes(numbers):
         return lambda top: rec.numbers.held(top[-1], numbers)
     if opname not in _HOLDERS or len(inputs) > _MOST_HELD:
@@ -472,25 +475,20 @@ def entered(rec: StateRecorder, code: types.CodeType, followed: bool, values: li
 def returned(rec: StateRecorder, state: FrameState, result: Any) -> None:
     """A frame gives a number to its caller: to the program's own call, or to C code."""
     number = rec.numbers.find(result)
-    if number is not None and number.live and not _is_direct(state):
+    if number is not None and number.live and not called_directly(state):
         rec.numbers.pin([number])
 
 
-def _is_direct(state: FrameState) -> bool:
+def called_directly(state: FrameState) -> bool:
     """Whether an instruction of the program, or the compiled call itself, called this function."""
     caller = state.caller
     if caller is None:
         return True
     func = caller.calling
-    if isinstance(func, types.MethodType):
-        func = func.__func__
+    while isinstance(func, functools.partial):
+        func = func.func
+    if isinstance(func, _C.Thunk | types.MethodType):
+        func = func.function if isinstance(func, _C.Thunk) else func.__func__
     if not isinstance(func, types.FunctionType) and not isinstance(func, type):
         func = class_lookup(type(func), "__call__")
     return isinstance(func, types.FunctionType) and func.__code__ is state.code
-
-
-def hold(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> None:
-    """Nothing but `use_numbers` asks for it."""
-
-
-HANDLERS: dict[EventKind, Handler] = {EventKind.HOLD: hold}

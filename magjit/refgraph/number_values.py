@@ -113,6 +113,8 @@ class Argument:
     relation: r.Relation
     value: Any
     pinned: bool = False
+    varies: bool = False
+    """It was seen to change between calls."""
 
     def found_in(self, value: Any) -> Any:
         """What it is now."""
@@ -200,6 +202,14 @@ class Number:
             # an operation gives the object that the interpreter keeps of a small int
             self.shared = self.obj + 0 if type(self.obj) is int else self.obj
         return self.shared
+
+    @property
+    def varies(self) -> bool:
+        """Whether it was seen to differ from call to call."""
+        return any(
+            not source.pinned and (isinstance(source, Size) or getattr(source, "varies", False))
+            for source in self.sources
+        )
 
     @property
     def live(self) -> bool:

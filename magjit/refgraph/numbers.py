@@ -74,6 +74,8 @@ class Numbers:
     shapes: Shapes | None = None
     sizes: list[Size] = field(default_factory=list)
     arguments: list[Argument] = field(default_factory=list)
+    changed: set[int | str] = field(default_factory=set)
+    """Arguments, by position or name, that were seen to change between calls."""
     varying: dict[str, set[str]] = field(default_factory=dict)
     """Attributes that were seen to change between calls: by name, the paths of their objects."""
     root: Any = None
@@ -84,6 +86,10 @@ class Numbers:
     """What ``len`` of a tensor is, while it is called."""
     offered: Any = None
     """The function that is being called with numbers and, if it is an operator, records them."""
+    may_draw: bool = True
+    """Otherwise a random number is drawn between two regions."""
+    closed: bool = False
+    """The region has ended, and its record is made: what uses them now is no part of it."""
     states: dict[Any, Any] = field(default_factory=dict)
     """The states of the generators before the run."""
     _by_identity: dict[int, Number] = field(default_factory=dict)
@@ -150,7 +156,8 @@ class Numbers:
         obj = _C.fresh_number(value)
         node = graph.add(obj, graph.outside, relation, fixed=False)
         graph.outside.first.refs[relation] = Edge(node.node_id)
-        source = Argument(node, graph.outside, relation, value)
+        place = getattr(relation, "index", getattr(relation, "name", None))
+        source = Argument(node, graph.outside, relation, value, varies=place in self.changed)
         self.arguments.append(source)
         return self._add(Number(obj, source)).obj
 
@@ -237,7 +244,7 @@ class Numbers:
     # -- constants -------------------------------------------------------------------------------
 
     def _pin(self, source: Source) -> None:
-        if not source.pinned:
+        if not source.pinned and not self.closed:
             source.pin()
             if isinstance(source, Drawn):
                 self.on_pinned_draw(source)

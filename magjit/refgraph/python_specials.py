@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import types
 from _collections_abc import _check_methods  # type: ignore[attr-defined]
 from collections.abc import Callable
@@ -40,6 +41,9 @@ def opaque_call(rec: StateRecorder, post: Callable[[tuple[Any, ...]], None]) -> 
 
 def _enter(rec: StateRecorder, manager: Any, func: Callable[..., Any], state: Args) -> Any:
     """Entering a mode of torch is an operator without tensors; leaving it refers to it."""
+    if rec.graph.node_of(manager) is not None:
+        rec.split(f"enters a {type(manager).__qualname__} that was made outside the program")
+        return _C.OPAQUE
     value = rec.operators.graph.new_value()
     rec.entered.append((manager, value.value_id))
     code, offset = rec.instruction()
@@ -90,10 +94,11 @@ def _broken(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _disabled(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if args and isinstance(args[0], marks.Exclusion):
-        reason, what = args[0].reason, "enters a block"
+        reason, what, where = args[0].reason, "enters a block", rec.location()  # not to be cut
     else:
-        reason, what = func._magjit_reason, f"calls {func.__qualname__}"
-    rec.split(f"{what} that magjit.disable excludes{f': {reason}' if reason else ''}", _UNMARK)
+        reason, what, where = func._magjit_reason, f"calls {func.__qualname__}", None
+    text = f"{what} that magjit.disable excludes{f': {reason}' if reason else ''}"
+    rec.split(text, _UNMARK, where)
     return _C.OPAQUE
 
 
@@ -113,6 +118,28 @@ def _transparent(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> A
     return False
 
 
+def _logs(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A method of a logger: followed where its level is off, else done outside of regions."""
+    logger, level = args[0], _LEVELS.get(func.__name__)
+    if level is None and len(args) > 1:
+        level = args[1]
+    off = type(level) is int and (
+        level <= logger.manager.disable or level < logger.getEffectiveLevel()
+    )
+    if off:
+        return None
+    rec.split("logs a message")
+    return _C.OPAQUE
+
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "exception": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
 _MARKS: dict[Mark, Callable[..., Any]] = {
     Mark.BREAK: _broken,
     Mark.DISABLED: _disabled,
@@ -132,6 +159,7 @@ _PYTHON_SPECIALS: dict[types.CodeType, Callable[..., Any]] = {
     record_function.__exit__.__code__: _not_followed,
     # Gives its arguments back unless a transform of torch.func is active, which splits.
     torch._functorch.utils.unwrap_dead_wrappers.__code__: _not_followed,
+    **{getattr(logging.Logger, name).__code__: _logs for name in (*_LEVELS, "log")},
     # What an abstract class finds in a class, it remembers for good.
     _check_methods.__code__: _not_followed,
     # torch._dynamo's list of all modules that were ever made, once it has been used.

@@ -7,19 +7,17 @@ tracked: outside objects by identity, what was read of them, and what was writte
 
 from __future__ import annotations
 
-import os
 import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from magjit import _C
 from magjit.annotations import Database
-from magjit.errors import Location
 from magjit.monitor.operators import OperatorRecorder
 from magjit.refgraph import relations as r
 from magjit.refgraph.frames import FrameState, arguments, cell_contents
@@ -40,7 +38,7 @@ from magjit.refgraph.kinds import (
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, RefGraph, ShadowNode, Target
 from magjit.refgraph.number_values import Number
 from magjit.refgraph.numbers import Numbers
-from magjit.refgraph.tensors import TensorNotes
+from magjit.refgraph.run_control import RunControl, Split, TracerLike
 
 _NUMPY_DISPATCHER: type = type(np.copyto)
 LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}
@@ -52,39 +50,6 @@ _CALLBACKS = frozenset(
 """Callbacks of the standard library and of torch._dynamo that run whenever an object dies."""
 _OBSERVERS = ("magjit.monitor.", "magjit.refgraph.")
 _SETTINGS = frozenset({"magjit.api", "magjit.config"})
-_OWN_FOLDERS = (
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
-    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
-)
-
-
-def _users_frame() -> types.FrameType | None:
-    """The innermost frame outside torch and MagJIT."""
-    frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_OWN_FOLDERS):
-        frame = frame.f_back
-    return frame
-
-
-class TracerLike(Protocol):
-    """The part of the C tracer that the recorder uses."""
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Why the program cannot be captured as one graph, and where."""
-
-    reason: str
-    location: Location | None
-    remedy: str | None = None
-    error: BaseException | None = None
-
-
-_REPORT = "this is a fault of MagJIT's: please report it with the program that shows it"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,24 +61,37 @@ class Effect:
     kwargs: dict[str, Any]
 
 
-class StateRecorder(TensorNotes):
+class StateRecorder(RunControl):
     """Builds the `RefGraph` of one run and owns the run's operator recorder."""
 
     def __init__(self, database: Database, python_special: Callable[[Any], Any]) -> None:
-        super().__init__()
         self.database = database
         self.python_special = python_special
-        self.graph = RefGraph()
         self.operators = OperatorRecorder(self)
+        self.tracer: TracerLike | None = None
+        self.on_split: Callable[[Split], bool] = lambda split: False
+        self.places: dict[tuple[int, int], str] = {}
+        self.seconds = 0.0
+        self.regions = 0
+        self.notes_results = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Everything is as it was before the first event."""
+        super().__init__()
+        self.graph = RefGraph()
         self.numbers = Numbers()
         self.called_back = False
-        self.tracer: TracerLike | None = None
         self.broken: Split | None = None
+        self.between = self.abandoned = self.after_event = False
+        self.resumed: dict[int, Any] = {}
+        self.filled: list[Any] = []
+        self.made: dict[int, tuple[Any, types.CodeType, int]] = {}
+        self.marker = (0, 0, 0)
         self.made_codes: set[types.CodeType] = set()
         self.made_classes: set[type] = set()
         self.versions: dict[int, int] = {}
         self.missing: list[Any] = []
-        self.seconds = 0.0
         self.effects: list[Effect] = []
         self.metas: dict[int, Any] = {}
         self.evaluating = False
@@ -129,43 +107,6 @@ class StateRecorder(TensorNotes):
         self.offset = -1
 
     # -- what the operator recorder asks ---------------------------------------------------------
-
-    def pause(self) -> None:
-        if self.tracer is not None:
-            self.tracer.pause()
-
-    def resume(self) -> None:
-        if self.tracer is not None:
-            self.tracer.resume()
-
-    def instruction(self) -> tuple[Any, int]:
-        """The code and offset of the user's instruction that is running."""
-        frame = _users_frame()
-        return (frame.f_code, frame.f_lasti) if frame is not None else (None, -1)
-
-    def split(
-        self, reason: str, remedy: str | None = None, location: Location | None = None
-    ) -> None:
-        """Note that the run cannot become one graph; the user's program goes on unobserved."""
-        if self.broken is None:
-            self.broken = Split(reason, location or self.location(), remedy)
-            self.operators.active = False
-            self.pause()
-
-    def fail(self, error: BaseException) -> None:
-        """Recording itself went wrong: the run goes on unobserved, its record is given up."""
-        if self.broken is None or self.broken.error is None:
-            reason = f"MagJIT's own recorder failed: {error!r}"
-            self.broken = Split(reason, self.location(), _REPORT, error)
-            self.operators.active = False
-            self.pause()
-
-    def location(self) -> Location | None:
-        """Where the user's program is now: the innermost frame outside torch and MagJIT."""
-        found = _users_frame()
-        if found is None:
-            return None
-        return Location(found.f_code.co_filename, found.f_lineno, found.f_code.co_qualname)
 
     def live_number(self, value: Any) -> Number | None:
         """The number of the run that an argument is, where a replay computes it anew."""
@@ -342,11 +283,16 @@ class StateRecorder(TensorNotes):
 
     def release(self) -> None:
         """Let go of the user's objects: only the record may keep any alive."""
-        self.graph = RefGraph()
-        self.operators.release()
+        self.release_region()
         self.tracer = None
         self.state = None
+
+    def release_region(self) -> None:
+        """The same, while the run goes on."""
+        self.graph = RefGraph()
+        self.operators.release()
         self.missing = []
+        self.made = {}
         self.effects = []
         self.entered = []
         self.contexts = []
@@ -390,6 +336,8 @@ class StateRecorder(TensorNotes):
             return _C.SKIP_ALWAYS
         if self.is_opaque(code, module):
             return _C.SKIP_ALWAYS
+        if id(code) in self.resumed:
+            return FrameState(code, func, globals_, builtins, self.root(globals_), None, self.state)
         func_node = self.graph.node_of(func)
         if self.evaluating and code.co_name == "<module>":
             self.evaluating = False

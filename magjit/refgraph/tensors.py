@@ -40,6 +40,7 @@ class TensorNotes(ABC):
     Attributes:
         eager_only: why no backend may change the graph.
         hidden_changes: data may have changed without a trace in a tensor's version.
+        in_region: the run goes on from a cut, with what the frames were handed.
         arrays: NumPy arrays from outside that were read, and those that tensors share.
         array_tensors: tensors that share memory with an array, with their versions.
     """
@@ -49,6 +50,7 @@ class TensorNotes(ABC):
     def __init__(self) -> None:
         self.eager_only: str | None = None
         self.hidden_changes = False
+        self.in_region = False
         self.arrays: list[Any] = []
         self.array_tensors: list[tuple[torch.Tensor, int]] = []
         self._grad_fns: dict[int, torch.Tensor] = {}
@@ -127,6 +129,9 @@ class TensorNotes(ABC):
         """C code reads the contents of an array."""
         node = self.graph.node_of(array)
         if node is None or any(known is array for known in self.arrays):
+            return
+        if self.in_region and node.parent == 0:
+            self.split("reads a NumPy array that was made between two regions")
             return
         if array.dtype.hasobject or array.nbytes > LARGEST_ARRAY:
             self.split(f"reads a NumPy array of {array.nbytes} bytes of {array.dtype} from outside")

@@ -134,6 +134,10 @@ class ObjectView:
     links: tuple[int, ...] = ()
 
 
+def _places(count: int) -> str:
+    return "1 place" if count == 1 else f"{count} places"
+
+
 @dataclass(slots=True, kw_only=True)
 class Content:
     """Everything that a report shows.
@@ -148,7 +152,8 @@ class Content:
         guards: how many guards there are, by kind.
         guard_lines: the guards.
         side_effects: what a replay redoes besides computing its result, in order.
-        splits: why the run is not one graph; empty when it is.
+        splits: why the run, or its rest from some point on, is not captured.
+        cuts: where the run was cut into regions, and why.
         timings: milliseconds of each part of the capture, see `TIMING_NAMES`.
         record_count: records that the run left.
         missing: C callables without an annotation, each with YAML to paste.
@@ -169,6 +174,7 @@ class Content:
     guard_lines: list[GuardLine] = field(default_factory=list)
     side_effects: list[str] = field(default_factory=list)
     splits: list[Split] = field(default_factory=list)
+    cuts: list[Split] = field(default_factory=list)
     timings: dict[str, float] = field(default_factory=dict)
     record_count: int = 0
     missing: dict[str, str] = field(default_factory=dict)
@@ -213,13 +219,15 @@ class Content:
     @property
     def whole(self) -> bool:
         """Whether the run became one graph."""
-        return len(self.graphs) == 1 and not self.splits
+        return len(self.graphs) == 1 and not self.splits and not self.cuts
 
     @property
     def verdict(self) -> str:
         """The outcome in a few words."""
         if self.whole:
             return f"one graph of {counted(len(self.operator_calls), 'operator')}"
+        if self.cuts and not self.splits:
+            return f"{counted(len(self.graphs), 'region')}, cut at {_places(len(self.cuts))}"
         if not self.splits:
             return counted(len(self.graphs), "graph")
         return f"not one graph, for {counted(len(self.splits), 'reason')}"

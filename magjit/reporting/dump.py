@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from magjit.errors import ArgumentError
-from magjit.reporting.content import Content, Function
+from magjit.reporting.content import Content, Function, Split
 from magjit.reporting.names import short_file
 
 
@@ -63,8 +63,10 @@ def _files(content: Content) -> Iterator[File]:
     yield File("bytecode.txt", "their bytecode, as it was run", _bytecode(own))
     yield File("refgraph.txt", "outside objects, what was read of them", content.refgraph_text)
     yield File("operators.txt", "inputs and operators of the graph", _operators(content))
+    if content.cuts:
+        yield File("cuts.txt", "where it is cut into regions", _splits(content.cuts))
     if content.splits:
-        yield File("splits.txt", "why it is not one graph", _splits(content))
+        yield File("splits.txt", "why it is not one graph", _splits(content.splits))
     if content.missing:
         yield File("missing.yaml", "annotations to fill in", merged_yaml(content.missing))
     if content.guard_lines:
@@ -111,9 +113,9 @@ def _operators(content: Content) -> str:
     return "\n".join(content.inputs + content.operators) or "no operators"
 
 
-def _splits(content: Content) -> str:
+def _splits(splits: list[Split]) -> str:
     parts = []
-    for split in content.splits:
+    for split in splits:
         parts.append(str(split) + (f"\nway out: {split.remedy}" if split.remedy else ""))
     return "\n\n".join(parts)
 

@@ -14,8 +14,9 @@ from magjit.api import controller_of
 from magjit.dispatch import Controller, MagJITWarning
 from magjit.errors import MagJITError
 from magjit.plugin import Backend, BackendContext, CompiledGraph, ExampleInputs, resolve
+from magjit.records import SplitPoint
 from magjit.reporting import dump as dumping
-from magjit.reporting.collect import collect
+from magjit.reporting.collect import collect, split_of
 from magjit.reporting.content import Split
 from magjit.reporting.report import Report
 
@@ -67,14 +68,17 @@ def _explain(compiled: Any, tried: _Tried, args: tuple[Any, ...], kwargs: dict[s
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MagJITWarning)
         report.result = compiled(*args, **kwargs)
-    captured = controller.last
-    if captured is not None:
+    for captured in controller.parts:
         collect(captured, report)
-    else:
+    if not controller.parts:
         _explain_nothing(controller, report)
+    report.cuts += [
+        split_of(SplitPoint(point.reason, point.location, point.remedy))
+        for point in controller.program.points.values()
+    ]
     if tried.failure is not None:
         report.splits.append(tried.failure)
-    report.record_count = 0 if report.splits else len(controller.records)
+    report.record_count = 0 if report.splits else controller.stats.records
     controller.reset()
     return report
 

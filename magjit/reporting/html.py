@@ -18,7 +18,8 @@ def page(content: Content) -> str:
     title = escape(f"{content.name}: {content.verdict}")
     sections = [
         _header(content),
-        _splits(content.splits),
+        _splits("Where it is cut into regions", content.cuts),
+        _splits("Why it is not one graph", content.splits),
         _time(content),
         _guard_bars(content),
         _picture(content),
@@ -53,7 +54,7 @@ def _section(title: str, body: str) -> str:
     return f"<section><h2>{escape(title)}</h2>\n{body}</section>"
 
 
-def _splits(splits: list[Split]) -> str:
+def _splits(title: str, splits: list[Split]) -> str:
     if not splits:
         return ""
     items = []
@@ -64,7 +65,7 @@ def _splits(splits: list[Split]) -> str:
             where += f"<code>{escape(split.function or '')}</code></p>"
         remedy = f"<p>Way out:</p><pre>{escape(split.remedy)}</pre>" if split.remedy else ""
         items.append(f"<li><p><b>{escape(split.reason)}</b></p>{where}{remedy}</li>")
-    return _section("Why it is not one graph", f'<ol class="splits">{"".join(items)}</ol>')
+    return _section(title, f'<ol class="splits">{"".join(items)}</ol>')
 
 
 def _time(content: Content) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from magjit.reporting import dump
-from magjit.reporting.content import Content
+from magjit.reporting.content import Content, Split
 from magjit.reporting.environment import machine, versions
 from magjit.reporting.html import page
 from magjit.reporting.picture import draw
@@ -70,16 +70,8 @@ class Report(Content):
                 "lines": [{"kind": line.kind, "text": line.text} for line in self.guard_lines],
             },
             "side_effects": self.side_effects,
-            "splits": [
-                {
-                    "reason": split.reason,
-                    "file": split.file,
-                    "line": split.line,
-                    "function": split.function,
-                    "remedy": split.remedy,
-                }
-                for split in self.splits
-            ],
+            "cuts": [_split(split) for split in self.cuts],
+            "splits": [_split(split) for split in self.splits],
             "missing": self.missing,
             "timings": self.timings,
             "objects": max(0, len(self.objects) - 1),
@@ -106,3 +98,13 @@ class Report(Content):
         if picture := self.to_svg():
             extra.append(dump.File("refgraph.svg", "outside objects as a picture", picture))
         return dump.write(self, dump.prepare(folder), extra)
+
+
+def _split(split: Split) -> dict[str, Any]:
+    return {
+        "reason": split.reason,
+        "file": split.file,
+        "line": split.line,
+        "function": split.function,
+        "remedy": split.remedy,
+    }

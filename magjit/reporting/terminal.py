@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from magjit.reporting.content import TIMING_NAMES, Content, counted
+from magjit.reporting.content import TIMING_NAMES, Content, Split, counted
 
 _SHOWN = 30
 _COLOURS = ("green", "cyan", "yellow", "magenta")
@@ -23,8 +23,10 @@ def renderable(content: Content) -> RenderableType:
 
 def _parts(content: Content) -> Iterator[RenderableType]:
     yield _headline(content)
+    if content.cuts:
+        yield _splits("Where it is cut into regions", content.cuts)
     if content.splits:
-        yield _splits(content)
+        yield _splits("Why it is not one graph", content.splits)
     if content.operator_calls:
         yield _operators(content)
     if content.guards:
@@ -36,7 +38,7 @@ def _parts(content: Content) -> Iterator[RenderableType]:
 
 
 def _headline(content: Content) -> Panel:
-    colour = "green" if content.whole else "red"
+    colour = "green" if content.whole else "red" if content.splits else "yellow"
     text = Text.assemble((content.verdict, f"bold {colour}"))
     counts = [counted(number, noun) for noun, number in content.counts.items()]
     text.append("\n" + ", ".join(counts), style="dim")
@@ -53,10 +55,10 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _splits(content: Content) -> Table:
-    table = _table("Why it is not one graph", "where", "reason", "way out")
+def _splits(title: str, splits: list[Split]) -> Table:
+    table = _table(title, "where", "reason", "way out")
     table.show_lines = True
-    for split in content.splits:
+    for split in splits:
         where = "" if split.file is None else f"{split.file}:{split.line}\nin {split.function}"
         table.add_row(Text(where), Text(split.reason), Text(split.remedy or ""))
     return table

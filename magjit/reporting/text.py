@@ -11,10 +11,11 @@ def plain(content: Content) -> str:
     """The report as text: what it found first, then the lists, long ones cut."""
     lines = [f"{content.name} with backend {content.backend}: {content.verdict}"]
     lines += [f"  note: {note}" for note in content.notes]
-    for split in content.splits:
-        lines.append(f"  split: {split}")
-        if split.remedy:
-            lines += [f"    {line}" for line in f"way out: {split.remedy}".splitlines()]
+    for name, found in (("cut", content.cuts), ("split", content.splits)):
+        for split in found:
+            lines.append(f"  {name}: {split}")
+            if split.remedy:
+                lines += [f"    {line}" for line in f"way out: {split.remedy}".splitlines()]
     lines += _section("operators", content.inputs + content.operators)
     lines.append(f"guards: {content.guards.total()}")
     lines += [f"  {kind}: {count}" for kind, count in content.guards.most_common()]

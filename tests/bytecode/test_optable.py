@@ -51,7 +51,7 @@ def test_effects_agree_with_inputs_and_posts(name: str) -> None:
             "FOR_ITER",
             "SEND",
         ),  # operands stay
-        *("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE"),  # the fresh container stays
+        *optable.FILLING,  # the container stays, and what lies above it
         *("MAKE_FUNCTION", "GET_ANEXT", "GET_AWAITABLE", "GET_AITER", "PRINT_EXPR"),
         *("BEFORE_ASYNC_WITH", "END_ASYNC_FOR", "SETUP_ANNOTATIONS", "IMPORT_STAR"),
         *("LOAD_METHOD", "YIELD_VALUE", "LOAD_FROM_DICT_OR_DEREF"),

@@ -285,8 +285,8 @@ INJECTIONS = [
     in_attribute(StateRecorder, "read"),
     in_attribute(StateRecorder, "external_tensor"),
     in_attribute(observe, "decode"),
-    in_attribute(observe, "_register_roots"),
-    in_attribute(observe, "_definition"),
+    in_attribute(observe, "register_roots"),
+    in_attribute(observe, "definition"),
 ]
 
 

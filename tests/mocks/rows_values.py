@@ -183,6 +183,11 @@ rows(
         advanced(itertools.product("ab", "cd")),
     ],
     exhausted_iterator=lambda t, e: exhausted(iter([1])),
+    iterators_over_dicts=lambda t, e: [
+        advanced(iter({1: t[0], 2: 3})),
+        advanced(iter({1: t[0], 2: t[1]}.values())),
+        exhausted(iter({1: 2}.items())),
+    ],
     iterator_of_outside=lambda t, e: iter(e[0]),
     dict_views=lambda t, e: [
         {"a": t[0]}.keys(),

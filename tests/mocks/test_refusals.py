@@ -69,7 +69,6 @@ REFUSED = {
     "dead weak reference": lambda: __import__("weakref").ref(things.Plain()),
     "weak proxy": lambda: __import__("weakref").proxy(things.Plain),
     "set iterator": lambda: iter({1, 2}),
-    "dict iterator": lambda: iter({1: 2}),
     "array of objects": lambda: np.array([[], {}], dtype=object),
     "array over a tensor": lambda: torch.ones(3).numpy(),
     "array of a subclass": lambda: np.ones(2).view(ReducedByPython),

@@ -93,8 +93,9 @@ def test_a_split_is_reported_not_raised() -> None:
         warnings.simplefilter("error")
         report = explain(programs.decides)(torch.ones(3))
     assert torch.equal(report.result, 2 * torch.ones(3))
-    assert not report.whole and report.graphs == [] and report.record_count == 0
-    (split,) = report.splits
+    assert not report.whole and len(report.graphs) == report.record_count == 2
+    assert report.verdict == "2 regions, cut at 1 place"
+    (split,) = report.cuts
     assert split.file is not None and split.file.endswith("programs.py")
     first = programs.decides.__code__.co_firstlineno
     assert split.line == first + 2
@@ -105,7 +106,7 @@ def test_a_split_is_reported_not_raised() -> None:
 
 def test_missing_annotations_come_as_yaml() -> None:
     report = explain(programs.meets_two_unknown)(torch.ones(2))
-    assert list(report.missing) == ["resource.getpagesize"]
+    assert list(report.missing) == ["resource.getpagesize", "resource.getrusage"]
     assert "  resource.getpagesize:\n" in report.missing["resource.getpagesize"]
 
 
@@ -190,6 +191,7 @@ JSON_KEYS = [
     "operators",
     "guards",
     "side_effects",
+    "cuts",
     "splits",
     "missing",
     "timings",
@@ -209,7 +211,7 @@ def test_json_has_all_keys_whatever_was_found(program) -> None:
     assert content["versions"]["torch"] == torch.__version__
     assert content["guards"]["total"] == sum(content["guards"]["kinds"].values())
     assert content["operators"][0]["line"] is not None
-    for split in content["splits"]:
+    for split in content["cuts"] + content["splits"]:
         assert list(split) == ["reason", "file", "line", "function", "remedy"]
 
 
@@ -219,7 +221,7 @@ def test_rich_shows_it(counting: Report) -> None:
         console.print(report)
         text = console.export_text()
         assert report.name in text and report.verdict in text
-        for split in report.splits:
+        for split in report.cuts + report.splits:
             assert split.reason.split()[0] in text
 
 

@@ -1,0 +1,304 @@
+"""Programs in several regions: who keeps them, and how a call goes from one to the next.
+
+    call   ::= region (operation region)*
+    region ::= records of what a chain of frames does up to the next cut, or to the end
+
+A record of a region that ends at a cut gives `Pending`. `drive` does the operation, as Python would
+have done it, and calls the next region with the values of the frames. Where no record serves it,
+the frames themselves go on, under observation or not (`magjit.continuations`).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch.amp import autocast_mode
+
+from magjit import _C
+from magjit import config as settings
+from magjit.continuations import Chain, CutPoint, Pending, line_of
+from magjit.cutting import Cut, Enclosing, Uncuttable
+from magjit.marks import Mark, mark
+from magjit.monitor.operator_graph import Operator, ValueRef
+from magjit.observe import Manner, Observation
+from magjit.records import Record, SplitPoint
+from magjit.refgraph.recorder import Effect, StateRecorder
+from magjit.refgraph.run_control import Split
+
+log = logging.getLogger("magjit")
+
+_MOST = 200
+"""Regions, and places to cut at, of one program; a program with more runs eagerly from there on."""
+
+
+class Keeper(Protocol):
+    """The records of one region; see `magjit.dispatch.Controller`."""
+
+    records: list[Record]
+    dispatcher: Any
+    eager_reason: str | None
+
+    @property
+    def name(self) -> str: ...
+
+    def manner(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Manner: ...
+
+    def keep(
+        self,
+        observation: Observation,
+        manner: Manner,
+        go_on: Callable[[tuple[Any, ...]], Any] | None = None,
+    ) -> Record | SplitPoint | None: ...
+
+    def note_split(self, split: SplitPoint) -> None: ...
+
+
+class Program:
+    """The regions of one compiled object beyond its first.
+
+    Attributes:
+        points: where it was cut.
+        regions: how it goes on from there, by where its frames stand.
+        places: instructions to cut at that were found too late, with the reason.
+        notes_results: an object could not be made again; the next run tells where it is made.
+    """
+
+    def __init__(self, make: Callable[[Chain], Keeper]) -> None:
+        self._make = make
+        self.points: dict[Any, CutPoint] = {}
+        self.regions: dict[Any, Keeper] = {}
+        self.places: dict[tuple[int, int], str] = {}
+        self.notes_results = False
+        self._codes: list[types.CodeType] = []
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.points.clear()
+        self.regions.clear()
+        self.places.clear()
+        self._codes.clear()
+
+    def region(self, chain: Chain) -> Keeper | None:
+        """The region that begins there; None: there are too many."""
+        found = self.regions.get(chain.key)
+        if found is None and len(self.regions) < _MOST:
+            found = self.regions[chain.key] = self._make(chain)
+        return found
+
+    def learn(self, place: Enclosing, reason: str) -> bool:
+        """Cut at a call from the next capture on; whether that is news."""
+        key = (id(place.code), place.offset)
+        if key in self.places or len(self.places) >= _MOST:
+            return False
+        self._codes.append(place.code)
+        self.places[key] = reason
+        line = line_of(place.code, place.offset)
+        log.info(
+            "%s, line %d, is done eagerly from the next capture on: %s",
+            place.code.co_qualname,
+            line,
+            reason,
+        )
+        return True
+
+    def drive(self, point: CutPoint, values: tuple[Any, ...]) -> Any:
+        """Go on from a cut to the end of the program."""
+        while True:
+            count = point.frames.size
+            held, operands = values[:count], values[count:]
+            try:
+                offset, left = point.perform(held, operands)
+            except BaseException as error:
+                return point.raising(error, held)
+            after = point.after(offset, len(left))
+            assert after is not None, "the frames went on there when the run was cut"
+            chain, picked = after
+            handed = [*[held[index] for index in picked], *left]
+            if chain.returns:
+                return handed[-1]
+            region = self.region(chain)
+            result = chain(*handed) if region is None else region.dispatcher(*handed)
+            if type(result) is not Pending:
+                return result
+            point, values = result.point, result.values
+
+
+mark(Program.drive, Mark.TRANSPARENT)
+
+
+class RegionRun:
+    """One monitor run of a program, region by region; what `magjit.cutting` asks of its host."""
+
+    observation: Observation
+
+    def __init__(self, program: Program, root: Keeper, current: Keeper, manner: Manner) -> None:
+        self.program = program
+        self.root = root
+        self.current = current
+        self.manner = manner
+        self.places = program.places
+        self.cuts: list[CutPoint] = []
+        self.learned = False
+        self._recorder: StateRecorder | None = None
+        self._before: Any = None
+        self._duplicate = False
+
+    def attach(self, recorder: StateRecorder) -> None:
+        """See `magjit.observe.Regions`."""
+        self._recorder = recorder
+        recorder.notes_results = self.program.notes_results
+
+    # -- cuts ------------------------------------------------------------------------------------
+
+    def ended(self, cut: Cut) -> CutPoint | None:
+        """See `magjit.cutting.Host`."""
+        point = self.program.points.setdefault(cut.point.key, cut.point)
+        observation = self.observation
+        observation.result = (*cut.values, *cut.operands)
+        if not self._duplicate:
+            balance(observation)
+            observation.end()
+            with state_of(observation.global_state):
+                kept = self.current.keep(observation, self.manner, self._go_on(point))
+            if not isinstance(kept, Record):
+                self._not_kept(kept, cut)
+                return None
+        self.cuts.append(point)
+        if not point.told:
+            point.told = True
+            log.info("%s is cut: %s", self.root.name, point)
+        return point
+
+    def _go_on(self, point: CutPoint) -> Callable[[tuple[Any, ...]], Any]:
+        if self.current is self.root:
+            return functools.partial(self.program.drive, point)
+        return functools.partial(Pending, point)
+
+    def _not_kept(self, kept: SplitPoint | None, cut: Cut) -> None:
+        """A value of the frames cannot be made again: what makes it is done between regions.
+
+        Where that is not known, the innermost call is done as a whole.
+        """
+        if not isinstance(kept, SplitPoint):
+            return
+        assert self._recorder is not None
+        made = self._recorder.made.get(id(kept.about))
+        if made is not None and made[0] is kept.about:
+            self.learned |= self.program.learn(Enclosing(*made[1:]), kept.reason)
+        elif kept.about is not None and not self.program.notes_results:
+            self.program.notes_results = self.learned = True
+        elif len(cut.frames) > 1:
+            outer = cut.frames[-2]
+            self.learned |= self.program.learn(Enclosing(outer.code, outer.offset), kept.reason)
+
+    def begins(self, chain: Chain, values: list[Any]) -> tuple[Any, ...] | None:
+        """See `magjit.cutting.Host`."""
+        region = self.program.region(chain)
+        recorder = self._recorder
+        assert recorder is not None
+        if region is None or region.eager_reason is not None:
+            return None
+        args = tuple(values)
+        if self._is_inside_a_mode():
+            region.eager_reason = "a mode of torch is active that was not when the call began"
+            return None
+        missed = [record.failing_guard(args, {}) for record in region.records]
+        self._duplicate = None in missed
+        if not self._duplicate and len(missed) >= settings.current().record_limit:
+            return None
+        recorder.give_numbers_back()
+        recorder.restart()
+        self.observation.forget()
+        self.current, self.manner = region, region.manner(args, {})
+        self.observation, given = self.manner.begin(recorder, chain, args, {})
+        recorder.watch()
+        return given[0]
+
+    def _is_inside_a_mode(self) -> bool:
+        """Whether torch's state is another one than at the start of the call, but for modes that
+        are part of graphs.
+        """
+        now = _C.global_state()
+        if self._before is None:
+            self._before = self.observation.global_state
+        return any(
+            not _equal(self._before[name], now[name])
+            for name in now.keys() - {_GRAD, *_AUTOCAST}
+        )
+
+    def refused(self, split: Split, problem: Uncuttable) -> None:
+        """See `magjit.cutting.Host`."""
+        log.debug("not cut at %s: %s", split.reason, problem.reason)
+        if problem.enclosing is not None and split.learn:
+            self.learned |= self.program.learn(problem.enclosing, split.reason)
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def ended_last(self) -> None:
+        """The run is over: the last region has no cut behind it."""
+        observation = self.observation
+        recorder = observation.recorder
+        if recorder.abandoned or (self._duplicate and recorder.broken is None):
+            return
+        if recorder.broken is None and self.current is not self.root:
+            try:
+                balance(observation)
+            except Uncuttable as problem:
+                recorder.split(problem.reason, location=observation.location)
+        kept = self.current.keep(observation, self.manner)
+        if isinstance(kept, SplitPoint) and not self.learned:
+            self.current.note_split(kept)
+
+
+# -- global state ---------------------------------------------------------------------------------
+
+_GRAD = "grad_mode"
+_AUTOCAST = {"autocast_cpu": "cpu", "autocast_cuda": "cuda", "autocast_cache": ""}
+
+
+def balance(observation: Observation) -> None:
+    """A graph leaves torch's state as it was; what the region has changed of it, the mock changes.
+
+    Raises:
+        Uncuttable: the state cannot be made again.
+    """
+    before, now = observation.global_state, _C.global_state()
+    changed = {name for name in before if not _equal(before[name], now[name])}
+    recorder = observation.recorder
+    if not changed and not recorder.entered:
+        return
+    if changed - {_GRAD, *_AUTOCAST}:
+        raise Uncuttable(f"torch's state is another one: {', '.join(sorted(changed))}")
+    operators = recorder.operators.graph.operators
+    entered = [manager for manager, _ in recorder.entered]
+    if not all(type(manager) is autocast_mode.autocast for manager in entered):
+        raise Uncuttable("a mode of torch is active that cannot be entered again")
+    if changed & _AUTOCAST.keys() and not entered:
+        raise Uncuttable("autocast is another one")
+    for _, value_id in reversed(recorder.entered):
+        func = autocast_mode._exit_autocast
+        operators.append(Operator(func, (ValueRef(value_id),), {}))
+    for manager in entered:
+        state = (manager.device, manager.fast_dtype, manager._enabled, manager._cache_enabled)
+        recorder.effects.append(Effect(autocast_mode._enter_autocast, state, {}))
+    if _GRAD in changed:
+        grad_mode = torch._C._set_grad_enabled
+        operators.append(Operator(grad_mode, (bool(before[_GRAD]),), {}))
+        recorder.effects.append(Effect(grad_mode, (bool(now[_GRAD]),), {}))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return one is other or bool(one == other)
+
+
+@contextmanager
+def state_of(before: Mapping[str, Any]) -> Iterator[None]:
+    """Grad mode as it was when a region began."""
+    with torch.set_grad_enabled(bool(before[_GRAD])):
+        yield
