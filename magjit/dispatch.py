@@ -198,7 +198,9 @@ class Controller:
         return Manner(
             fix_draws=not tried and not self.options.fullgraph,
             cuts=self.cuts,
-            numbers_into_graph=self.options.backend.name == "eager",
+            numbers_into_graph=frozenset(
+                {int, float} if self.options.backend.name == "eager" else {int}
+            ),
             history=self.history,
             symbols=symbols,
         )
@@ -245,14 +247,15 @@ class Controller:
             fullgraph=self.options.fullgraph,
             want_dumps=self.keep_last,
         )
+        self.history.expected = {}
         try:
             captured = build_record(observation, self.options.backend, context, go_on)
             if captured.record is not None:
                 self._note_shapes(observation)
         except BackendError as error:
-            if manner.symbols:
+            if manner.symbols or (observation.recorder.numbers and not self.history.given_up):
                 self.history.given_up = True  # the next capture is made without
-                log.debug("%s with symbolic shapes: %s", self.name, error)
+                log.debug("%s with symbols: %s", self.name, error)
                 return None
             if self.options.fullgraph:
                 raise

@@ -223,7 +223,13 @@ class _Lowering:
     def add(self, op: Operator) -> None:
         args = tuple(self.argument(a) for a in op.args)
         kwargs = {k: self.argument(v) for k, v in op.kwargs.items()}
-        node = _make_node(self.fx, op.func, args, kwargs, self.traced)
+        func = op.func
+        if self.traced and _is_pick(op):
+            func, args = (
+                torch.select,
+                (args[0], 0, args[1]),
+            )  # an index by a symbol makes a constant
+        node = _make_node(self.fx, func, args, kwargs, self.traced)
         if op.code is not None:
             node.meta["stack_trace"] = _where(op)
         self.bind(op.result, node)
@@ -250,6 +256,13 @@ class _Lowering:
             for index, item in enumerate(result):
                 if next(refs_in(item), None) is not None:
                     self.bind(item, self.fx.call_function(operator.getitem, (node, index)))
+
+
+def _is_pick(op: Operator) -> bool:
+    """Whether an operator is the item of a tensor under one number that changes."""
+    if getattr(op.func, "__name__", "") != "__getitem__" or len(op.args) != 2:
+        return False
+    return isinstance(op.args[1], NumberRef) and type(op.args[1].number.obj) is int
 
 
 def _make_node(

@@ -248,14 +248,14 @@ class Manner:
 
     Attributes:
         fix_draws: a random number that the record has to fix is no split.
-        numbers_into_graph: the backend takes ints and floats as inputs of the graph.
+        numbers_into_graph: the types of numbers that the backend takes as inputs of the graph.
         history: which sizes become symbols, if ``symbols``.
         cuts: the run is cut where it cannot be one region.
     """
 
     fix_draws: bool = True
     cuts: bool = False
-    numbers_into_graph: bool = False
+    numbers_into_graph: frozenset[type] = frozenset()
     history: ShapeHistory = field(default_factory=ShapeHistory)
     symbols: bool = False
 

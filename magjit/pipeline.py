@@ -22,7 +22,7 @@ from magjit.mocks import build_plan as build_mock
 from magjit.mocks import emit as emit_mock
 from magjit.mocks.changes import writes_of
 from magjit.observe import Observation
-from magjit.plugin import Backend, BackendContext, ShapeGuard, run_backend
+from magjit.plugin import Backend, BackendContext, ShapeGuard, ValueInput, run_backend
 from magjit.records import Captured, Record, SplitPoint
 from magjit.refgraph.number_values import NumberInputs
 
@@ -186,6 +186,9 @@ def _backend(build: Build) -> None:
     if build.captured.operators.operators:
         build.context.live_inputs = [item.tensor for item in build.captured.operators.inputs]
         inputs = build.observation.described_inputs()
+        for number in build.numbers.numbers if build.numbers is not None else ():
+            build.context.live_inputs.append(number.original)
+            inputs.append(ValueInput(number.original, dynamic=True))
         with build.observation.ambient():
             build.compiled = run_backend(build.backend, build.gm, inputs, build.context)
     else:
@@ -225,8 +228,9 @@ def _emit(build: Build) -> None:
         compiled = _with_numbers(compiled, build.numbers, len(input_slots))
         input_slots += tuple(code.slot(node_id) for node_id in build.numbers.reads.nodes)
     guard_emit.add_backend_guards(code, build.context.guards)
-    if build.shape_guards is not None:
-        guard_emit.add_shape_guards(code, [*build.shape_guards, *build.context.guards])
+    shape_guards = [*(build.shape_guards or ()), *build.context.guards]
+    if build.shape_guards is not None or build.numbers is not None:
+        guard_emit.add_shape_guards(code, shape_guards, build.numbers)
     numbers = build.observation.recorder.numbers
     guard_emit.add_number_guard(code, numbers.guard())
     program = code.program()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import logging
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -30,6 +31,7 @@ from magjit.observe import Manner, Observation
 from magjit.records import Record, SplitPoint
 from magjit.refgraph.recorder import Effect, StateRecorder
 from magjit.refgraph.run_control import Split
+from magjit.shape_history import ShapeHistory
 
 log = logging.getLogger("magjit")
 
@@ -43,6 +45,7 @@ class Keeper(Protocol):
     records: list[Record]
     dispatcher: Any
     eager_reason: str | None
+    history: ShapeHistory
 
     @property
     def name(self) -> str: ...
@@ -212,6 +215,7 @@ class RegionRun:
         self._duplicate = None in missed
         if not self._duplicate and len(missed) >= settings.current().record_limit:
             return None
+        self._hand_on_shapes(region)
         recorder.give_numbers_back()
         recorder.restart()
         self.observation.forget()
@@ -219,6 +223,17 @@ class RegionRun:
         self.observation, given = self.manner.begin(recorder, chain, args, {})
         recorder.watch()
         return given[0]
+
+    def _hand_on_shapes(self, region: Keeper) -> None:
+        """Sizes that are symbols in the region that ends are symbols in the next one, too."""
+        shapes, operators = self.observation.shapes, self.observation.recorder.operators
+        if shapes is None:
+            return
+        known = range(len(operators.graph.values))
+        for value, tensor in operators.alive(known):
+            free = shapes.free_sizes(value.value_id)
+            if any(free):
+                region.history.expected[id(tensor)] = (weakref.ref(tensor), free)
 
     def _is_inside_a_mode(self) -> bool:
         """Whether torch's state is another one than at the start of the call, but for modes that
@@ -228,8 +243,7 @@ class RegionRun:
         if self._before is None:
             self._before = self.observation.global_state
         return any(
-            not _equal(self._before[name], now[name])
-            for name in now.keys() - {_GRAD, *_AUTOCAST}
+            not _equal(self._before[name], now[name]) for name in now.keys() - {_GRAD, *_AUTOCAST}
         )
 
     def refused(self, split: Split, problem: Uncuttable) -> None:

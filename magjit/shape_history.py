@@ -29,11 +29,14 @@ class ShapeHistory:
         given_up: a capture with symbols failed where one without may not.
         of_region: the program goes on in its middle: all numbers that it is handed are inputs from
             the first capture on, because most of them come from a loop or from a tensor.
+        expected: tensors by identity, as weak references, of which the region before has symbols
+            for some sizes.
     """
 
     dynamic: bool | None = None
     given_up: bool = False
     of_region: bool = False
+    expected: dict[int, tuple[Any, tuple[bool, ...]]] = field(default_factory=dict)
     _seen: dict[Path, tuple[set[int], ...]] = field(default_factory=dict)
     _fixed: set[tuple[Path, int]] = field(default_factory=set)
     _given: dict[int | str, set[str]] = field(default_factory=dict)
@@ -48,7 +51,7 @@ class ShapeHistory:
         """
         if self.dynamic is False or self.given_up:
             return False
-        if self.dynamic or misses_for_shape or any(map(_is_marked, values)):
+        if self.dynamic or misses_for_shape or self.expected or any(map(_is_marked, values)):
             return True
         return any(
             len(known) > 1 and (path, dim) not in self._fixed
@@ -95,6 +98,9 @@ class ShapeHistory:
             if self.dynamic and node.structural:
                 chosen |= set(range(len(given.size)))
             chosen |= self._changed(path, given.size)
+            ref, free = self.expected.get(id(node.obj), (None, ()))
+            if ref is not None and ref() is node.obj:
+                chosen |= {dim for dim, may_change in enumerate(free) if may_change}
             chosen = {dim for dim in chosen if given.size[dim] > 1}
             return frozenset(chosen - given.static_dims)
 

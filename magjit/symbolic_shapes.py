@@ -351,6 +351,13 @@ class SymbolicShapes:
 
     # -- the end -----------------------------------------------------------------------------------
 
+    def free_sizes(self, value_id: int) -> tuple[bool, ...]:
+        """For each dimension of a tensor of the run whether its size may be another one."""
+        fake = self._fakes.get(value_id)
+        if fake is None or not self.active:
+            return ()
+        return tuple(not isinstance(n, int) and not n.node.expr.is_number for n in fake.shape)
+
     def settle(self) -> None:
         """At the end of the run."""
         if any(item.changed() for item in self.inputs):

@@ -14,7 +14,7 @@ from magjit.plugin.backend_guards import joined
 from magjit.refgraph import relations as r
 from magjit.refgraph.kinds import is_atom
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, Lifted, ShadowNode, Target
-from magjit.refgraph.number_values import NumberGuard
+from magjit.refgraph.number_values import NumberGuard, NumberInputs
 from magjit.refgraph.paths import Paths
 
 NUMBERS_ORIGIN = "what numbers decide: "
@@ -387,15 +387,36 @@ def add_backend_guards(code: GuardCode, guards: list[Any]) -> None:
                 raise BackendError(f"The backend states a guard of an unknown kind: {guard}")
 
 
-def add_shape_guards(code: GuardCode, guards: list[Any]) -> None:
-    """Conditions on the sizes of inputs that may change, as one predicate."""
+def add_shape_guards(
+    code: GuardCode, guards: list[Any], numbers: NumberInputs | None = None
+) -> None:
+    """Conditions on the sizes of inputs that may change, and on numbers, as one predicate.
+
+    Args:
+        code: of the guard.
+        guards: those of shapes among them count.
+        numbers: what the graph takes after its tensors.
+    """
     chosen = list(dict.fromkeys(guard for guard in guards if isinstance(guard, ShapeGuard)))
     if not chosen:
         return
     slots = [code.slot(node_id) for node_id in code.plan.tensors]
     read = sorted({position for guard in chosen for position in guard.inputs})
     code.at(f"{SHAPES_ORIGIN}{', '.join(map(str, chosen))}")
-    code.emit("predicate", [slots[i] for i in read], joined(chosen, read))
+    tensors = [i for i in read if i < len(slots)]
+    check = joined(chosen, read)
+    if numbers is None or len(tensors) == len(read):
+        code.emit("predicate", [slots[i] for i in tensors], check)
+        return
+    places = [i - len(slots) for i in read[len(tensors) :]]
+    holders = [code.slot(node_id) for node_id in numbers.reads.nodes]
+    known, count = numbers, len(tensors)
+
+    def with_numbers(*values: Any) -> bool:
+        computed = known(values[count:])
+        return check(*values[:count], *[computed[place] for place in places])
+
+    code.emit("predicate", [*[slots[i] for i in tensors], *holders], with_numbers)
 
 
 def add_number_guard(code: GuardCode, guard: NumberGuard | None) -> None:

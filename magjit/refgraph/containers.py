@@ -395,6 +395,9 @@ def write_item(rec: StateRecorder, container: Any, key: Any, method: str) -> Non
         return
     setter = read_class_attr(rec, type(container), method)
     node = rec.graph.node_of(container)
+    if isinstance(container, memoryview | np.flatiter) and node is not None:
+        rec.split(f"changes what a {type(container).__name__} from outside shows")
+        return
     if isinstance(container, memoryview):
         write_item(rec, container.obj, key, method)
         return

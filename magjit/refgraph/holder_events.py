@@ -221,7 +221,7 @@ def _are_data(rec: StateRecorder, name: str, numbers: list[Number]) -> bool:
 
     A random number is drawn when the graph has run already.
     """
-    if not rec.numbers.into_graph or name in _COUNTING:
+    if float not in rec.numbers.into_graph or name in _COUNTING:
         return False
     return all(
         type(number.obj) is float and all(isinstance(s, Read | Argument) for s in number.sources)

@@ -198,9 +198,12 @@ def _goes_into_graph(rec: StateRecorder, inputs: tuple[Any, ...]) -> bool:
         return False
     if not any(type(value) in (torch.Tensor, torch.nn.Parameter) for value in inputs):
         return False
-    taken: tuple[type, ...] = (Read, Argument, Size) if rec.numbers.into_graph else (Size,)
-    sources = [source for number in rec.numbers.among(inputs) for source in number.sources]
-    return all(isinstance(source, taken) for source in sources)
+    return all(
+        isinstance(source, Size)
+        or (isinstance(source, Read | Argument) and type(number.obj) in rec.numbers.into_graph)
+        for number in rec.numbers.plain(rec.numbers.among(inputs))
+        for source in number.sources
+    )
 
 
 def _compute(rec: StateRecorder, func: Callable[..., Any], operands: tuple[Any, ...]) -> Any:

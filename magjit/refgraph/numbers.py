@@ -69,8 +69,8 @@ class Numbers:
     outcomes: list[tuple[Number, bool]] = field(default_factory=list)
     on_pinned_draw: Callable[[Drawn], None] = _nothing
     on_pinned_size: Callable[[Size], None] = _nothing
-    into_graph: bool = False
-    """Whether the backend takes numbers as inputs of the graph."""
+    into_graph: frozenset[type] = frozenset()
+    """The types of the numbers that the backend takes as inputs of the graph."""
     shapes: Shapes | None = None
     sizes: list[Size] = field(default_factory=list)
     arguments: list[Argument] = field(default_factory=list)
@@ -225,7 +225,8 @@ class Numbers:
         if number is None or not number.live:
             return None
         drawn = any(isinstance(source, Drawn) for source in number.sources)
-        if not in_region and (number.sym is not None or (self.into_graph and not drawn)):
+        taken = type(number.obj) in self.into_graph and not drawn
+        if not in_region and (number.sym is not None or taken):
             return number
         self.pin([number])
         return None
