@@ -36,7 +36,7 @@ from magjit.mocks.recipes import ATOMS, Kind, Make, Shared, state
 from magjit.mocks.schedule import Cycle, schedule
 from magjit.mocks.value_kinds import kind_of
 from magjit.mocks.writes import Call, ContainerState, Write, final_writes
-from magjit.refgraph.number_values import Argument, Drawn, Number, Read, Size
+from magjit.refgraph.number_values import Argument, Drawn, Length, Number, Read, Size
 from magjit.refgraph.numbers import Numbers
 
 
@@ -176,9 +176,16 @@ class PlanBuilder:
             assert source.node is not None
             return Slot(source.node.node_id)
         if id(source) not in self._sources:
-            assert isinstance(source, Read | Size) and source.node is not None
+            assert isinstance(source, Read | Size | Length) and source.node is not None
             of_tensor = isinstance(source, Size)
             read: Any = torch.Tensor.size if of_tensor else dict.__getitem__
+            if isinstance(source, Length):
+                index = self._new_index(source.value, "length", None)
+                self._recipes[index] = Make(
+                    whole=Apply(len, (Slot(source.node.node_id),)), early=True
+                )
+                self._sources[id(source)] = Ref(index)
+                return self._sources[id(source)]
             key = source.dim if isinstance(source, Size) else source.key
             index = self._new_index(source.value, str(key), None)
             place = (Slot(source.node.node_id), Const(key))

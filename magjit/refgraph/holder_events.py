@@ -18,7 +18,7 @@ from magjit.bytecode import EventKind
 from magjit.refgraph.frames import FrameState
 from magjit.refgraph.kinds import HEAP_TYPE, class_lookup, is_atom
 from magjit.refgraph.nodes import ShadowNode
-from magjit.refgraph.number_values import Argument, Number, Read
+from magjit.refgraph.number_values import Argument, Number, Read, Size
 from magjit.refgraph.recorder import Handler, StateRecorder
 
 SEQUENCES = (tuple, list, torch.Size)
@@ -209,7 +209,9 @@ def call(
     numbers = rec.numbers.among(inputs)
     of_sizes = rec.numbers.all_sizes(numbers) and rec.numbers.shapes is not None
     if not of_sizes and not _are_data(rec, name, numbers):
-        return NotImplemented
+        positional = args[: len(args) - len(state.info.instrs[offset].kwnames)]
+        if func is not torch.arange or not _has_length(rec, positional, numbers):
+            return NotImplemented
     if not _is_operator(rec, func, args):
         return NotImplemented
     rec.numbers.offered = func
@@ -227,6 +229,27 @@ def _are_data(rec: StateRecorder, name: str, numbers: list[Number]) -> bool:
         type(number.obj) is float and all(isinstance(s, Read | Argument) for s in number.sources)
         for number in numbers
     )
+
+
+def _has_length(rec: StateRecorder, args: list[Any], numbers: list[Number]) -> bool:
+    """Whether ``arange(start, end)`` may take ints as the program has them.
+
+    That makes as many numbers at each call, which the guard asks for.
+    """
+    ints = len(args) == 2 and all(type(arg) is int for arg in args)
+    known = all(
+        type(number.obj) is int and isinstance(source, Read | Argument | Size)
+        for number in numbers
+        for source in number.sources
+    )
+    if not ints or not known or int not in rec.numbers.into_graph:
+        return False
+    start, end = args
+    count = rec.numbers.computed(operator.sub, (end, start))
+    if count is None:
+        return False
+    rec.numbers.decided(operator.eq, (count.obj, end - start))
+    return True
 
 
 _COUNTING = frozenset({"arange", "range", "_shape_as_tensor"})

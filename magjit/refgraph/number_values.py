@@ -4,6 +4,7 @@
     Source  ::= Read node key                               a counter on an object
               | Drawn generator method arguments            a random number
               | Size node dim                               a size of a tensor
+              | Length node                                 how many items a list has
               | Argument relation                           an argument that was seen to change
     Outcome ::= Number true?                                what the program decided by a number
 
@@ -168,7 +169,31 @@ class Size:
         self.node = self.sym = None
 
 
-Source = Read | Drawn | Size | Argument
+@dataclass(slots=True, eq=False)
+class Length:
+    """How many items a list had when the region began."""
+
+    node: ShadowNode | None
+    value: int
+    pinned: bool = False
+    varies: bool = False
+
+    def found_in(self, items: list[Any]) -> int:
+        """What it is now."""
+        return len(items)
+
+    def release(self) -> None:
+        """Let go of the run."""
+        self.node = None
+
+    def pin(self) -> None:
+        """The guard compares it from now on."""
+        if not self.pinned and self.node is not None:
+            self.pinned = True
+            self.node.first.refs.setdefault(r.Length(), Leaf(self.value))
+
+
+Source = Read | Drawn | Size | Argument | Length
 
 
 @dataclass(slots=True, eq=False)
@@ -236,7 +261,7 @@ class Reads:
     """Sources but draws, and the nodes of the objects that they are in, in order."""
 
     nodes: list[int]
-    reads: list[Read | Size | Argument]
+    reads: list[Read | Size | Argument | Length]
 
     def values(self, holders: tuple[Any, ...]) -> dict[int, Any]:
         """What they are now, by the identity of the source."""
@@ -297,7 +322,7 @@ def binary_symbol(func: Any) -> str | None:
 def _text(part: Any, depth: int = 0) -> str:
     """A number as a reader would write it."""
     match part:
-        case Number(source=Read() | Drawn() | Size() | Argument() as source):
+        case Number(source=Read() | Drawn() | Size() | Argument() | Length() as source):
             return _text(source)
         case Number() if depth == _DEEPEST_TEXT:
             return "..."
@@ -311,6 +336,8 @@ def _text(part: Any, depth: int = 0) -> str:
             return str(part.key)
         case Drawn(func=func):
             return f"{func.__name__}()"
+        case Length():
+            return "length"
         case Size():
             return f"size({part.dim})"
         case Argument(relation=relation):

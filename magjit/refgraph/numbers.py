@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from magjit.refgraph.number_values import (
     NUMBERS,
     Argument,
     Drawn,
+    Length,
     Number,
     NumberGuard,
     NumberInputs,
@@ -74,6 +76,7 @@ class Numbers:
     shapes: Shapes | None = None
     sizes: list[Size] = field(default_factory=list)
     arguments: list[Argument] = field(default_factory=list)
+    lengths: list[Length] = field(default_factory=list)
     changed: set[int | str] = field(default_factory=set)
     """Arguments, by position or name, that were seen to change between calls."""
     varying: dict[str, set[str]] = field(default_factory=dict)
@@ -160,6 +163,18 @@ class Numbers:
         source = Argument(node, graph.outside, relation, value, varies=place in self.changed)
         self.arguments.append(source)
         return self._add(Number(obj, source)).obj
+
+    def length_of(self, node: ShadowNode, items: list[Any], before: int) -> Number | None:
+        """The number of items of a list, to which this region has added some."""
+        source = next((one for one in self.lengths if one.node is node), None)
+        if source is None:
+            source = Length(node, before)
+            self.lengths.append(source)
+        if source.pinned:
+            return None
+        number = self._add(Number(_C.fresh_number(before), source))
+        added = len(items) - before
+        return number if not added else self.computed(operator.add, (number.obj, added))
 
     def draw(self, drawn: Drawn) -> Number | None:
         """A draw; None where its result is no plain number, which pins it."""
@@ -295,7 +310,8 @@ class Numbers:
     def _reads_of(self, numbers: list[Number]) -> Reads:
         """What has to be read for some numbers."""
         needed = {id(source) for number in numbers for source in number.sources}
-        known: list[Read | Size | Argument] = [*self.reads, *self.sizes, *self.arguments]
+        known: list[Read | Size | Argument | Length] = [*self.reads, *self.sizes, *self.arguments]
+        known += self.lengths
         reads = [source for source in known if id(source) in needed and not source.pinned]
         return Reads([source.node.node_id for source in reads if source.node is not None], reads)
 
@@ -330,6 +346,8 @@ class Numbers:
             size.release()
         for argument in self.arguments:
             argument.release()
+        for length in self.lengths:
+            length.release()
         for number in self._by_identity.values():
             number.sym = None
         self.shapes = self.root = None

@@ -29,6 +29,7 @@ from magjit.refgraph.attributes import (
     write_attribute,
     write_descriptor,
 )
+from magjit.refgraph.blind import unread
 from magjit.refgraph.containers import (
     change_in_place,
     is_running_iterator,
@@ -45,6 +46,7 @@ from magjit.refgraph.kinds import CONTAINERS, is_atom
 from magjit.refgraph.nodes import ABSENT
 from magjit.refgraph.output import printed, warned
 from magjit.refgraph.recorder import StateRecorder
+from magjit.refgraph.stack import in_place_of, observed_frame
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -246,9 +248,23 @@ def _build_class(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: 
     return note
 
 
-def _len(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+def _len(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
     for value in args[:1]:
+        lifted = _lifted_length(rec, value) if rec.in_region and type(value) is list else None
+        if lifted is not None:
+            return lifted
         read_value(rec, value, ("__len__",), length_only=True)
+    return None
+
+
+def _lifted_length(rec: StateRecorder, items: list[Any]) -> Any:
+    """The length of a list that the frames were handed: it grows from one region to the next."""
+    node = rec.graph.node_of(items)
+    if node is None or not unread(node) or rec.called_back or observed_frame(rec) is None:
+        return None
+    before = len(items if node.snapshot is None else node.snapshot)
+    number = rec.numbers.length_of(node, items, before)
+    return None if number is None else in_place_of(rec, number, len(items))
 
 
 def _bool(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
