@@ -104,7 +104,7 @@ test-gpu:
 	  $(PYTHON) -m pip install -q --no-index --no-deps --target $(GPU_WHEELS) --upgrade $$wheel || exit 1; \
 	done
 	PYTHONPATH=$(GPU_SITE):$(GPU_WHEELS) PYTHONSAFEPATH=1 $(PYTHON) -m pytest \
-	  -n $(GPU_WORKERS) --dist loadgroup $(if $(PART),--part $(PART)) $(TESTS)
+	  -m "not fuzz" -n $(GPU_WORKERS) --dist loadgroup $(if $(PART),--part $(PART)) $(TESTS)
 
 clean:
 	rm -rf $(VENV) $(VENV)-* build dist *.egg-info magjit/_C*.so

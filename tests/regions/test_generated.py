@@ -69,6 +69,7 @@ def test_programs(source: str, between: list[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.fuzz
 @pytest.mark.parametrize("part", range(10))
 def test_many_programs(part: int) -> None:
     @settings(max_examples=2000, deadline=None, suppress_health_check=LENIENT, database=None)
