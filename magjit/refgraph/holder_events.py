@@ -219,11 +219,12 @@ def call(
 
 
 def _are_data(rec: StateRecorder, name: str, numbers: list[Number]) -> bool:
-    """Whether an operator may take numbers as the program has them: floats, which make no shape.
+    """Whether an operator may take floats as the program has them: its result's shape and type
+    are the same whatever they are.
 
     A random number is drawn when the graph has run already.
     """
-    if float not in rec.numbers.into_graph or name in _COUNTING:
+    if float not in rec.numbers.into_graph or name.rstrip("_") not in _OF_ANY_FLOAT:
         return False
     return all(
         type(number.obj) is float and all(isinstance(s, Read | Argument) for s in number.sources)
@@ -252,7 +253,16 @@ def _has_length(rec: StateRecorder, args: list[Any], numbers: list[Number]) -> b
     return True
 
 
-_COUNTING = frozenset({"arange", "range", "_shape_as_tensor"})
+_OF_ANY_FLOAT = frozenset(
+    {"add", "sub", "mul", "div", "divide", "true_divide", "rsub", "multiply", "subtract"}
+    | {"fmod", "remainder", "floor_divide", "pow", "lerp", "addcmul", "addcdiv"}
+    | {"eq", "ne", "lt", "le", "gt", "ge", "isclose", "where", "masked_fill"}
+    | {"clamp", "clamp_min", "clamp_max", "clip", "threshold", "hardtanh", "nan_to_num"}
+    | {"full", "full_like", "new_full", "fill", "tensor", "scalar_tensor", "dropout"}
+    | {"leaky_relu", "elu", "celu", "softplus", "layer_norm", "group_norm", "batch_norm"}
+)
+"""Operators, without the underscore of those in place: ``interpolate``, for one, is none of them,
+since its factor makes the shape of its result."""
 
 
 def then_pin(rec: StateRecorder, func: Any, verdict: Any, numbers: list[Number]) -> Any:

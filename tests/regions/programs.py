@@ -232,6 +232,14 @@ def mask_of_unknown_size(x: T) -> Any:
 
 
 @program()
+def value_that_makes_a_shape(x: T) -> Any:
+    factor = float(1 + (x.sum() > 0).item())
+    y = torch.nn.functional.interpolate(x[None, None], scale_factor=factor)
+    z = torch.clamp(x, max=factor) + torch.full((2, 1), factor)
+    return y * y.shape[-1], y.shape, z
+
+
+@program()
 def walrus(x: T) -> Any:
     return x * total if (total := x.sum().item()) > 0 else x - total
 
