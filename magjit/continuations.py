@@ -26,6 +26,7 @@ import torch
 
 from magjit import _C
 from magjit.bytecode.decode import decode, fast_local_names
+from magjit.bytecode.depths import UNREACHABLE
 from magjit.bytecode.liveness import live_locals
 from magjit.bytecode.optable import OPCODE
 from magjit.bytecode.perform import Operation, follow_up, instruction_at, operation_at
@@ -375,6 +376,22 @@ class CutPoint:
         start = self.operation.named_at(last.code)
         point = FramePoint(last.code, last.globals, start, last.locals, stack, None, last.offset)
         return Chain([*self.frames.points[:-1], point])
+
+    @cached_property
+    def leads_on(self) -> bool:
+        """Whether the frames can be resumed wherever the operation leads to."""
+        return self._leads_on(self.operation)
+
+    def _leads_on(self, operation: Operation) -> bool:
+        depths = decode(self.frames.last.code).depths.before
+        for offset in (operation.following, operation.target):
+            if offset < 0 or depths[offset // 2] == UNREACHABLE:
+                continue
+            count = depths[offset // 2] - self.operation.base
+            further = self.next_operation(offset, count)
+            if not (self.after(offset, count) if further is None else self._leads_on(further)):
+                return False
+        return True
 
     def next_operation(self, offset: int, count: int) -> Operation | None:
         """What belongs to the operation, too, where it has left some values at an offset."""

@@ -217,6 +217,8 @@ def _cut(recorder: StateRecorder, frames: list[_Live], split: Split) -> Cut:
         assert point.resumed is not None  # raises where it cannot be made
     operands = tuple(value for value in full if value is not _C.NULL)
     made = CutPoint(chain, operation, nulls, split.reason, split.remedy)
+    if not made.leads_on:
+        raise SpliceError("the frames cannot be resumed behind it")
     return Cut(made, tuple(values), operands, frames)
 
 

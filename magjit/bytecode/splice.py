@@ -83,9 +83,12 @@ def obstacle(code: CodeType, offset: int, *, replaced: bool = False) -> str | No
     if unit in info.depths.handling:
         return "an exception is being handled"
     index = next(i for i, raw in enumerate(info.raw) if raw.unit == unit)
-    named = any(raw.opname == "KW_NAMES" for raw in info.raw[max(index - 2, 0) : index])
-    if named and not replaced and info.raw[index].opname in ("PRECALL", "CALL"):
-        return "keyword names of a call were already set"
+    if not replaced and info.raw[index].opname in ("PRECALL", "CALL"):
+        before = index - 1
+        if info.raw[before].opname == "PRECALL":
+            before -= 1
+        if info.raw[before].opname == "KW_NAMES":
+            return "keyword names of a call were already set"
     return None
 
 

@@ -7,14 +7,17 @@
 
 #if MJ_PY312
 
-enum { PY_START, PY_RESUME, PY_THROW, PY_UNWIND, PY_RETURN, PY_YIELD, INSTRUCTION, N_EVENTS };
+enum { PY_START, PY_RESUME, PY_THROW, PY_UNWIND, PY_RETURN, PY_YIELD, INSTRUCTION, LINE, N_EVENTS };
 
 static const char *const event_names[N_EVENTS] = {
-    "PY_START", "PY_RESUME", "PY_THROW", "PY_UNWIND", "PY_RETURN", "PY_YIELD", "INSTRUCTION",
+    "PY_START",  "PY_RESUME", "PY_THROW",    "PY_UNWIND",
+    "PY_RETURN", "PY_YIELD",  "INSTRUCTION", "LINE",
 };
 
 /* Unreserved tool ids first, then those meant for optimizers, profilers, coverage and debuggers. */
-static const int tool_ids[] = {4, 3, 5, 2, 1, 0};
+#define N_TOOLS 6 /* that programs may use */
+
+static const int tool_ids[N_TOOLS] = {4, 3, 5, 2, 1, 0};
 
 #define RECURSION_HEADROOM 50
 
@@ -34,6 +37,25 @@ observing(PyThreadState *tstate)
     return tracer;
 }
 
+/* The first instruction of a line.  Where the callback of another tool for the line returns DISABLE
+ * (coverage tools do), CPython 3.12 and 3.13 make no INSTRUCTION event of that instruction: then the
+ * LINE event stands for it. */
+static int
+on_line(Tracer *tracer, mj_frame *frame, int here)
+{
+    tracer->line_frame = frame;
+    tracer->line_unit = here;
+    return mj_on_instruction(tracer, frame, here) < 0 ? -1 : 0;
+}
+
+static int
+on_instruction(Tracer *tracer, mj_frame *frame, int here)
+{
+    bool known = tracer->line_frame == frame && tracer->line_unit == here;
+    tracer->line_frame = NULL;
+    return known ? 0 : mj_on_instruction(tracer, frame, here);
+}
+
 static PyObject *
 dispatch(int event, PyObject *value)
 {
@@ -47,7 +69,10 @@ dispatch(int event, PyObject *value)
     Py_INCREF(tracer);
     switch (event) {
     case INSTRUCTION:
-        result = mj_on_instruction(tracer, frame, mj_frame_unit(frame));
+        result = on_instruction(tracer, frame, mj_frame_unit(frame));
+        break;
+    case LINE:
+        result = on_line(tracer, frame, mj_frame_unit(frame));
         break;
     case PY_START:
         result = mj_on_entry(tracer, frame, true);
@@ -86,6 +111,7 @@ CALLBACK(PY_UNWIND)
 CALLBACK(PY_RETURN)
 CALLBACK(PY_YIELD)
 CALLBACK(INSTRUCTION)
+CALLBACK(LINE)
 
 static PyMethodDef callback_defs[N_EVENTS] = {
     {"magjit_py_start", (PyCFunction)(void (*)(void))on_PY_START, METH_FASTCALL, NULL},
@@ -95,6 +121,7 @@ static PyMethodDef callback_defs[N_EVENTS] = {
     {"magjit_py_return", (PyCFunction)(void (*)(void))on_PY_RETURN, METH_FASTCALL, NULL},
     {"magjit_py_yield", (PyCFunction)(void (*)(void))on_PY_YIELD, METH_FASTCALL, NULL},
     {"magjit_instruction", (PyCFunction)(void (*)(void))on_INSTRUCTION, METH_FASTCALL, NULL},
+    {"magjit_line", (PyCFunction)(void (*)(void))on_LINE, METH_FASTCALL, NULL},
 };
 
 static int
@@ -138,19 +165,31 @@ call_monitoring(Tracer *tracer, const char *name, const char *format, ...)
 static int
 claim_tool(Tracer *tracer)
 {
-    for (size_t i = 0; i < sizeof(tool_ids) / sizeof(tool_ids[0]); i++) {
+    tracer->other_tools = false;
+    for (int i = 0; i < N_TOOLS; i++) {
         PyObject *owner = PyObject_CallMethod(tracer->monitoring, "get_tool", "i", tool_ids[i]);
         if (owner == NULL) {
             return -1;
         }
         Py_DECREF(owner);
-        if (owner == Py_None) {
+        if (owner != Py_None) {
+            tracer->other_tools = true;
+        }
+        else if (tracer->tool_id < 0) {
             tracer->tool_id = tool_ids[i];
-            return call_monitoring(tracer, "use_tool_id", "(is)", tracer->tool_id, "magjit");
         }
     }
-    PyErr_SetString(PyExc_RuntimeError, "sys.monitoring: every tool id is in use");
-    return -1;
+    if (tracer->tool_id < 0) {
+        PyErr_SetString(PyExc_RuntimeError, "sys.monitoring: every tool id is in use");
+        return -1;
+    }
+    int tool = tracer->tool_id;
+    tracer->tool_id = -1; /* until it is ours */
+    if (call_monitoring(tracer, "use_tool_id", "(is)", tool, "magjit") < 0) {
+        return -1;
+    }
+    tracer->tool_id = tool;
+    return 0;
 }
 
 static int
@@ -202,6 +241,7 @@ mj_events_attach(Tracer *tracer)
         return -1;
     }
     tracer->tool_id = -1;
+    tracer->line_frame = NULL;
     if (prepare(tracer->monitoring) < 0 || claim_tool(tracer) < 0) {
         Py_CLEAR(tracer->monitoring);
         return -1;
@@ -253,6 +293,9 @@ mj_events_observe(Tracer *tracer, mj_entry *entry, mj_frame *frame)
     long events = event_bits[PY_RETURN] | event_bits[PY_YIELD];
     if (entry->state != NULL) {
         events |= event_bits[INSTRUCTION];
+        if (tracer->other_tools) {
+            events |= event_bits[LINE];
+        }
     }
     return set_local_events(tracer, entry->code, entry->code->local_events | (int)events);
 }

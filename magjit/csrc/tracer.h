@@ -134,6 +134,9 @@ typedef struct Tracer {
     PyObject *previous_object;
     PyObject *monitoring; /* 3.12+: sys.monitoring, and the claimed tool */
     int tool_id;
+    bool other_tools;     /* are in use: their LINE callbacks may hide instructions from ours */
+    mj_frame *line_frame; /* identity only: a LINE event has stood for the instruction line_unit */
+    int line_unit;
 } Tracer;
 
 /* The tracer that observes now, a strong reference: at most one in the process. */

@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
@@ -381,6 +381,33 @@ def test_other_monitoring_tools_keep_working() -> None:
 
 
 @pytest.mark.skipif(LEGACY, reason="sys.monitoring is of 3.12")
+def test_a_tool_that_wants_no_more_lines_hides_no_instruction() -> None:
+    """CPython makes no INSTRUCTION event where a callback for the line returns DISABLE."""
+
+    def fresh() -> Any:
+        code = many_lines.__code__.replace(co_firstlineno=many_lines.__code__.co_firstlineno)
+        return FunctionType(code, many_lines.__globals__)
+
+    alone, beside = Observer(), Observer()
+    assert alone.run(fresh()) == 9
+    tool, events = 3, monitoring.events
+    monitoring.use_tool_id(tool, "coverage")
+    lines: list[int] = []
+    try:
+        monitoring.register_callback(
+            tool, events.LINE, lambda code, line: lines.append(line) or monitoring.DISABLE
+        )
+        monitoring.set_events(tool, events.LINE)
+        assert beside.run(fresh()) == 9
+    finally:
+        monitoring.set_events(tool, 0)
+        monitoring.register_callback(tool, events.LINE, None)
+        monitoring.free_tool_id(tool)
+    assert set(lines) >= {many_lines.__code__.co_firstlineno + line for line in range(1, 5)}
+    assert beside.instructions == alone.instructions
+
+
+@pytest.mark.skipif(LEGACY, reason="sys.monitoring is of 3.12")
 def test_tool_id_is_free_and_clean_afterwards() -> None:
     Observer().run(work)
     Observer(boom).run(work)
@@ -410,6 +437,14 @@ def test_no_free_tool_id() -> None:
         for tool in taken:
             monitoring.free_tool_id(tool)
     assert Observer().run(work) == 6
+
+
+def many_lines() -> int:
+    total = 0
+    for item in (1, 2, 3):
+        more = item + 1
+        total = total + more
+    return total
 
 
 # ---- frames ----

@@ -175,6 +175,13 @@ def disabled_function(x: T) -> Any:
 
 
 @program()
+def keywords_of_a_break_inside_a_call(x: T) -> Any:
+    steps = [x]
+    steps.append(outside(x, scale=3.0))
+    return steps
+
+
+@program()
 def keywords_of_a_break(x: T) -> Any:
     def scaled(t: T, *, by: float, plus: float = 0.0) -> T:
         return outside(t * by, scale=by) + plus

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import linecache
-import sys
 import warnings
 from contextlib import redirect_stdout
 from typing import Any
@@ -63,17 +62,12 @@ def test_the_scope_is_whole() -> None:
     assert set(SCOPE) >= {"torch", "outside", "Box", "reads"}
 
 
-LOOPS = "a generated program with a break in a loop's branch goes round for ever there"
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason=LOOPS)
 @settings(max_examples=120, deadline=None, suppress_health_check=LENIENT, derandomize=True)
 @given(sources(), changes)
 def test_programs(source: str, between: list[str]) -> None:
     check(source, between)
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason=LOOPS)
 @pytest.mark.slow
 @pytest.mark.fuzz
 @pytest.mark.parametrize("part", range(10))
