@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from magjit.plugin import list_backends
     from magjit.records import Stats
     from magjit.reporting.explaining import explain
+    from magjit.stances import set_stance
 
 _HOMES = {
     "allow_in_graph": "magjit.marks",
@@ -33,6 +34,7 @@ _HOMES = {
     "compile": "magjit.api",
     "explain": "magjit.reporting.explaining",
     "reset": "magjit.api",
+    "set_stance": "magjit.stances",
     "stats": "magjit.api",
     "list_backends": "magjit.plugin",
     "MagJITWarning": "magjit.dispatch",
@@ -58,6 +60,7 @@ __all__ = [
     "mark_dynamic",
     "mark_static",
     "reset",
+    "set_stance",
     "stats",
 ]
 

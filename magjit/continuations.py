@@ -38,7 +38,7 @@ from magjit.bytecode.splice import (
     resume_code,
     shift,
 )
-from magjit.errors import Location
+from magjit.errors import Location, line_of
 from magjit.marks import Mark, mark
 
 Place = tuple[int, str, int]
@@ -259,14 +259,6 @@ def _returns(point: FramePoint) -> bool:
     return decode(point.code).instrs[offset].opname == "RETURN_VALUE" and len(point.stack) == depth
 
 
-def line_of(code: types.CodeType, offset: int) -> int:
-    """The line of an instruction."""
-    for start, end, line in code.co_lines():
-        if start <= offset < end and line is not None:
-            return line
-    return code.co_firstlineno
-
-
 _LIBRARIES = tuple(
     os.path.dirname(os.path.abspath(str(module.__file__))) + os.sep for module in (torch, os)
 )
@@ -341,8 +333,7 @@ class CutPoint:
         """Where the operation is, in the program: not in a library that it calls, if it can be."""
         own = [p for p in self.frames.points if not is_library(p.code.co_filename)]
         point = own[-1] if own else self.frames.last
-        line = line_of(point.code, point.offset)
-        return Location(point.code.co_filename, line, point.code.co_qualname)
+        return Location.of(point.code, point.offset)
 
     def __str__(self) -> str:
         return f"{self.reason} at {self.location}"

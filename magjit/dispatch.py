@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from magjit import _C
+from magjit import _C, stances
 from magjit import config as settings
 from magjit.continuations import Chain
-from magjit.errors import BackendError, GraphBreakError
+from magjit.errors import BackendError, GraphBreakError, RecompileError
 from magjit.marks import Mark, mark
 from magjit.observe import Manner, Observation, capture_lock, observe
 from magjit.pipeline import build_record
@@ -112,6 +112,8 @@ class Controller:
     def _missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.eager_reason is not None or _is_traced() or _is_fake((*args, *kwargs.values())):
             return self._eagerly(args, kwargs)
+        if stances.current() in ("force_eager", "eager_on_recompile"):
+            return self._eagerly(args, kwargs)
         if not capture_lock.take():
             return self._eagerly(args, kwargs)
         try:
@@ -119,6 +121,8 @@ class Controller:
             reasons = self.failing_guards(args, kwargs)
             if len(reasons) < len(self.records):
                 return self._eagerly(args, kwargs)  # captured by another thread since it missed
+            if stances.current() == "fail_on_recompile":
+                raise self._refused(reasons)
             if len(self.records) >= settings.current().record_limit:
                 return self._over_limit(args, kwargs, reasons)
             if self.records and log.isEnabledFor(logging.INFO):
@@ -179,10 +183,17 @@ class Controller:
         )
         return self._eagerly(args, kwargs)
 
+    def _refused(self, reasons: list[str]) -> RecompileError:
+        text = "; ".join(dict.fromkeys(reasons)) or "it has no record yet"
+        return RecompileError(
+            f"{self.name} would have to be captured: {text}",
+            remedy="magjit.set_stance('default') captures, 'eager_on_recompile' runs eagerly",
+        )
+
     def failing_guards(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
         """For each record, what a call with these arguments misses it for."""
-        found = [record.failing_guard(args, kwargs) for record in self.records]
-        return [reason for reason in found if reason is not None]
+        found = [record.miss(args, kwargs) for record in self.records]
+        return [str(miss) for miss in found if miss is not None]
 
     def manner(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Manner:
         """How a call that misses all records is to be observed."""

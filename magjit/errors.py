@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import CodeType
+
+
+def line_of(code: CodeType, offset: int) -> int:
+    """The line of an instruction."""
+    for start, end, line in code.co_lines():
+        if start <= offset < end and line is not None:
+            return line
+    return code.co_firstlineno
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +21,11 @@ class Location:
     filename: str
     line: int
     function: str
+
+    @classmethod
+    def of(cls, code: CodeType, offset: int) -> Location:
+        """The place of an instruction."""
+        return cls(code.co_filename, line_of(code, offset), code.co_qualname)
 
     def __str__(self) -> str:
         return f"{self.filename}:{self.line} in {self.function}"
@@ -53,6 +67,10 @@ class UnsupportedPythonError(MagJITError, ImportError):
 
 class GraphBreakError(MagJITError):
     """With ``fullgraph=True``: the program could not be captured as one graph."""
+
+
+class RecompileError(MagJITError):
+    """A call needs a new capture, and the stance is ``"fail_on_recompile"``."""
 
 
 class AnnotationError(MagJITError):

@@ -237,6 +237,7 @@ def _emit(build: Build) -> None:
     handle = _C.Record(program, compiled, input_slots, build.finish, node_slots)
     captured.record = Record(
         handle,
+        code.instructions,
         code.origins,
         captured.refgraph.paths(),
         captured.guard_plan.kinds(),

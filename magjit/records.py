@@ -11,7 +11,14 @@ from torch.fx import GraphModule
 
 from magjit import _C
 from magjit.errors import Location
-from magjit.guards.emit import METADATA_ORIGIN, SHAPES_ORIGIN, Origin, describe_origin
+from magjit.guards.emit import (
+    METADATA_ORIGIN,
+    SHAPES_ORIGIN,
+    Instruction,
+    Origin,
+    describe_origin,
+)
+from magjit.guards.misses import Miss, find_miss
 from magjit.refgraph.relations import Item
 
 if TYPE_CHECKING:
@@ -70,7 +77,8 @@ class Record:
 
     Attributes:
         handle: the C object that the dispatcher tries.
-        guard_origins: what each guard instruction is for.
+        instructions: those of the guard.
+        guard_origins: what each of them is for.
         paths: how the nodes that the origins name are reached.
         graph_module: the graph as the backend got it.
         grad_enabled: grad mode at each call, which the guard checks.
@@ -80,6 +88,7 @@ class Record:
     """
 
     handle: _C.Record
+    instructions: list[Instruction]
     guard_origins: list[Origin]
     paths: Paths
     guard_kinds: Counter[str]
@@ -101,10 +110,15 @@ class Record:
     def hits(self) -> int:
         return int(self.handle.hits)
 
-    def failing_guard(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    def serves(self, args: tuple[Any, ...]) -> bool:
+        """Whether a call would hit."""
+        return bool(self.handle.program.explain(args, {}) is None)
+
+    def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Miss | None:
         """What a call misses this record for, or None when it would hit."""
-        origin = self._failing(args, kwargs)
-        return None if origin is None else describe_origin(origin, self.paths)
+        return find_miss(
+            self.handle.program, self.instructions, self.guard_origins, self.paths, args, kwargs
+        )
 
     def _failing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Origin | None:
         index = self.handle.program.explain(args, kwargs)

@@ -23,8 +23,9 @@ from torch.amp import autocast_mode
 
 from magjit import _C
 from magjit import config as settings
-from magjit.continuations import Chain, CutPoint, Pending, line_of
+from magjit.continuations import Chain, CutPoint, Pending
 from magjit.cutting import Cut, Enclosing, Uncuttable
+from magjit.errors import line_of
 from magjit.marks import Mark, mark
 from magjit.monitor.operator_graph import Operator, ValueRef
 from magjit.observe import Manner, Observation
@@ -211,9 +212,9 @@ class RegionRun:
         if self._is_inside_a_mode():
             region.eager_reason = "a mode of torch is active that was not when the call began"
             return None
-        missed = [record.failing_guard(args, {}) for record in region.records]
-        self._duplicate = None in missed
-        if not self._duplicate and len(missed) >= settings.current().record_limit:
+        serving = [record for record in region.records if record.serves(args)]
+        self._duplicate = bool(serving)
+        if not self._duplicate and len(region.records) >= settings.current().record_limit:
             return None
         self._hand_on_shapes(region)
         recorder.give_numbers_back()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from magjit.bytecode import decode
-from magjit.continuations import Chain, line_of
+from magjit.continuations import Chain
 from magjit.errors import Location
 from magjit.refgraph import attributes, calls
 from magjit.refgraph import relations as r
@@ -143,9 +143,7 @@ def _has_hooks(module: torch.nn.Module) -> bool:
 def definition(target: Any) -> Location | None:
     """Where a program begins."""
     if isinstance(target, Chain):
-        start = target.last
-        line = line_of(start.code, start.offset)
-        return Location(start.code.co_filename, line, start.code.co_qualname)
+        return Location.of(target.last.code, target.last.offset)
     function: Callable[..., Any] | None = _entry_function(target)[0]
     if function is None:
         function = getattr(type(target), "forward", None) or getattr(type(target), "__call__", None)

@@ -131,8 +131,10 @@ class _Told(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        splits = record.levelno >= logging.WARNING or _IS_CUT.match(text)
-        (self.texts if splits else self.again).append(text)
+        if record.levelno >= logging.WARNING or _IS_CUT.match(text):
+            self.texts.append(text)
+        elif _AGAIN.match(text):
+            self.again.append(text)
 
 
 class _MagJITAttempt:

@@ -58,6 +58,12 @@ def keep_part(config: pytest.Config, items: list[pytest.Item], part: str) -> Non
     items[:] = kept
 
 
+def stance() -> str:
+    """Of MagJIT, which a test need not import."""
+    module = sys.modules.get("magjit.stances")
+    return "default" if module is None else module.current()
+
+
 def process_state() -> dict[str, object]:
     """State that a capture or a failed capture must leave as it was."""
     state: dict[str, object] = {"trace": sys.gettrace(), "profile": sys.getprofile()}
@@ -71,6 +77,7 @@ def process_state() -> dict[str, object]:
             "dtype": torch.get_default_dtype(),
             "device": torch.get_default_device(),
             "threads": torch.get_num_threads(),
+            "stance": stance(),
             "function modes": torch._C._len_torch_function_stack(),
             "dispatch modes": torch._C._len_torch_dispatch_stack(),
         }

@@ -45,7 +45,8 @@ LAYERS: dict[str, set[str]] = {
     "pipeline": {"observe"},
     "regions": {"observe"},
     "replay_errors": set(),
-    "dispatch": {"pipeline", "regions", "replay_errors"},
+    "stances": {"errors"},
+    "dispatch": {"pipeline", "regions", "replay_errors", "stances"},
     "api": {"dispatch"},
     "reporting": {"api"},
     "cli": {"reporting"},
@@ -66,6 +67,7 @@ USES_C_EXTENSION = {
     "observe",
     "pipeline",
     "regions",
+    "stances",
     "dispatch",
     "api",
 }

@@ -22,6 +22,18 @@ typedef struct {
 } dispatcher;
 
 static PyTypeObject dispatcher_type;
+static bool force_misses; /* every call of every dispatcher is a miss */
+
+static PyObject *
+set_force_misses(PyObject *module, PyObject *on)
+{
+    int truth = PyObject_IsTrue(on);
+    if (truth < 0) {
+        return NULL;
+    }
+    force_misses = truth;
+    Py_RETURN_NONE;
+}
 
 static void
 move_to_front(dispatcher *d, Py_ssize_t i)
@@ -96,7 +108,7 @@ call_failed(dispatcher *d, record *r, const guard_call *call, bool in_graph)
 static PyObject *
 dispatch(dispatcher *d, const guard_call *call)
 {
-    for (Py_ssize_t i = 0; d->enabled && i < d->n_records; i++) {
+    for (Py_ssize_t i = 0; d->enabled && !force_misses && i < d->n_records; i++) {
         record *r = d->records[i];
         guard_run run;
         /* The reference covers programs that call C functions, which might change the list of
@@ -366,9 +378,18 @@ static PyTypeObject dispatcher_type = {
     .tp_getset = dispatcher_getset,
 };
 
+static PyMethodDef functions[] = {
+    {"force_misses", set_force_misses, METH_O,
+     "force_misses(on): whether every call of every dispatcher is a miss"},
+    {NULL},
+};
+
 int
 mj_init_dispatch(PyObject *module)
 {
+    if (PyModule_AddFunctions(module, functions) < 0) {
+        return -1;
+    }
     if (PyModule_AddType(module, &mj_record_type) < 0) {
         return -1;
     }

@@ -235,16 +235,35 @@ failing_index(guard_run *run)
 }
 
 static PyObject *
-slot_values(guard_run *run)
+all_values(guard_run *run)
 {
-    if (run->failed >= 0) {
-        Py_RETURN_NONE;
-    }
     PyObject *list = PyList_New(run->program->n_slots);
     for (Py_ssize_t i = 0; list != NULL && i < run->program->n_slots; i++) {
         PyList_SET_ITEM(list, i, Py_NewRef(run->slots[i] != NULL ? run->slots[i] : mj_null));
     }
     return list;
+}
+
+static PyObject *
+slot_values(guard_run *run)
+{
+    return run->failed >= 0 ? Py_NewRef(Py_None) : all_values(run);
+}
+
+static PyObject *
+failing_values(guard_run *run)
+{
+    if (run->failed < 0) {
+        Py_RETURN_NONE;
+    }
+    PyObject *values = all_values(run);
+    return values == NULL ? NULL : Py_BuildValue("(nN)", run->failed, values);
+}
+
+static PyObject *
+program_failure(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    return evaluate(self, args, nargs, failing_values);
 }
 
 static PyObject *
@@ -359,6 +378,8 @@ static PyMethodDef program_methods[] = {
      "check(args, kwargs=None): whether the call satisfies every guard"},
     {"explain", (PyCFunction)(void (*)(void))program_explain, METH_FASTCALL,
      "explain(args, kwargs=None): None, or the index of the first instruction that fails"},
+    {"failure", (PyCFunction)(void (*)(void))program_failure, METH_FASTCALL,
+     "failure(args, kwargs=None): None, or that index with a list of the slots' values there"},
     {"slots", (PyCFunction)(void (*)(void))program_slots, METH_FASTCALL,
      "slots(args, kwargs=None): what each slot holds (_C.NULL: nothing), or None if a guard fails"},
     {NULL},

@@ -28,7 +28,23 @@ Origin = tuple[int, str | r.Relation]
 def describe_origin(origin: Origin, paths: Paths) -> str:
     """An origin as a person reads it."""
     node_id, detail = origin
-    return f"{paths.path(node_id)} {detail}" if node_id else str(detail)
+    if not node_id:
+        return str(detail)
+    if isinstance(detail, str):
+        return f"{detail} of {paths.path(node_id)}"
+    fact = _FACTS.get(type(detail))
+    if fact is not None:
+        return f"{fact} of {paths.path(node_id)}"
+    return paths.path(node_id, detail)
+
+
+_FACTS: dict[type[r.Relation], str] = {
+    r.Length: "length",
+    r.Keys: "keys",
+    r.Members: "members",
+    r.Code: "code",
+    r.NonEmpty: "first element",
+}
 
 
 class GuardCode:
@@ -313,7 +329,7 @@ def _code(code: GuardCode, src: int, relation: Any, target: Leaf) -> None:
 def _emit_relations(code: GuardCode) -> None:
     plan = code.plan
     for group in plan.distinct:
-        code.at("is another object than others", group[0])
+        code.at("being another object than others", group[0])
         first, rest = group[0], group[1:]
         if group == plan.tensors:
             _distinct_tensors(code)

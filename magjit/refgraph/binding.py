@@ -31,7 +31,7 @@ def _bound(recorder: StateRecorder, kind: EventKind, function: Handler) -> Any:
             return None
         numbers = recorder.numbers
         recorder.state = state
-        recorder.offset = offset
+        recorder.offset = state.offset = offset
         state.calling = None
         recorder.marker = (len(operators.graph.operators), len(recorder.effects), recorder.changes)
         if recorder.places and cut_at_known_place(recorder, state, offset):

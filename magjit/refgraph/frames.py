@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import inspect
+import os
 import types
 from typing import Any
+
+import torch
 
 from magjit.bytecode import CodeInfo, decode
 from magjit.refgraph.nodes import ShadowNode
 
+OWN_FOLDERS = (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+)
+"""MagJIT's own code and torch's: not the user's."""
+
 
 class FrameState:
-    """A followed frame: what handlers need of it."""
+    """A followed frame: what handlers need of it.
+
+    ``offset`` is that of its last event; ``is_users``: it is neither torch's nor MagJIT's.
+    """
 
     __slots__ = (
         *("builtins", "caller", "calling", "code", "func", "func_node", "globals"),
-        *("entered", "globals_node", "info"),
+        *("entered", "globals_node", "info", "is_users", "offset"),
     )
 
     def __init__(
@@ -29,6 +41,8 @@ class FrameState:
         caller: FrameState | None,
     ) -> None:
         self.caller = caller
+        self.offset = -1
+        self.is_users = not code.co_filename.startswith(OWN_FOLDERS)
         self.calling: Any = None
         self.entered = False
         self.code = code

@@ -12,11 +12,11 @@ Objects made in the run have none: whatever of them escapes is rebuilt from its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from magjit.refgraph.paths import Paths, root_label
+from magjit.refgraph.paths import Paths, ReadPlaces, root_label
 from magjit.refgraph.paths import short as _short
 from magjit.refgraph.relations import Relation
 
@@ -115,9 +115,11 @@ class ShadowNode:
 class RefGraph:
     """All nodes of a run, found by the identity of their objects or by number."""
 
-    __slots__ = ("_by_identity", "nodes")
+    __slots__ = ("_by_identity", "nodes", "places", "where")
 
-    def __init__(self) -> None:
+    def __init__(self, where: Callable[[], tuple[Any, int]] | None = None) -> None:
+        self.where = where
+        self.places: ReadPlaces = {}
         outside = ShadowNode(0, None, 0, Relation(), fixed=True)
         self.nodes: list[ShadowNode] = [outside]
         self._by_identity: dict[int, ShadowNode] = {}
@@ -143,7 +145,14 @@ class RefGraph:
         )
         self.nodes.append(node)
         self._by_identity[id(obj)] = node
+        if self.where is not None:
+            self.places[node.node_id] = self.where()
         return node
+
+    def note_read(self, node: ShadowNode, relation: Relation) -> None:
+        """A value that has no node of its own is read here and now."""
+        if self.where is not None:
+            self.places[node.node_id, relation] = self.where()
 
     def __iter__(self) -> Iterator[ShadowNode]:
         return iter(self.nodes)
@@ -157,7 +166,8 @@ class RefGraph:
 
     def paths(self) -> Paths:
         """The paths of all nodes so far; they keep none of the user's objects alive."""
-        return Paths([(n.parent, n.relation, root_label(n.relation, n.obj)) for n in self.nodes])
+        steps = [(n.parent, n.relation, root_label(n.relation, n.obj)) for n in self.nodes]
+        return Paths(steps, self.places)
 
     def verify(self) -> None:
         """Raise AssertionError when the graph is not well formed."""

@@ -7,7 +7,8 @@ and, of a root, a name. Nothing of the user's is kept alive for it, and no user'
 from __future__ import annotations
 
 import types
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from magjit.refgraph import relations as r
@@ -22,20 +23,44 @@ NAMED = (
 """Only objects of these have their names read: attribute hooks of others would run."""
 
 
+ReadPlaces = dict[int | tuple[int, r.Relation], tuple[Any, int]]
+"""The instruction, code and offset, that first read an object, or a value behind an edge of one."""
+
+_MODULE_TABLES = frozenset({"._modules", "._parameters", "._buffers"})
+
+
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Parent, relation and root name of each node, by number."""
+    """Parent, relation and root name of each node, by number; where each was read."""
 
     steps: list[tuple[int, r.Relation, str]]
+    places: ReadPlaces = field(default_factory=dict)
 
-    def path(self, node_id: int) -> str:
-        """The first path on which a run reached a node."""
-        parts: list[str] = []
+    def path(self, node_id: int, relation: r.Relation | None = None) -> str:
+        """The first path on which a run reached a node, or what is behind an edge of it."""
+        parts = [] if relation is None else [step(relation)]
         while node_id != 0:
-            parent, relation, label = self.steps[node_id]
-            parts.append(label or step(relation))
+            parent, behind, label = self.steps[node_id]
+            parts.append(label or step(behind))
             node_id = parent
-        return "".join(reversed(parts)) or "outside"
+        return _written(reversed(parts)) or "outside"
+
+    def is_argument(self, node_id: int) -> bool:
+        """Whether a node is an argument of the call itself."""
+        return isinstance(self.steps[node_id][1], (r.Arg, r.Kwarg))
+
+
+def _written(parts: Iterable[str]) -> str:
+    """A path as a program would write it: attributes without the dict that holds them."""
+    found: list[str] = []
+    for part in parts:
+        name = part[2:-2]
+        if part.startswith("['") and name.isidentifier() and found:
+            if found[-1] == ".__dict__" or found[-1] in _MODULE_TABLES:
+                found[-1] = f".{name}"
+                continue
+        found.append(part)
+    return "".join(found)
 
 
 def short(value: Any) -> str:

@@ -79,7 +79,7 @@ class StateRecorder(RunControl):
     def begin(self) -> None:
         """Everything is as it was before the first event."""
         super().__init__()
-        self.graph = RefGraph()
+        self.graph = RefGraph(self.where)
         self.numbers = Numbers()
         self.called_back = False
         self.broken: Split | None = None
@@ -193,7 +193,9 @@ class StateRecorder(RunControl):
             return
         if node.snapshot is not None and not self._is_initial(node, relation, value):
             return
-        node.first.refs[relation] = self.target(node, relation, value)
+        target = node.first.refs[relation] = self.target(node, relation, value)
+        if not isinstance(target, Edge) or self.graph.nodes[target.node_id].fixed:
+            self.graph.note_read(node, relation)
 
     def _is_initial(self, node: ShadowNode, relation: r.Relation, value: Any) -> bool:
         """Whether what a changed container holds now was there before the run."""
@@ -331,7 +333,7 @@ class StateRecorder(RunControl):
                 self.split(f"a C function calls {code.co_qualname}, which is not followed")
                 return None
         if module.partition(".")[0] == "magjit":
-            if module in _SETTINGS and not code.co_name.startswith("_"):
+            if _is_setting(module, code):
                 self.split(f"calls {module.removesuffix('.api')}.{code.co_qualname}")
             return _C.SKIP_ALWAYS
         if self.is_opaque(code, module):
@@ -439,6 +441,13 @@ def _open_mapping(recorder: StateRecorder, node: ShadowNode, initial: dict[Any, 
             node.first.fix(relation)
         else:
             refs[relation] = recorder.target(node, relation, value)
+
+
+def _is_setting(module: str, code: types.CodeType) -> bool:
+    """Whether a function of MagJIT's own decides how programs are compiled."""
+    if module == "magjit.stances":
+        return code.co_qualname.startswith("set_stance.")
+    return module in _SETTINGS and not code.co_name.startswith("_")
 
 
 Handler = Callable[[StateRecorder, FrameState, int, tuple[Any, ...]], Any]

@@ -33,7 +33,9 @@ def explain(
     model, stay as they are.
 
     Args:
-        model: as `magjit.compile` takes it; of a compiled object, the original.
+        model: as `magjit.compile` takes it; of a compiled object, the original. Where none of the
+            compiled object's records serves the call, the report's notes say for each what it
+            compares, as it was and as it is.
         backend: as `magjit.compile` takes it; one that fails is named as a reason in the report.
         dump: a folder for readable files: source, bytecode, guards, mock, graphs.
 
@@ -47,10 +49,14 @@ def explain(
     """
     tried = _Tried(resolve(backend))
     compiled = compile_model(model, backend=tried)
+    given = controller_of(model)
     folder = None if dump is None else dumping.prepare(dump)
 
     def run(*args: Any, **kwargs: Any) -> Report:
+        missed = [] if given is None else given.failing_guards(args, kwargs)
         report = _explain(compiled, tried, args, kwargs)
+        if given is not None and given.records and len(missed) == len(given.records):
+            report.notes += [f"a record misses this call for {miss}" for miss in missed]
         if folder is not None:
             report.dump(folder)
         return report

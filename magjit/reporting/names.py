@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from magjit.errors import Location
+from magjit.errors import Location, line_of
 from magjit.refgraph.kinds import is_atom
 
 _TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -109,14 +109,6 @@ def short(value: Any) -> str:
         return f"<{class_name(kind)}>"
     text = repr(value)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
-
-
-def line_of(code: types.CodeType, offset: int) -> int:
-    """The line of an instruction."""
-    for start, end, number in code.co_lines():
-        if start <= offset < end and number is not None:
-            return number
-    return code.co_firstlineno
 
 
 def location_of(code: types.CodeType, offset: int) -> Location:
