@@ -27,7 +27,7 @@ from magjit.bytecode.splice import SpliceError, obstacle
 from magjit.continuations import Chain, CutPoint, FramePoint, frame_point
 from magjit.refgraph.attributes import cell_node
 from magjit.refgraph.frames import FrameState
-from magjit.refgraph.number_events import called_directly
+from magjit.refgraph.number_frames import called_directly
 from magjit.refgraph.recorder import StateRecorder
 from magjit.refgraph.run_control import Split
 

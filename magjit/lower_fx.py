@@ -30,7 +30,7 @@ from magjit.monitor.operator_graph import (
 )
 from magjit.monitor.regions import FunctionRegion, Region
 from magjit.plugin import make_graph_module, runnable
-from magjit.refgraph.number_values import SYMBOLIC
+from magjit.refgraph.number_values import SYMBOLIC, Item
 from magjit.replayed_function import ForwardPlan, replayed_apply
 
 _DUNDERS: dict[str, Callable[..., Any]] = {
@@ -161,6 +161,8 @@ class _Lowering:
         """The node of a number that a replay computes anew; its value where it is a constant."""
         if not number.live:
             return number.original
+        if isinstance(number.source, Item):
+            return self.nodes[number.source.value_id]
         key = id(number if number.source is None else number.source)
         found = self.numbers.get(key)
         if found is None:

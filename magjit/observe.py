@@ -31,7 +31,7 @@ from magjit.refgraph.autograd_functions import left_frame
 from magjit.refgraph.binding import bind_handlers
 from magjit.refgraph.frames import FrameState
 from magjit.refgraph.nodes import ShadowNode
-from magjit.refgraph.number_events import entered, returned
+from magjit.refgraph.number_frames import entered, returned
 from magjit.refgraph.python_specials import python_special
 from magjit.refgraph.recorder import StateRecorder
 from magjit.refgraph.stack import reads_onto_stack

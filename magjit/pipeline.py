@@ -168,7 +168,7 @@ def _lower(build: Build) -> None:
         assert node is not None
         names[item.value_id] = build.observation.input_name(node)
     live = graph.live_numbers() if recorder.numbers else []
-    numbers = [number for number in live if number.sym is None]
+    numbers = recorder.numbers.given([number for number in live if number.sym is None])
     build.numbers = recorder.numbers.inputs(numbers) if numbers else None
     build.gm = lower(
         graph,

@@ -250,7 +250,9 @@ class RegionRun:
     def refused(self, split: Split, problem: Uncuttable) -> None:
         """See `magjit.cutting.Host`."""
         log.debug("not cut at %s: %s", split.reason, problem.reason)
-        if problem.enclosing is not None and split.learn:
+        if split.instead is not None:
+            self.learned |= self.program.learn(Enclosing(*split.instead), split.reason)
+        elif problem.enclosing is not None and split.learn:
             self.learned |= self.program.learn(problem.enclosing, split.reason)
 
     # -- the end ---------------------------------------------------------------------------------

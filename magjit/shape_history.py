@@ -61,7 +61,8 @@ class ShapeHistory:
 
     def note_numbers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A capture has met these arguments."""
-        for place, value in _numbers(args, kwargs):
+        texts = _texts(args) if self.of_region else []
+        for place, value in [*_numbers(args, kwargs), *texts]:
             self._given.setdefault(place, set()).add(repr(value))
 
     def note_attribute(self, owner: str, name: Any) -> None:
@@ -75,12 +76,16 @@ class ShapeHistory:
             return set()
         found = _numbers(args, kwargs)
         if self.of_region:
-            return {place for place, _ in found}
+            return {place for place, _ in found} | self._changed_texts(args)
         changed = self.changed(args, kwargs)
         if not changed and not self.dynamic:
             return set()
         floats = {place for place, value in found if type(value) is float}
         return changed | floats if not self.dynamic else {place for place, _ in found}
+
+    def _changed_texts(self, args: tuple[Any, ...]) -> set[int | str]:
+        seen = self._given
+        return {place for place, value in _texts(args) if seen.get(place, set()) - {repr(value)}}
 
     def changed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int | str]:
         """Number arguments that have had other values before."""
@@ -142,6 +147,10 @@ def _numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | 
     """Ints and floats among the arguments, by position or name."""
     pairs: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     return [(place, value) for place, value in pairs if type(value) in (int, float)]
+
+
+def _texts(args: tuple[Any, ...]) -> list[tuple[int | str, Any]]:
+    return [(place, value) for place, value in enumerate(args) if type(value) is str and value]
 
 
 def _is_marked(value: Any) -> bool:

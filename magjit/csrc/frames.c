@@ -149,9 +149,21 @@ frame_replace_local(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(fresh_number_doc,
-             "fresh_number(value) -> int or float\n\n"
-             "An equal object that nothing else refers to, also of a small int, of which the\n"
-             "interpreter otherwise keeps one.  Raises TypeError for other types.");
+             "fresh_number(value) -> int, float or str\n\n"
+             "An equal object that nothing else refers to, also of a small int or a text of one\n"
+             "character, of which the interpreter otherwise keeps one.  Raises TypeError for other\n"
+             "types and for the empty text.");
+
+static PyObject *
+fresh_text(PyObject *value)
+{
+    Py_ssize_t length = PyUnicode_GET_LENGTH(value);
+    PyObject *fresh = PyUnicode_New(length, PyUnicode_MAX_CHAR_VALUE(value));
+    if (fresh != NULL && PyUnicode_CopyCharacters(fresh, 0, value, 0, length) < 0) {
+        Py_CLEAR(fresh);
+    }
+    return fresh;
+}
 
 static PyObject *
 fresh_number(PyObject *self, PyObject *value)
@@ -159,8 +171,11 @@ fresh_number(PyObject *self, PyObject *value)
     if (PyFloat_CheckExact(value)) {
         return PyFloat_FromDouble(PyFloat_AS_DOUBLE(value));
     }
+    if (PyUnicode_CheckExact(value) && PyUnicode_GET_LENGTH(value) > 0) {
+        return fresh_text(value);
+    }
     if (!PyLong_CheckExact(value)) {
-        return PyErr_Format(PyExc_TypeError, "expected an int or a float, not %.100s",
+        return PyErr_Format(PyExc_TypeError, "expected an int, a float or a text, not %.100s",
                             Py_TYPE(value)->tp_name);
     }
     PyLongObject *number = (PyLongObject *)value;

@@ -36,7 +36,7 @@ from magjit.mocks.recipes import ATOMS, Kind, Make, Shared, state
 from magjit.mocks.schedule import Cycle, schedule
 from magjit.mocks.value_kinds import kind_of
 from magjit.mocks.writes import Call, ContainerState, Write, final_writes
-from magjit.refgraph.number_values import Argument, Drawn, Length, Number, Read, Size
+from magjit.refgraph.number_values import Argument, Drawn, Item, Length, Number, Read, Size
 from magjit.refgraph.numbers import Numbers
 
 
@@ -172,6 +172,8 @@ class PlanBuilder:
             return found
         source = number.source
         assert source is not None
+        if isinstance(source, Item):
+            return Out(source.value_id)
         if isinstance(source, Argument):
             assert source.node is not None
             return Slot(source.node.node_id)

@@ -283,10 +283,15 @@ class OperatorRecorder(TorchFunctionMode):
         if name == "__hash__":
             return None
         inputs: list[Value] = []
-        self.template((args, kwargs), inputs)
+        operator = self._operator(func, args, kwargs, inputs)
         const = all(value.const for value in inputs)
 
-        def after(out: Any) -> None:
+        def after(out: Any) -> Any:
+            if not const and not kwargs and self._observer.reads_item(name, args, out):
+                value = self.graph.new_value()
+                operator.result = ValueRef(value.value_id)
+                self.graph.operators.append(operator)
+                return self._observer.item(value.value_id, out)
             if not const:
                 self._observer.split(
                     f"reads the data of a tensor into Python ({name})",
@@ -294,6 +299,7 @@ class OperatorRecorder(TorchFunctionMode):
                 )
             elif isinstance(out, torch.Tensor) or type(out).__module__ == "numpy":
                 self._observer.split(f"takes a tensor out of torch ({name})")
+            return None
 
         return after
 

@@ -18,7 +18,7 @@ from magjit.bytecode import EventKind
 from magjit.refgraph.frames import FrameState
 from magjit.refgraph.kinds import HEAP_TYPE, class_lookup, is_atom
 from magjit.refgraph.nodes import ShadowNode
-from magjit.refgraph.number_values import Argument, Number, Read, Size
+from magjit.refgraph.number_values import Argument, Item, Number, Read, Size
 from magjit.refgraph.recorder import Handler, StateRecorder
 
 SEQUENCES = (tuple, list, torch.Size)
@@ -227,7 +227,8 @@ def _are_data(rec: StateRecorder, name: str, numbers: list[Number]) -> bool:
     if float not in rec.numbers.into_graph or name.rstrip("_") not in _OF_ANY_FLOAT:
         return False
     return all(
-        type(number.obj) is float and all(isinstance(s, Read | Argument) for s in number.sources)
+        type(number.obj) is float
+        and all(isinstance(s, Read | Argument | Item) for s in number.sources)
         for number in numbers
     )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
 import operator
 import types
@@ -16,7 +14,7 @@ from magjit import _C
 from magjit.bytecode import EventKind
 from magjit.bytecode.optable import FILLING
 from magjit.refgraph import relations as r
-from magjit.refgraph.frames import FrameState, arguments
+from magjit.refgraph.frames import FrameState
 from magjit.refgraph.holder_events import (
     ITERATORS,
     SEQUENCES,
@@ -29,7 +27,6 @@ from magjit.refgraph.holder_events import (
     is_sequence,
     method_of,
     moves_items,
-    packed,
     then_note,
     then_pin,
 )
@@ -46,6 +43,7 @@ from magjit.refgraph.number_values import (
     COMPARE,
     NUMBERS,
     Argument,
+    Item,
     Number,
     Read,
     Size,
@@ -53,6 +51,7 @@ from magjit.refgraph.number_values import (
 from magjit.refgraph.numbers import may_change
 from magjit.refgraph.recorder import Handler, StateRecorder
 from magjit.refgraph.stack import Post, in_place_of, running_frame
+from magjit.refgraph.texts import makes_text
 
 _DIVISIONS = frozenset({"/", "//", "%"})
 _UNARY: dict[str, Callable[..., Any]] = {
@@ -116,6 +115,9 @@ def use_numbers(
     numbers = rec.numbers.among(inputs)
     if kind is not EventKind.IS_OP and not any(number.live for number in numbers):
         return handler(rec, state, offset, inputs)
+    text = makes_text(rec, kind, handler, state, offset, inputs)
+    if text is not NotImplemented:
+        return text
     use = _USES.get(kind, _pins)
     return use(rec, handler, state, offset, inputs)
 
@@ -123,8 +125,22 @@ def use_numbers(
 def _pins(
     rec: StateRecorder, handler: Handler, state: FrameState, offset: int, inputs: tuple[Any, ...]
 ) -> Any:
-    rec.numbers.pin(rec.numbers.among(inputs))
+    numbers = rec.numbers.among(inputs)
+    if any(_varies_between_regions(rec, number) for number in numbers) and rec.try_cut(_NEEDS):
+        return _C.OPAQUE
+    rec.numbers.pin(numbers)
     return handler(rec, state, offset, inputs)
+
+
+def _varies_between_regions(rec: StateRecorder, number: Number) -> bool:
+    """Whether a constant in its place would mean a record for each value that a region is given."""
+    return rec.in_region and any(
+        isinstance(source, Argument) and source.varies and not source.pinned
+        for source in number.sources
+    )
+
+
+_NEEDS = "needs a number that changes from call to call"
 
 
 def _read(
@@ -200,7 +216,10 @@ def _goes_into_graph(rec: StateRecorder, inputs: tuple[Any, ...]) -> bool:
         return False
     return all(
         isinstance(source, Size)
-        or (isinstance(source, Read | Argument) and type(number.obj) in rec.numbers.into_graph)
+        or (
+            isinstance(source, Read | Argument | Item)
+            and type(number.obj) in rec.numbers.into_graph
+        )
         for number in rec.numbers.plain(rec.numbers.among(inputs))
         for source in number.sources
     )
@@ -432,10 +451,10 @@ def _stores_item(
 def _of_a_sequence(
     rec: StateRecorder, handler: Handler, state: FrameState, offset: int, inputs: tuple[Any, ...]
 ) -> Any:
-    """A method of a holder, which its call will judge; or an iterator's next item."""
+    """A method of a holder or a text, which its call will judge; or an iterator's next item."""
     if type(inputs[0]) in ITERATORS:
         return moves_items(rec, handler, state, offset, inputs)
-    if is_container(inputs[0]):
+    if is_container(inputs[0]) or type(inputs[0]) is str:
         return method_of(rec, inputs[0], handler(rec, state, offset, inputs))
     return _pins(rec, handler, state, offset, inputs)
 
@@ -455,43 +474,3 @@ _USES: dict[EventKind, Callable[..., Any]] = {
     EventKind.HOLD: _holds,
     EventKind.LOAD_SUBSCR: _takes_apart,
 }
-
-
-# -- frames -------------------------------------------------------------------------------------
-
-
-def entered(rec: StateRecorder, code: types.CodeType, followed: bool, values: list[Any]) -> None:
-    """A frame is entered: what is not followed, and what is packed up, may be used unseen."""
-    if followed:
-        if rec.state is not None:
-            rec.state.entered = True
-        named = code.co_argcount + code.co_kwonlyargcount
-        many = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-        for holder in values[named : named + many.bit_count()]:
-            packed(rec, holder)
-        return
-    if getattr(rec.numbers.offered, "__code__", None) is not code:
-        args, kwargs = arguments(code, values)
-        rec.numbers.pin(rec.numbers.among((*args, *kwargs.values())))
-
-
-def returned(rec: StateRecorder, state: FrameState, result: Any) -> None:
-    """A frame gives a number to its caller: to the program's own call, or to C code."""
-    number = rec.numbers.find(result)
-    if number is not None and number.live and not called_directly(state):
-        rec.numbers.pin([number])
-
-
-def called_directly(state: FrameState) -> bool:
-    """Whether an instruction of the program, or the compiled call itself, called this function."""
-    caller = state.caller
-    if caller is None:
-        return True
-    func = caller.calling
-    while isinstance(func, functools.partial):
-        func = func.func
-    if isinstance(func, _C.Thunk | types.MethodType):
-        func = func.function if isinstance(func, _C.Thunk) else func.__func__
-    if not isinstance(func, types.FunctionType) and not isinstance(func, type):
-        func = class_lookup(type(func), "__call__")
-    return isinstance(func, types.FunctionType) and func.__code__ is state.code

@@ -6,6 +6,7 @@
               | Size node dim                               a size of a tensor
               | Length node                                 how many items a list has
               | Argument relation                           an argument that was seen to change
+              | Item value                                  what an operator reads of a tensor
     Outcome ::= Number true?                                what the program decided by a number
 
 A number may differ at the next call as long as one of its sources is not pinned.
@@ -28,6 +29,8 @@ from magjit.refgraph.generators import repeated, same_draw
 from magjit.refgraph.nodes import Leaf, ShadowNode
 
 NUMBERS = (int, float)
+TEXTS = (int, float, str)
+"""What texts are made of, and they themselves."""
 BINARY: dict[str, Callable[..., Any]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -193,7 +196,27 @@ class Length:
             self.node.first.refs.setdefault(r.Length(), Leaf(self.value))
 
 
-Source = Read | Drawn | Size | Argument | Length
+@dataclass(slots=True, eq=False)
+class Item:
+    """A float that an operator of the graph reads of a tensor: known when the graph has run.
+
+    No guard can compare it: where the program needs it before, the run is cut.
+
+    Attributes:
+        value_id: what it is in the graph.
+        place: code and offset of the call that reads it.
+    """
+
+    value_id: int
+    value: float
+    place: tuple[Any, int]
+    pinned: bool = False
+
+    def pin(self) -> None:
+        """It stays what it is."""
+
+
+Source = Read | Drawn | Size | Argument | Length | Item
 
 
 @dataclass(slots=True, eq=False)
@@ -235,6 +258,11 @@ class Number:
             not source.pinned and (isinstance(source, Size) or getattr(source, "varies", False))
             for source in self.sources
         )
+
+    @property
+    def of_graph(self) -> bool:
+        """Whether it is known only when the graph has run."""
+        return any(isinstance(source, Item) for source in self.sources)
 
     @property
     def live(self) -> bool:
@@ -322,7 +350,7 @@ def binary_symbol(func: Any) -> str | None:
 def _text(part: Any, depth: int = 0) -> str:
     """A number as a reader would write it."""
     match part:
-        case Number(source=Read() | Drawn() | Size() | Argument() | Length() as source):
+        case Number(source=Read() | Drawn() | Size() | Argument() | Length() | Item() as source):
             return _text(source)
         case Number() if depth == _DEEPEST_TEXT:
             return "..."
@@ -338,6 +366,8 @@ def _text(part: Any, depth: int = 0) -> str:
             return f"{func.__name__}()"
         case Length():
             return "length"
+        case Item():
+            return "item()"
         case Size():
             return f"size({part.dim})"
         case Argument(relation=relation):

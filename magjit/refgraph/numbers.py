@@ -31,8 +31,10 @@ from magjit.refgraph.generators import (
 from magjit.refgraph.nodes import Edge, Lifted, RefGraph, ShadowNode
 from magjit.refgraph.number_values import (
     NUMBERS,
+    TEXTS,
     Argument,
     Drawn,
+    Item,
     Length,
     Number,
     NumberGuard,
@@ -71,6 +73,7 @@ class Numbers:
     outcomes: list[tuple[Number, bool]] = field(default_factory=list)
     on_pinned_draw: Callable[[Drawn], None] = _nothing
     on_pinned_size: Callable[[Size], None] = _nothing
+    on_needed_item: Callable[[Item], None] = _nothing
     into_graph: frozenset[type] = frozenset()
     """The types of the numbers that the backend takes as inputs of the graph."""
     shapes: Shapes | None = None
@@ -113,7 +116,7 @@ class Numbers:
 
     def original(self, value: Any) -> Any:
         """What the program would have without the recorder in the place of a number."""
-        number = self.find(value) if type(value) in NUMBERS else None
+        number = self.find(value) if type(value) in TEXTS else None
         return value if number is None else number.original
 
     def among(self, values: Any) -> list[Number]:
@@ -185,6 +188,10 @@ class Numbers:
             return None
         return self._add(Number(_C.fresh_number(drawn.value), drawn))
 
+    def item(self, source: Item) -> Number:
+        """What an operator of the graph reads of a tensor."""
+        return self._add(Number(_C.fresh_number(source.value), source))
+
     def size(self, source: Size) -> Number:
         """The number that a size of a tensor is."""
         self.sizes.append(source)
@@ -202,15 +209,19 @@ class Numbers:
             value = func(*operands)
         except Exception:
             return None
-        if type(value) not in NUMBERS:
+        if type(value) not in TEXTS or value == "":
             return None
         of_sizes = self.shapes is not None and self.shapes.failure is None
-        if self.shapes is not None and of_sizes and self.all_sizes(self.among(operands)):
+        if of_sizes and type(value) is not str and self.all_sizes(self.among(operands)):
+            assert self.shapes is not None
             return self.shapes.computed(func, operands)
         number = self._add(Number(_C.fresh_number(value), None, func, self._parts(operands)))
-        if type(value) is float and any(type(operand) is int for operand in operands):
+        if type(value) is float and any(map(self._is_varying_int, operands)):
             self.decided(_succeeds, (number.obj,))  # an int may be too large for a float
         return number
+
+    def _is_varying_int(self, value: Any) -> bool:
+        return type(value) is int and self.find(value) is not None
 
     def held(self, holder: Any, numbers: list[Number]) -> None:
         """A new tuple, list or dict holds numbers: whatever uses it uses them."""
@@ -230,7 +241,7 @@ class Numbers:
         """The ints and floats among numbers, and among what the holders among them hold."""
         found = []
         for number in numbers:
-            holds = number.obj is not None and type(number.obj) not in NUMBERS
+            holds = number.obj is not None and type(number.obj) not in TEXTS
             found += self.plain(list(number.args)) if holds else [number]
         return found
 
@@ -251,6 +262,9 @@ class Numbers:
         if self.shapes is not None and self.shapes.decided(func, operands):
             return
         number = Number(None, None, func, self._parts(operands))
+        if number.of_graph:
+            self.pin([number])
+            return
         if number.live:
             self.outcomes.append((number, bool(func(*operands))))
 
@@ -266,6 +280,8 @@ class Numbers:
                 self.on_pinned_draw(source)
             elif isinstance(source, Size):
                 self.on_pinned_size(source)
+            elif isinstance(source, Item):
+                self.on_needed_item(source)
 
     def pin(self, numbers: list[Number]) -> None:
         """Something uses these that has to be given the same at each call."""
@@ -303,6 +319,18 @@ class Numbers:
                 source.pin()
         self.outcomes = [outcome for outcome in self.outcomes if outcome[0].live]
 
+    def given(self, numbers: list[Number]) -> list[Number]:
+        """Those that a graph is given, of the numbers that it takes: it makes the others itself."""
+        found: dict[int, Number] = {}
+        for number in numbers:
+            if not number.of_graph:
+                if number.live:
+                    found[id(number)] = number
+            elif number.source is None:
+                parts = [part for part in number.args if isinstance(part, Number)]
+                found |= {id(part): part for part in self.given(parts)}
+        return list(found.values())
+
     def inputs(self, numbers: list[Number]) -> NumberInputs:
         """What computes the numbers that the graph takes."""
         return NumberInputs(self._reads_of(numbers), numbers)
@@ -339,7 +367,7 @@ class Numbers:
     def release(self) -> None:
         """Let go of the user's objects; the guard goes on without them."""
         self.watch = _nothing
-        self.on_pinned_draw = self.on_pinned_size = _nothing
+        self.on_pinned_draw = self.on_pinned_size = self.on_needed_item = _nothing
         for read in self.reads:
             read.release()
         for size in self.sizes:

@@ -18,6 +18,7 @@ from magjit.refgraph.containers import read_value, shows_a_set
 from magjit.refgraph.kinds import CONTAINERS, is_atom, is_constant_object
 from magjit.refgraph.recorder import StateRecorder
 from magjit.refgraph.stack import observed_frame
+from magjit.refgraph.texts import shown_text
 
 _DEPTH = 20
 
@@ -48,7 +49,8 @@ def printed(
         return _C.OPAQUE
     for value in values:
         read_value(rec, value, deep=True)
-    text = tuple(str(value) for value in args)
+    text = tuple(shown_text(rec, value) for value in args)
+    rec.numbers.pin(rec.numbers.among(kwargs.values()))
     rec.replay_call(_print_error if file is sys.stderr else print, text, _without(kwargs, "file"))
     return _C.OPAQUE
 

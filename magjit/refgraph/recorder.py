@@ -36,7 +36,7 @@ from magjit.refgraph.kinds import (
     name_in_class,
 )
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, RefGraph, ShadowNode, Target
-from magjit.refgraph.number_values import Number
+from magjit.refgraph.number_values import Item, Number
 from magjit.refgraph.numbers import Numbers
 from magjit.refgraph.run_control import RunControl, Split, TracerLike
 
@@ -112,6 +112,43 @@ class StateRecorder(RunControl):
         """The number of the run that an argument is, where a replay computes it anew."""
         in_region = self.checkpoint is not None or bool(self.function_calls)
         return self.numbers.for_graph(value, in_region=in_region)
+
+    def reads_item(self, name: str, args: tuple[Any, ...], value: Any) -> bool:
+        """Whether what is read of a tensor may be a number of the graph.
+
+        Only where the instruction itself gives it to the program: what else C code does with it
+        would go unseen.
+        """
+        if type(value) is not float or float not in self.numbers.into_graph:
+            return False
+        if self.state is None or self.checkpoint is not None or self.function_calls:
+            return False
+        calling = self.state.calling
+        if name == "__float__":
+            return calling is float
+        if name != "item" or len(args) != 1:
+            return False
+        return calling is torch.Tensor.item or (
+            isinstance(calling, types.BuiltinFunctionType)
+            and calling.__name__ == "item"
+            and calling.__self__ is args[0]
+        )
+
+    def item(self, value_id: int, value: float) -> float:
+        """What the program gets in the place of a float that the graph reads of a tensor."""
+        assert self.state is not None
+        place = self.place(self.state, self.offset)
+        self.numbers.on_needed_item = self._needs
+        obj: float = self.numbers.item(Item(value_id, value, place)).obj
+        return obj
+
+    def _needs(self, item: Item) -> None:
+        """The program needs a number before the graph has run."""
+        self.split(
+            "reads the data of a tensor into Python (item)",
+            "keep the value in a tensor, or leave this part out of the compiled region",
+            instead=item.place,
+        )
 
     # -- nodes -----------------------------------------------------------------------------------
 

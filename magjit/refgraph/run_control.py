@@ -48,6 +48,8 @@ class Split:
     error: BaseException | None = None
     learn: bool = True
     """Whether a call around it is to be done as a whole where the run cannot be cut."""
+    instead: tuple[types.CodeType, int] | None = None
+    """Where the run can be cut the next time if it cannot be cut here."""
 
 
 REPORT = "this is a fault of MagJIT's: please report it with the program that shows it"
@@ -114,12 +116,16 @@ class RunControl(TensorNotes):
         return None, -1
 
     def split(
-        self, reason: str, remedy: str | None = None, location: Location | None = None
+        self,
+        reason: str,
+        remedy: str | None = None,
+        location: Location | None = None,
+        instead: tuple[types.CodeType, int] | None = None,
     ) -> None:
         """Note that the run cannot become one graph; the user's program goes on unobserved."""
         if self.broken is not None or self.between:
             return
-        split = Split(reason, location or self.location(), remedy)
+        split = Split(reason, location or self.location(), remedy, instead=instead)
         if location is None and self.on_split(split):
             return
         if self.broken is None:

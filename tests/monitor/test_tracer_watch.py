@@ -101,7 +101,15 @@ def test_fresh_number(value: Any) -> None:
     assert [10, 20][_C.fresh_number(1)] == 20 and list(range(_C.fresh_number(2))) == [0, 1]
 
 
-@pytest.mark.parametrize("value", [True, "1", None, 1j])
+@pytest.mark.parametrize("value", ["0", "a", "é", "no", "αβ", "\U0001f600", "x" * 1000])
+def test_fresh_text(value: str) -> None:
+    fresh = _C.fresh_number(value)
+    assert fresh == value and fresh is not value and hash(fresh) == hash(value)
+    assert {value: 1}[fresh] == 1 and fresh.encode() == value.encode()
+    assert fresh.isascii() == value.isascii() and fresh + "!" == value + "!"
+
+
+@pytest.mark.parametrize("value", [True, "", b"1", None, 1j])
 def test_fresh_number_of_another_type(value: Any) -> None:
-    with pytest.raises(TypeError, match="expected an int or a float"):
+    with pytest.raises(TypeError, match="expected an int, a float or a text"):
         _C.fresh_number(value)

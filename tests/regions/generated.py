@@ -162,6 +162,9 @@ def simple(draw: Any) -> str:
             st.builds("pairs = [(v, {}) for v in local]".format, number),
             st.builds("local += [{}[j].item() for j in range(2)]".format, tensor),
             st.builds("print({}, state.count)".format, number),
+            st.builds("print(f'{{{}}} {{{}:.3f}} {{n!r}}')".format, number, number),
+            st.builds("seen[{}] = '%s of %s' % ({}, n)".format, key, number),
+            st.builds("state.box.name = str({}) + '{{}}'.format({})".format, number, number),
             st.builds("n, m = {}, {}".format, numbers(), numbers()),
             st.builds("first, *rest = {}.tolist()".format, tensor),
         )

@@ -75,13 +75,13 @@ def outside(x: T, scale: float = 2.0) -> T:
 
 @program()
 def item_returned(x: T) -> Any:
-    return (x * 2).sum().item()
+    return (x * 2).sum().tolist()
 
 
 @program()
 def item_used(x: T) -> Any:
     y = x * 2
-    total = y.sum().item()
+    total = y.sum().tolist()
     return y + total, total
 
 
@@ -186,7 +186,7 @@ def keywords_of_a_break(x: T) -> Any:
     def scaled(t: T, *, by: float, plus: float = 0.0) -> T:
         return outside(t * by, scale=by) + plus
 
-    return scaled(x, by=x.max().item(), plus=2.0)
+    return scaled(x, by=x.max().tolist(), plus=2.0)
 
 
 @program()
@@ -213,14 +213,14 @@ def file_written_and_read(x: T) -> Any:
 @program()
 def text_of_a_tensor(x: T) -> Any:
     y = x.round()
-    text = f"{y.sum().item():.2f} {y.tolist()}"
+    text = f"{y.sum().tolist():.2f} {y.tolist()}"
     return y * len(text), text
 
 
 @program()
 def printed_values(x: T) -> Any:
     y = x * 2
-    print("first", round(y[0].item(), 3))
+    print("first", round(y[0].tolist(), 3))
     z = y + 1
     print("second", z.shape)
     return z
@@ -240,7 +240,7 @@ def mask_of_unknown_size(x: T) -> Any:
 
 @program()
 def value_that_makes_a_shape(x: T) -> Any:
-    factor = float(1 + (x.sum() > 0).item())
+    factor = float(1 + (x.sum() > 0).tolist())
     y = torch.nn.functional.interpolate(x[None, None], scale_factor=factor)
     z = torch.clamp(x, max=factor) + torch.full((2, 1), factor)
     return y * y.shape[-1], y.shape, z
@@ -248,7 +248,7 @@ def value_that_makes_a_shape(x: T) -> Any:
 
 @program()
 def walrus(x: T) -> Any:
-    return x * total if (total := x.sum().item()) > 0 else x - total
+    return x * total if (total := x.sum().tolist()) > 0 else x - total
 
 
 @program()
@@ -263,7 +263,7 @@ def value_as_an_index(x: T) -> Any:
 def _level_three(x: T) -> Any:
     y = x.relu()
     if y.sum() > 1:
-        y = y - y.mean().item()
+        y = y - y.mean().tolist()
     return y * 2
 
 
@@ -296,7 +296,7 @@ def same_function_at_two_places(x: T) -> Any:
 
 @program()
 def closure_over_a_value(x: T) -> Any:
-    total = x.sum().item()
+    total = x.sum().tolist()
 
     def scaled(t: T) -> T:
         return t * total
@@ -346,7 +346,7 @@ def partial_call(x: T) -> Any:
 @program(learns=True)
 def key_function(x: T) -> Any:
     items = [x, -x, x * 2]
-    ordered = sorted(items, key=lambda t: t.sum().item())
+    ordered = sorted(items, key=lambda t: t.sum().tolist())
     return ordered[0], len(ordered)
 
 
@@ -354,7 +354,7 @@ def key_function(x: T) -> Any:
 def break_in_a_generator(x: T) -> Any:
     def steps() -> Iterator[Any]:
         for i in range(3):
-            yield (x * i).sum().item()
+            yield (x * i).sum().tolist()
 
     return x * sum(steps())
 
@@ -362,14 +362,14 @@ def break_in_a_generator(x: T) -> Any:
 class Box:
     def __init__(self, t: T) -> None:
         self.t = t
-        self.largest = t.max().item()
+        self.largest = t.max().tolist()
 
     @property
     def total(self) -> Any:
-        return self.t.sum().item()
+        return self.t.sum().tolist()
 
     def __mul__(self, other: T) -> T:
-        return other * self.t.mean().item()
+        return other * self.t.mean().tolist()
 
 
 @program(learns=True)
@@ -388,7 +388,7 @@ def class_made_in_the_program(x: T) -> Any:
     class Inner:
         scale = 2
 
-    return x * x.sum().item() * Inner.scale
+    return x * x.sum().tolist() * Inner.scale
 
 
 # --- loops ----------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ def loop_over_a_range(x: T) -> Any:
     values = []
     for i in range(5):
         x = x + i
-        values.append(x.sum().item())
+        values.append(x.sum().tolist())
     return x, values
 
 
@@ -418,7 +418,7 @@ def loop_over_a_list(x: T) -> Any:
 def loop_with_enumerate(x: T) -> Any:
     total = 0.0
     for i, t in enumerate((x, x * 2, x * 3)):
-        total += i * t.mean().item()
+        total += i * t.mean().tolist()
     return total
 
 
@@ -426,7 +426,7 @@ def loop_with_enumerate(x: T) -> Any:
 def loop_with_zip(x: T) -> Any:
     out = {}
     for name, t in zip("abc", x.split(2) + (x,), strict=True):
-        out[name] = t.max().item()
+        out[name] = t.max().tolist()
     return out, x
 
 
@@ -435,7 +435,7 @@ def loop_over_a_dict(x: T) -> Any:
     table = {"a": x, "b": x + 1}
     sums = {}
     for key, value in table.items():
-        sums[key] = value.sum().item()
+        sums[key] = value.sum().tolist()
     return sums, [float(v.min()) for v in table.values()]
 
 
@@ -482,19 +482,19 @@ def while_loop(x: T) -> Any:
 
 @program()
 def comprehension_with_breaks(x: T) -> Any:
-    return [t.item() * 2 for t in x], {i: float(x[i]) for i in range(3)}
+    return [t.tolist() * 2 for t in x], {i: float(x[i]) for i in range(3)}
 
 
 @program()
 def comprehension_in_comprehension(x: T) -> Any:
-    return [[(x[i] * x[j]).item() for j in range(2)] for i in range(2)]
+    return [[(x[i] * x[j]).tolist() for j in range(2)] for i in range(2)]
 
 
 @program()
 def live_iterator_across_a_break(x: T) -> Any:
     steps = iter([x, x + 1, x + 2, x + 3])
     first = next(steps)
-    total = first.sum().item()
+    total = first.sum().tolist()
     return total, [t * total for t in steps]
 
 
@@ -503,7 +503,7 @@ def two_iterators(x: T) -> Any:
     numbers, letters = itertools.count(), iter("abcd")
     out = []
     for t in x:
-        out.append((next(numbers), next(letters), t.item()))
+        out.append((next(numbers), next(letters), t.tolist()))
     return out
 
 
@@ -513,7 +513,7 @@ def two_iterators(x: T) -> Any:
 @program()
 def break_under_no_grad(x: T) -> Any:
     with torch.no_grad():
-        total = (x * 2).sum().item()
+        total = (x * 2).sum().tolist()
         y = x * total
     return y, torch.is_grad_enabled()
 
@@ -522,7 +522,7 @@ def break_under_no_grad(x: T) -> Any:
 def break_between_gradients(x: T) -> Any:
     y = x * 2
     with torch.no_grad():
-        scale = y.abs().max().item()
+        scale = y.abs().max().tolist()
     z = y.sin() * scale
     with torch.no_grad():
         detached = z + 1
@@ -534,7 +534,7 @@ def break_under_autocast(x: T) -> Any:
     weight = x.outer(x)
     with torch.autocast("cpu", torch.bfloat16):
         y = weight @ weight
-        total = y.float().sum().item()
+        total = y.float().sum().tolist()
         z = weight @ weight
     return z, total, weight @ weight
 
@@ -554,7 +554,7 @@ class Scope:
 @program()
 def own_context_manager(x: T) -> Any:
     with Scope() as scope:
-        total = x.sum().item()
+        total = x.sum().tolist()
         scope.events.append("inside")
     return x * total, scope.events
 
@@ -571,14 +571,14 @@ def context_manager_of_a_generator(x: T) -> Any:
 
     with scope() as n:
         y = x * n
-        total = y.sum().item()
+        total = y.sum().tolist()
     return y + total, log
 
 
 @program()
 def try_body(x: T) -> Any:
     try:
-        y = x * x.sum().item()
+        y = x * x.sum().tolist()
         z = y + 1
     except ValueError:
         z = x
@@ -599,7 +599,7 @@ def break_that_raises(x: T) -> Any:
 @program()
 def operation_that_raises_is_caught(x: T) -> Any:
     try:
-        value = x[: 1 + (x.sum().item() > 0)].item()
+        value = x[: 1 + (x.sum().tolist() > 0)].tolist()
     except RuntimeError:
         value = 3
     return x * value
@@ -609,7 +609,7 @@ def operation_that_raises_is_caught(x: T) -> Any:
 def finally_after_a_break(x: T) -> Any:
     log = []
     try:
-        total = x.sum().item()
+        total = x.sum().tolist()
         return x * total, log
     finally:
         log.append("done")
@@ -620,7 +620,7 @@ def break_in_a_handler(x: T) -> Any:
     try:
         raise KeyError("a")
     except KeyError:
-        total = x.sum().item()
+        total = x.sum().tolist()
     return x * total
 
 
@@ -647,7 +647,7 @@ def _counted() -> Scene:
     counter = Counter()
 
     def counted(x: T) -> Any:
-        total = (x * 2).sum().item()
+        total = (x * 2).sum().tolist()
         counter.add(total)
         return x * total
 
@@ -660,7 +660,7 @@ def _half_changed() -> Scene:
     def half_changed(x: T) -> Any:
         items[0] = x + 1
         items.append(x)
-        total = items[0].sum().item()
+        total = items[0].sum().tolist()
         items[1].add_(x)
         del items[2:]
         return items[1] * total
@@ -686,7 +686,7 @@ def _aliases() -> Scene:
     def aliases(x: T) -> Any:
         rows = [x + 1]
         table = {"a": rows, "b": rows}
-        total = rows[0].sum().item()
+        total = rows[0].sum().tolist()
         table["a"].append(x * total)
         return table, rows, table["b"] is rows
 
@@ -714,7 +714,7 @@ def _random_numbers() -> Scene:
     def random_numbers(x: T) -> Any:
         a = random.random()
         y = x * a + torch.rand(4)
-        total = y.sum().item()
+        total = y.sum().tolist()
         return y + torch.rand(4), total * random.random()
 
     return Scene(random_numbers, args=vector)
@@ -732,7 +732,7 @@ def _logged() -> Scene:
 
     def logged(x: T) -> Any:
         y = x * 2
-        logger.info("sum %.3f", y.sum().item())
+        logger.info("sum %.3f", y.sum().tolist())
         return y + 1
 
     return Scene(logged, args=vector, state=lambda: records)
@@ -787,7 +787,7 @@ class Stack(nn.Module):
         norms = []
         for block in self.blocks:
             x = block(x)
-            norms.append(x.norm().item())
+            norms.append(x.norm().tolist())
         return self.norm(x), norms
 
 
@@ -810,8 +810,8 @@ def _module(make: Callable[[], nn.Module], **options: Any) -> Callable[[], Scene
 class Hooked(Gated):
     def __init__(self) -> None:
         super().__init__()
-        self.register_forward_hook(lambda m, args, out: out * out.abs().max().item())
-        self.linear.register_forward_pre_hook(lambda m, args: (args[0] + args[0].sum().item(),))
+        self.register_forward_hook(lambda m, args, out: out * out.abs().max().tolist())
+        self.linear.register_forward_pre_hook(lambda m, args: (args[0] + args[0].sum().tolist(),))
 
 
 class CalledTwice(nn.Module):
@@ -820,7 +820,7 @@ class CalledTwice(nn.Module):
         self.inner = Gated()
 
     def half(self, x: T) -> T:
-        return x / (1 + x.abs().max().item())
+        return x / (1 + x.abs().max().tolist())
 
     def forward(self, x: T) -> T:
         return self.half(self.inner(self.half(x)))
@@ -840,12 +840,12 @@ ROWS.add("sequential", _module(lambda: nn.Sequential(Gated(), nn.ReLU(), Gated()
 def generator_kept_across_a_break(x: T) -> Any:
     steps = (x * i for i in range(3))
     first = next(steps)
-    total = first.sum().item()
+    total = first.sum().tolist()
     return total, list(steps)
 
 
 @program(cut=False)
 def break_in_inference_mode(x: T) -> Any:
     with torch.inference_mode():
-        total = x.sum().item()
+        total = x.sum().tolist()
     return x * total
