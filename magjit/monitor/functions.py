@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+TENSOR_TYPE: Any = type(torch.FloatTensor)
+
+
+class NotRecordable(Exception):
+    """An argument or result that cannot be part of a graph."""
 
 
 def make_parameter(data: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
@@ -23,3 +30,15 @@ def has_tensor(out: Any) -> bool:
     if isinstance(out, torch.Tensor):
         return True
     return isinstance(out, (tuple, list)) and (not out or any(has_tensor(item) for item in out))
+
+
+def spelled_out(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Legacy constructors take a torch.Size for a size, and a tuple for data: sizes as numbers."""
+    legacy = func is torch.Tensor or type(func) is TENSOR_TYPE
+    if not legacy and getattr(func, "__name__", "") != "new":
+        return args
+    if args and type(args[-1]) is torch.Size:
+        if not args[-1]:
+            raise NotRecordable("makes a tensor of an empty torch.Size")
+        return (*args[:-1], *args[-1])
+    return args

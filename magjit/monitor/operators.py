@@ -22,7 +22,7 @@ from magjit.monitor.arrays import (
     is_array_index,
     listed,
 )
-from magjit.monitor.functions import has_tensor, set_data
+from magjit.monitor.functions import TENSOR_TYPE, NotRecordable, has_tensor, set_data, spelled_out
 from magjit.monitor.observer import Observer, Shapes
 from magjit.monitor.operator_graph import (
     InputValue,
@@ -61,7 +61,6 @@ _ATOMS: frozenset[type] = frozenset(
 
 
 _NUMBERS: tuple[Any, ...] = (int, float, complex, str)
-_TENSOR_TYPE: Any = type(torch.FloatTensor)
 _COMPARED = (torch.Tensor, int, float, complex, list, tuple, np.ndarray, np.generic)
 _INDEXING = frozenset({"__getitem__", "__setitem__"})
 _LAYOUT = frozenset(
@@ -72,10 +71,6 @@ _LAYOUT = frozenset(
 _SHAPES = frozenset({"shape", "size", "numel", "nelement", "__len__", "stride", "nbytes"})
 After = Callable[[Any], object]
 """What is to be done with the result of an operation; gives what the program gets instead."""
-
-
-class NotRecordable(Exception):
-    """An argument or result that cannot be part of a graph."""
 
 
 class OperatorRecorder(TorchFunctionMode):
@@ -377,7 +372,7 @@ class OperatorRecorder(TorchFunctionMode):
                 func, args = ArrayIndex(func, copied(args[1])), (args[0], *args[2:])
             else:
                 args = (args[0], listed(args[1]), *args[2:])
-        args = _spelled_out(func, args)
+        args = spelled_out(func, args)
         if copies_array(func, args):
             func, args = ArrayOperator(func, args[0].copy()), args[1:]
         return Operator(
@@ -423,7 +418,7 @@ class OperatorRecorder(TorchFunctionMode):
             return slice(*self.template((value.start, value.stop, value.step), inputs))
         if isinstance(value, range):
             return list(value)
-        if isinstance(value, _TENSOR_TYPE):
+        if isinstance(value, TENSOR_TYPE):
             return f"{value.__module__}.{value.__name__}"
         if isinstance(value, torch.Generator):
             raise NotRecordable("uses a random number generator of its own")
@@ -475,18 +470,6 @@ class OperatorRecorder(TorchFunctionMode):
         if isinstance(out, (tuple, list)):
             return tuple([self._result(item, const, dynamic) for item in out])
         return out
-
-
-def _spelled_out(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Legacy constructors take a torch.Size for a size, and a tuple for data: sizes as numbers."""
-    legacy = func is torch.Tensor or type(func) is _TENSOR_TYPE
-    if not legacy and getattr(func, "__name__", "") != "new":
-        return args
-    if args and type(args[-1]) is torch.Size:
-        if not args[-1]:
-            raise NotRecordable("makes a tensor of an empty torch.Size")
-        return (*args[:-1], *args[-1])
-    return args
 
 
 def _version(tensor: torch.Tensor) -> int:

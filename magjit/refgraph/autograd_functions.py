@@ -19,8 +19,8 @@ import torch
 from torch.autograd.function import FunctionCtx, _is_setup_context_defined
 
 from magjit import _C
+from magjit.monitor.functions import NotRecordable
 from magjit.monitor.operator_graph import Operator, ValueRef, refs_in
-from magjit.monitor.operators import NotRecordable
 from magjit.monitor.regions import FunctionRegion
 from magjit.refgraph import relations as r
 from magjit.refgraph.attributes import read_class_attr
