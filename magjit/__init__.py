@@ -71,12 +71,21 @@ def __getattr__(name: str) -> Any:
         check_versions()
     if name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
+        _add_what_is_loaded()
     elif name in _MODULES:
         value = importlib.import_module(f"magjit.{name}")
     else:
         raise AttributeError(f"module 'magjit' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _add_what_is_loaded() -> None:
+    """Names of modules that are loaded: a captured program's first use of one adds nothing."""
+    for name, home in _HOMES.items():
+        loaded = vars(sys.modules[home]) if home in sys.modules else {}
+        if name in loaded:
+            globals().setdefault(name, loaded[name])
 
 
 def check_versions() -> None:

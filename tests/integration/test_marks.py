@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -161,6 +163,18 @@ def test_is_compiling_is_false_in_a_capture_and_no_split() -> None:
     for _ in range(2):
         assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
     assert magjit.stats(compiled).replays == 1
+
+
+def test_the_first_use_of_a_mark_is_no_change_of_the_package() -> None:
+    code = """
+import torch, magjit
+compiled = magjit.compile(lambda x: x * 2 if magjit.is_compiling() else x * 3, backend="eager")
+for _ in range(3):
+    compiled(torch.ones(2))
+print(magjit.stats(compiled).captures)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
 
 
 # --- allow_in_graph -----------------------------------------------------------------------------

@@ -127,7 +127,7 @@ FAULTS: dict[str, Fault] = {
 }
 
 _SEARCH = """
-import sys, warnings
+import signal, sys, warnings
 warnings.simplefilter("ignore")
 import magjit
 assert magjit.__file__.startswith({folder!r}), magjit.__file__
@@ -144,8 +144,14 @@ count = 0
 def search(source, between):
     global count
     count += 1
+    signal.alarm(60)  # as when an iterator is never stepped
     check(source, between)
+    signal.alarm(0)
 
+def ends(*args):
+    raise TimeoutError("a program does not end")
+
+signal.signal(signal.SIGALRM, ends)
 try:
     search()
 except BaseException as error:
@@ -187,7 +193,7 @@ def search(name: str, programs: int, seconds: float) -> str | None:
                 timeout=seconds,
             )
         except subprocess.TimeoutExpired:
-            return "found: a program did not end"  # as when an iterator is never stepped
+            return None
         lines = done.stdout.strip().splitlines()
         if done.returncode not in (0, 1):
             return f"found: the process ended with {done.returncode}"
