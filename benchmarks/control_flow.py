@@ -30,7 +30,7 @@ from torch import nn
 import magjit
 from agreement import differences
 from compilers import disable_caches, warm_up
-from harness import Benchmark, Row, argument_parser, in_fresh_process
+from harness import Benchmark, add_medians, argument_parser, in_fresh_process, run_cases
 
 CALLS = 20
 ROUNDS = 1
@@ -239,19 +239,12 @@ def measure_case(benchmark: Benchmark, name: str, backend: str, options: Any) ->
         for compiler in turned:
             arguments = (compiler, backend, name, options.device)
             found[compiler].append(in_fresh_process(__file__, "--one", *arguments))
-    notes = [f"{compiler}: {note}" for compiler, runs in found.items() for note in runs[0]["notes"]]
-    for metric, unit in (
+    metrics = (
         ("captures", "count"),
         ("control_flow_total_s", "s"),
         ("control_flow_ms", "ms"),
-    ):
-        values = {
-            compiler: statistics.median(run[metric] for run in runs)
-            for compiler, runs in found.items()
-            if metric in runs[0]
-        }
-        note = "; ".join(notes) if metric == "control_flow_total_s" else ""
-        benchmark.add(Row.of(f"{name}, {backend}", metric, unit, values, note))
+    )
+    add_medians(benchmark, f"{name}, {backend}", found, metrics, "control_flow_total_s")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -272,12 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.one:
             json.dump(measure(*options.one), sys.stdout)
             return
-        benchmark = Benchmark.start(options)
-        for backend in options.backends:
-            for name in options.cases:
-                with benchmark.console.status(f"{name}, {backend}"):
-                    measure_case(benchmark, name, backend, options)
-        benchmark.finish()
+        run_cases(options, options.cases, measure_case)
 
 
 if __name__ == "__main__":

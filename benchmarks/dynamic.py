@@ -27,7 +27,7 @@ import torch
 import magjit
 from agreement import differences
 from compilers import COMPILERS, disable_caches, warm_up
-from harness import Benchmark, Row, argument_parser, in_fresh_process
+from harness import Benchmark, add_medians, argument_parser, in_fresh_process, run_cases
 from models import MODELS, small_bert
 
 CALLS = 40
@@ -130,20 +130,13 @@ def measure_case(benchmark: Benchmark, name: str, backend: str, options: Any) ->
         for compiler in names[turn % 3 :] + names[: turn % 3]:
             arguments = (compiler, backend, name, options.device, options.size)
             found[compiler].append(in_fresh_process(__file__, "--one", *arguments))
-    notes = [f"{compiler}: {note}" for compiler, runs in found.items() for note in runs[0]["notes"]]
-    for metric, unit in (
+    metrics = (
         ("captures", "count"),
         ("compiles", "count"),
         ("total_s", "s"),
         ("warm_ms", "ms"),
-    ):
-        values = {
-            compiler: statistics.median(run[metric] for run in runs)
-            for compiler, runs in found.items()
-            if metric in runs[0]
-        }
-        note = "; ".join(notes) if metric == "total_s" else ""
-        benchmark.add(Row.of(f"{name}, {backend}", metric, unit, values, note))
+    )
+    add_medians(benchmark, f"{name}, {backend}", found, metrics, "total_s")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -163,12 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.one:
             json.dump(measure(*options.one), sys.stdout)
             return
-        benchmark = Benchmark.start(options)
-        for backend in options.backends:
-            for name in options.models:
-                with benchmark.console.status(f"{name}, {backend}"):
-                    measure_case(benchmark, name, backend, options)
-        benchmark.finish()
+        run_cases(options, options.models, measure_case)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -279,3 +279,39 @@ def in_fresh_process(script: str, *arguments: str) -> Any:
     if done.returncode:
         raise RuntimeError(f"{script} {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def add_medians(
+    benchmark: Benchmark,
+    case: str,
+    found: dict[str, list[dict[str, Any]]],
+    metrics: Sequence[tuple[str, str]],
+    noted: str,
+) -> None:
+    """A row for each metric, with its unit, of what each compiler's processes have measured.
+
+    The notes of the first round go to the metric ``noted``.
+    """
+    notes = [f"{compiler}: {note}" for compiler, runs in found.items() for note in runs[0]["notes"]]
+    for metric, unit in metrics:
+        values = {
+            compiler: statistics.median(run[metric] for run in runs)
+            for compiler, runs in found.items()
+            if metric in runs[0]
+        }
+        note = "; ".join(notes) if metric == noted else ""
+        benchmark.add(Row.of(case, metric, unit, values, note))
+
+
+def run_cases(
+    options: argparse.Namespace,
+    cases: Sequence[str],
+    measure_case: Callable[[Benchmark, str, str, Any], None],
+) -> None:
+    """Every case with every backend, in a benchmark of its own."""
+    benchmark = Benchmark.start(options)
+    for backend in options.backends:
+        for name in cases:
+            with benchmark.console.status(f"{name}, {backend}"):
+                measure_case(benchmark, name, backend, options)
+    benchmark.finish()

@@ -431,6 +431,7 @@ class CutPoint:
         return chain(*values, *operands)
 
 
+_HEAP_TYPE = 1 << 9
 _READERS: frozenset[Any] = frozenset(
     {sys._getframe, locals, globals, vars, dir, eval, exec, super, warnings.warn}
 )
@@ -440,6 +441,8 @@ def needs_frames(func: Any) -> bool:
     """Whether a callable may read the frames that call it: anything but plain C code may."""
     while isinstance(func, functools.partial):
         func = func.func
+    if isinstance(func, type) and func not in _READERS and func is not type:
+        return bool(func.__flags__ & _HEAP_TYPE)  # one that is written in C
     if isinstance(func, types.BuiltinFunctionType | types.MethodDescriptorType):
         return getattr(func, "__self__", None) is sys or func in _READERS
     return not isinstance(func, types.WrapperDescriptorType | types.MethodWrapperType)

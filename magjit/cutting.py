@@ -268,7 +268,6 @@ class Cutter:
     def __init__(self, recorder: StateRecorder, host: Host) -> None:
         self.recorder = recorder
         self.host = host
-        self.finished = False
 
     def cut(self, split: Split) -> bool:
         """The recorder has met a split: whether the run is cut there, or given up."""
@@ -330,7 +329,6 @@ class Cutter:
             return
         chain, _ = after
         if chain.returns:
-            self.finished = True
             recorder.abandon("nothing is left to do")
             return
         recorder.pause()

@@ -227,10 +227,8 @@ class _Lowering:
         kwargs = {k: self.argument(v) for k, v in op.kwargs.items()}
         func = op.func
         if self.traced and _is_pick(op):
-            func, args = (
-                torch.select,
-                (args[0], 0, args[1]),
-            )  # an index by a symbol makes a constant
+            func = torch.select  # an index by a symbol makes a constant
+            args = (args[0], 0, args[1])
         node = _make_node(self.fx, func, args, kwargs, self.traced)
         if op.code is not None:
             node.meta["stack_trace"] = _where(op)

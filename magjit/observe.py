@@ -356,7 +356,7 @@ def observe(
 
 def _enter_frame(recorder: StateRecorder, *frame: Any) -> Any:
     if recorder.between:
-        recorder.abandon("an operation between two regions raises")
+        recorder.operation_raises()
         return None
     verdict = recorder.enter_frame(*frame)
     if recorder.numbers and mark_of(frame[0]) is not Mark.TRANSPARENT:
@@ -366,7 +366,7 @@ def _enter_frame(recorder: StateRecorder, *frame: Any) -> Any:
 
 def _leave_frame(recorder: StateRecorder, state: FrameState, result: Any) -> None:
     if recorder.between:
-        recorder.abandon("an operation between two regions raises")
+        recorder.operation_raises()
         return
     left_frame(recorder, state, result)
     if recorder.numbers:

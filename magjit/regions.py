@@ -86,6 +86,7 @@ class Program:
         self.points.clear()
         self.regions.clear()
         self.places.clear()
+        self.notes_results = False
         self._codes.clear()
 
     def region(self, chain: Chain) -> Keeper | None:
@@ -276,7 +277,7 @@ class RegionRun:
 # -- global state ---------------------------------------------------------------------------------
 
 _GRAD = "grad_mode"
-_AUTOCAST = {"autocast_cpu": "cpu", "autocast_cuda": "cuda", "autocast_cache": ""}
+_AUTOCAST = frozenset({"autocast_cpu", "autocast_cuda", "autocast_cache"})
 
 
 def balance(observation: Observation) -> None:
@@ -296,7 +297,7 @@ def balance(observation: Observation) -> None:
     entered = [manager for manager, _ in recorder.entered]
     if not all(type(manager) is autocast_mode.autocast for manager in entered):
         raise Uncuttable("a mode of torch is active that cannot be entered again")
-    if changed & _AUTOCAST.keys() and not entered:
+    if changed & _AUTOCAST and not entered:
         raise Uncuttable("autocast is another one")
     for _, value_id in reversed(recorder.entered):
         func = autocast_mode._exit_autocast

@@ -15,12 +15,25 @@ from __future__ import annotations
 
 import dis
 import functools
+import operator
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 VERSION = sys.version_info[:2]
+
+
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+"""What COMPARE_OP calls, by its argument."""
 
 
 class EventKind(IntEnum):

@@ -167,7 +167,7 @@ def _binary(instr: Instr, operands: Sequence[Any]) -> Done:
 
 
 def _compare(instr: Instr, operands: Sequence[Any]) -> Done:
-    result = _COMPARE[instr.argval](*operands)
+    result = optable.COMPARE[instr.argval](*operands)
     if sys.version_info >= (3, 13) and instr.arg & 16:
         result = bool(result)
     return False, (result,)
@@ -267,14 +267,6 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
             strict=True,
         )
     ),
-}
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    ">=": operator.ge,
 }
 _CALLS = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX"})
 _PERFORM: dict[str, Callable[[Instr, Sequence[Any]], Done]] = {

@@ -27,7 +27,7 @@ def _bound(recorder: StateRecorder, kind: EventKind, function: Handler) -> Any:
 
     def handle(state: FrameState, offset: int, inputs: tuple[Any, ...]) -> Any:
         if recorder.between:  # the instruction of a cut has ended by an exception
-            recorder.abandon("an operation between two regions raises")
+            recorder.operation_raises()
             return None
         numbers = recorder.numbers
         recorder.state = state
@@ -93,12 +93,10 @@ def cut_at_known_place(recorder: StateRecorder, state: FrameState, offset: int) 
 def known_place(recorder: StateRecorder, state: FrameState, offset: int) -> str | None:
     """Why an instruction is known to be one to cut at, if it is."""
     point = recorder.resumed.get(id(state.code))
-    if point is None:
-        return recorder.places.get((id(state.code), offset))
-    offset -= point.shift
-    if point.call is not None and offset == point.offset:
+    code, offset = recorder.place(state, offset)
+    if point is not None and point.call is not None and offset == point.offset:
         return None  # the call that the frame was handed: it goes on with the next frame
-    return recorder.places.get((id(point.code), offset))
+    return recorder.places.get((id(code), offset))
 
 
 def _handling(recorder: StateRecorder, post: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -12,7 +12,7 @@ import torch
 
 from magjit import _C
 from magjit.bytecode import EventKind
-from magjit.bytecode.optable import FILLING
+from magjit.bytecode.optable import COMPARE, FILLING
 from magjit.refgraph import relations as r
 from magjit.refgraph.frames import FrameState
 from magjit.refgraph.holder_events import (
@@ -40,7 +40,6 @@ from magjit.refgraph.kinds import (
 from magjit.refgraph.nodes import ABSENT, Leaf
 from magjit.refgraph.number_values import (
     BINARY,
-    COMPARE,
     NUMBERS,
     Argument,
     Item,

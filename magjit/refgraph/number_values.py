@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from magjit.bytecode.optable import COMPARE
 from magjit.errors import Location
 from magjit.refgraph import relations as r
 from magjit.refgraph.generators import repeated, same_draw
@@ -41,14 +42,6 @@ BINARY: dict[str, Callable[..., Any]] = {
     "&": operator.and_,
     "|": operator.or_,
     "^": operator.xor,
-}
-COMPARE: dict[str, Callable[..., Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    ">=": operator.ge,
 }
 SYMBOLIC: dict[Any, Callable[..., Any]] = {
     int: torch.sym_int,

@@ -165,6 +165,10 @@ class RunControl(TensorNotes):
         self.abandoned = True
         self.give_up(Split(reason, self.location()))
 
+    def operation_raises(self) -> None:
+        """An instruction at which the run was cut has ended by an exception."""
+        self.abandon("an operation between two regions raises")
+
     def restart(self) -> None:
         """The next region of the run begins."""
         state, offset, resumed = self.state, self.offset, self.resumed

@@ -134,10 +134,6 @@ class ObjectView:
     links: tuple[int, ...] = ()
 
 
-def _places(count: int) -> str:
-    return "1 place" if count == 1 else f"{count} places"
-
-
 @dataclass(slots=True, kw_only=True)
 class Content:
     """Everything that a report shows.
@@ -227,7 +223,9 @@ class Content:
         if self.whole:
             return f"one graph of {counted(len(self.operator_calls), 'operator')}"
         if self.cuts and not self.splits:
-            return f"{counted(len(self.graphs), 'region')}, cut at {_places(len(self.cuts))}"
+            return (
+                f"{counted(len(self.graphs), 'region')}, cut at {counted(len(self.cuts), 'place')}"
+            )
         if not self.splits:
             return counted(len(self.graphs), "graph")
         return f"not one graph, for {counted(len(self.splits), 'reason')}"

@@ -24,7 +24,10 @@ SEEDS = (0, 0, 1, 2, 0, 3, 1, 2)
 
 
 def compare(row: Row, eager: Scene, jit: Scene, compiled: Any, seed: int, printed: Any) -> None:
-    text = lambda: printed.readouterr().out  # noqa: E731
+    def text() -> str:
+        shown: str = printed.readouterr().out
+        return shown
+
     backward = row.backward
     expected = outcome(eager, eager.fn, seed, backward=backward, printed=text)
     actual = outcome(jit, compiled, seed, backward=backward, printed=text)
