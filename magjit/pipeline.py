@@ -21,8 +21,10 @@ from magjit.lower_fx import lower
 from magjit.mocks import build_plan as build_mock
 from magjit.mocks import emit as emit_mock
 from magjit.mocks.changes import writes_of
+from magjit.monitor.regions import Region
 from magjit.observe import Observation
 from magjit.plugin import Backend, BackendContext, ShapeGuard, ValueInput, run_backend
+from magjit.plugin.fx_helpers import runnable
 from magjit.records import Captured, Record, SplitPoint
 from magjit.refgraph.number_values import NumberInputs
 
@@ -183,7 +185,9 @@ def _backend(build: Build) -> None:
     """The backend's turn."""
     assert build.gm is not None
     started = time.perf_counter()
-    if build.captured.operators.operators:
+    if _is_one_call(build):
+        build.compiled = runnable(build.gm.forward)
+    elif build.captured.operators.operators:
         build.context.live_inputs = [item.tensor for item in build.captured.operators.inputs]
         inputs = build.observation.described_inputs()
         for number in build.numbers.numbers if build.numbers is not None else ():
@@ -194,6 +198,16 @@ def _backend(build: Build) -> None:
     else:
         build.compiled = _no_operators
     build.captured.timings.backend_ms = (time.perf_counter() - started) * 1e3
+
+
+def _is_one_call(build: Build) -> bool:
+    """Whether a region of a program that is cut is a single operator.
+
+    The call of compiled code costs more than a backend can gain there, often for a mere view.
+    """
+    part = build.go_on is not None or build.observation.recorder.in_region
+    operators = build.captured.operators.operators
+    return part and len(operators) == 1 and not isinstance(operators[0].func, Region)
 
 
 def _no_operators(*inputs: Any) -> tuple[()]:

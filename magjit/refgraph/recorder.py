@@ -237,8 +237,11 @@ class StateRecorder(RunControl):
     def _is_initial(self, node: ShadowNode, relation: r.Relation, value: Any) -> bool:
         """Whether what a changed container holds now was there before the run."""
         snapshot = node.snapshot
-        if isinstance(relation, (r.Item, r.Has)):
+        if isinstance(relation, r.Item):
             return bool(snapshot.get(relation.key.key, ABSENT) is value)
+        if isinstance(relation, r.Has):
+            key = relation.key.key
+            return (key in snapshot) is (value is not ABSENT) and r.Item.of(key) not in node.written
         return False
 
     def write(self, node: ShadowNode | None, relation: r.Relation) -> None:
