@@ -214,6 +214,18 @@ def key_of_a_counter(x: Any, s: Any) -> Any:
     return x * (2 if "q" in s.counter else 3)
 
 
+@row(lambda s: s.table.pop("b"))
+def a_key_that_goes(x: Any, s: Any) -> Any:
+    s.table["a"] = x
+    return x * (2 if "b" in s.table else 3)
+
+
+@row(lambda s: s.table.pop("b"))
+def a_key_that_the_run_sets(x: Any, s: Any) -> Any:
+    s.table["b"] = 1.0
+    return x * (2 if "b" in s.table else 3)
+
+
 def outcome(program: Any, state: State) -> Any:
     try:
         result, raised = program(torch.ones(3), state), None
