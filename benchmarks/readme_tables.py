@@ -170,6 +170,20 @@ def _dynamic(results: Results) -> str:
     return _compared(results, metrics)
 
 
+def _control_flow(results: Results) -> str:
+    """All four ways, since the part that is repeated may be compiled alone."""
+    metrics = {"control_flow_total_s": "20 calls, first calls included, s"}
+    metrics |= {"control_flow_ms": "a warm call, ms"}
+    compilers = ("magjit", "torch.compile", "cell", "eager")
+    rows = []
+    for metric, title in metrics.items():
+        for case in results.cases(metric):
+            values = [results.value(case, metric, compiler) for compiler in compilers]
+            rows.append([case, title, *map(number, values)])
+    header = ("case", "metric", "MagJIT", "torch.compile", "torch.compile of the part", "eager")
+    return markdown(header, rows)
+
+
 def _call_cost(results: Results) -> str:
     return _compared(results, {"outside_cost": "time, × without a compiler"}, eager=False, digits=4)
 
@@ -216,6 +230,11 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
         "dynamic_gpu.json",
         "python benchmarks/dynamic.py --device cuda --size full",
         _dynamic,
+    ),
+    "control_flow": (
+        "control_flow_gpu.json",
+        "python benchmarks/control_flow.py --device cuda",
+        _control_flow,
     ),
     "gpu": ("gpu_models.json", "python benchmarks/gpu_models.py", _gpu),
 }
