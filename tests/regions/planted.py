@@ -108,9 +108,6 @@ FAULTS: dict[str, Fault] = {
         "            return number.original",
     ),
     # -- regions
-    "what a cut instruction has recorded stays": Fault(
-        "cutting.py", "        del operators[known:]\n", ""
-    ),
     "a region takes any record for its own": Fault(
         "regions.py", "self._duplicate = bool(serving)", "self._duplicate = bool(region.records)"
     ),
