@@ -108,9 +108,6 @@ FAULTS: dict[str, Fault] = {
         "            return number.original",
     ),
     # -- regions
-    "a region takes any record for its own": Fault(
-        "regions.py", "self._duplicate = bool(serving)", "self._duplicate = bool(region.records)"
-    ),
     "a region gets the locals in another order": Fault(
         "regions.py",
         "            handed = [*[held[index] for index in picked], *left]",
