@@ -123,6 +123,7 @@ def tensors(draw: Any) -> str:
             st.builds("state.box.scaled({})".format, numbers()),
             st.just("state.box.decides()"),
             st.just("state.buffer + 1"),
+            st.sampled_from(("state.items[0] + x", "state.items[-1] * x")),
             st.just("helper(t)"),
             st.just("sum(torch.as_tensor(v) for v in local) + x"),
         )
@@ -160,6 +161,7 @@ def simple(draw: Any) -> str:
             st.just("state.count += 1"),
             st.just("state.flag = not state.flag"),
             st.just("magjit.graph_break()"),
+            st.just("seen['grad'] = torch.is_grad_enabled()"),
             st.builds("pairs = [(v, {}) for v in local]".format, number),
             st.builds("local += [{}[j].item() for j in range(2)]".format, tensor),
             st.builds("print({}, state.count)".format, number),
@@ -268,6 +270,7 @@ CHANGES = (
     "state.flag = not state.flag",
     "state.items.append(torch.full((3,), 2.0))",
     "state.items.clear()",
+    "state.items[0:1] = [2.5]",
     "state.table['a'] = 7",
     "state.table.pop('b', None)",
     "state.table['c'] = 1",
