@@ -18,6 +18,7 @@ from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import checkpoint
 
+from magjit.errors import line_of
 from magjit.monitor.arrays import ArrayIndex, ArrayOperator
 from magjit.monitor.functions import make_parameter
 from magjit.monitor.operator_graph import (
@@ -344,9 +345,6 @@ def _identifier(name: str) -> str:
 
 def _where(op: Operator) -> str:
     assert op.code is not None
-    line = op.code.co_firstlineno
-    for start, end, number in op.code.co_lines():
-        if start <= op.offset < end and number is not None:
-            line = number
+    line = line_of(op.code, op.offset)
     source = linecache.getline(op.code.co_filename, line).strip()
     return f'  File "{op.code.co_filename}", line {line}, in {op.code.co_name}\n    {source}'

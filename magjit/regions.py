@@ -213,8 +213,7 @@ class RegionRun:
         if self._is_inside_a_mode():
             region.eager_reason = "a mode of torch is active that was not when the call began"
             return None
-        serving = [record for record in region.records if record.serves(args)]
-        self._duplicate = bool(serving)
+        self._duplicate = any(record.serves(args) for record in region.records)
         if not self._duplicate and len(region.records) >= settings.current().record_limit:
             return None
         self._hand_on_shapes(region)

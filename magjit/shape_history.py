@@ -76,20 +76,18 @@ class ShapeHistory:
             return set()
         found = _numbers(args, kwargs)
         if self.of_region:
-            return {place for place, _ in found} | self._changed_texts(args)
+            return {place for place, _ in found} | self._with_other_values(_texts(args))
         changed = self.changed(args, kwargs)
         if not changed and not self.dynamic:
             return set()
         floats = {place for place, value in found if type(value) is float}
         return changed | floats if not self.dynamic else {place for place, _ in found}
 
-    def _changed_texts(self, args: tuple[Any, ...]) -> set[int | str]:
-        seen = self._given
-        return {place for place, value in _texts(args) if seen.get(place, set()) - {repr(value)}}
-
     def changed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int | str]:
         """Number arguments that have had other values before."""
-        found = _numbers(args, kwargs)
+        return self._with_other_values(_numbers(args, kwargs))
+
+    def _with_other_values(self, found: list[tuple[int | str, Any]]) -> set[int | str]:
         return {place for place, value in found if self._given.get(place, set()) - {repr(value)}}
 
     def chooser(self, graph: RefGraph) -> Callable[[ShadowNode, TensorInput], frozenset[int]]:

@@ -49,7 +49,7 @@ from magjit.refgraph.number_values import (
 )
 from magjit.refgraph.numbers import may_change
 from magjit.refgraph.recorder import Handler, StateRecorder
-from magjit.refgraph.stack import Post, in_place_of, running_frame
+from magjit.refgraph.stack import Post, called, in_place_of, running_frame
 from magjit.refgraph.texts import makes_text
 
 _DIVISIONS = frozenset({"/", "//", "%"})
@@ -302,9 +302,7 @@ def _identity(
 def _call(
     rec: StateRecorder, handler: Handler, state: FrameState, offset: int, inputs: tuple[Any, ...]
 ) -> Any:
-    func, receiver, *args = inputs
-    if receiver is not _C.NULL:
-        args = [receiver, *args]
+    func, args = called(inputs)
     known = call(rec, handler, state, offset, inputs, func, args)
     if known is not NotImplemented:
         return known

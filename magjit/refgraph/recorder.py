@@ -80,7 +80,7 @@ class StateRecorder(RunControl):
         """Everything is as it was before the first event."""
         super().__init__()
         self.graph = RefGraph(self.where)
-        self.numbers = Numbers()
+        self.numbers = Numbers(on_needed_item=self._needs)
         self.called_back = False
         self.broken: Split | None = None
         self.between = self.abandoned = self.after_event = False
@@ -138,7 +138,6 @@ class StateRecorder(RunControl):
         """What the program gets in the place of a float that the graph reads of a tensor."""
         assert self.state is not None
         place = self.place(self.state, self.offset)
-        self.numbers.on_needed_item = self._needs
         obj: float = self.numbers.item(Item(value_id, value, place)).obj
         return obj
 

@@ -36,6 +36,12 @@ def observed_frame(rec: StateRecorder) -> types.FrameType | None:
     return frame if rec.state.info.instrs[rec.offset].opname.startswith("CALL") else None
 
 
+def called(inputs: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+    """What a CALL calls and its arguments, of the instruction's inputs."""
+    func, receiver, *args = inputs
+    return func, args if receiver is _C.NULL else [receiver, *args]
+
+
 def in_place_of(rec: StateRecorder, number: Number, value: Any) -> Post:
     """After the instruction: the number's own object on the stack, where the value is now."""
     code = rec.state.code if rec.state is not None else None

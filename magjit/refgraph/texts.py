@@ -9,16 +9,16 @@ numbers that it comes from.
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Callable
 from typing import Any
 
-from magjit import _C
 from magjit.bytecode import EventKind
 from magjit.refgraph.frames import FrameState
 from magjit.refgraph.number_values import NUMBERS, TEXTS
 from magjit.refgraph.recorder import Handler, StateRecorder
-from magjit.refgraph.stack import in_place_of
+from magjit.refgraph.stack import called, in_place_of
 
 Made = tuple[Callable[..., Any], tuple[Any, ...]]
 """A call that makes a text."""
@@ -29,11 +29,6 @@ _CONVERSIONS: tuple[Callable[[Any], Any], ...] = (lambda value: value, str, repr
 def formatted(value: Any, spec: str = "", conversion: int = 0) -> str:
     """A part of an f-string."""
     return format(_CONVERSIONS[conversion](value), spec)
-
-
-def converted(value: Any, conversion: int) -> str:
-    """The same before it is formatted."""
-    return str(_CONVERSIONS[conversion](value))
 
 
 def joined(*parts: str) -> str:
@@ -49,11 +44,6 @@ def filled(pattern: str, *values: Any) -> str:
 def filled_in(pattern: str, *values: Any) -> str:
     """``pattern.format(*values)``."""
     return pattern.format(*values)
-
-
-def added(left: str, right: str) -> str:
-    """Two texts in a row."""
-    return left + right
 
 
 def makes_text(
@@ -72,9 +62,7 @@ def makes_text(
     instr = state.info.instrs[offset]
     made: Made | None
     if kind is EventKind.CALL:
-        func, receiver, *args = inputs
-        if receiver is not _C.NULL:
-            args = [receiver, *args]
+        func, args = called(inputs)
         if func is print:
             return handler(rec, state, offset, inputs)  # which sees to its numbers itself
         made = None if instr.kwnames else _of_call(func, args)
@@ -102,7 +90,7 @@ def _of_instruction(instr: Any, inputs: tuple[Any, ...]) -> Made | None:
     if opname in ("FORMAT_SIMPLE", "FORMAT_WITH_SPEC"):
         return formatted, inputs
     if opname == "CONVERT_VALUE":
-        return converted, (inputs[0], instr.arg)
+        return formatted, (inputs[0], "", instr.arg)
     return (joined, inputs) if opname == "BUILD_STRING" else None
 
 
@@ -110,7 +98,7 @@ def _of_operator(symbol: str, left: Any, right: Any) -> Made | None:
     if type(left) is not str:
         return None
     if symbol == "+":
-        return (added, (left, right)) if type(right) is str else None
+        return (operator.add, (left, right)) if type(right) is str else None
     if symbol != "%":
         return None
     values = right if type(right) is tuple else (right,)
