@@ -21,6 +21,7 @@ from magjit.plugin.fx_helpers import (
 from magjit.plugin.inputs import GraphInput, InputDescriber, TensorInput, ValueInput
 from magjit.plugin.protocol import Backend, CompiledGraph, ConfigurableBackend, ExampleInputs
 from magjit.plugin.registry import list_backends, resolve
+from magjit.plugin.shape_propagation import SymbolicShapes, propagate_shapes, shape_of_value
 from magjit.plugin.torch_compile import for_torch_compile
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "SameInput",
     "ShapeGuard",
     "StorageRelation",
+    "SymbolicShapes",
     "TensorInput",
     "UnknownBackendError",
     "ValueInput",
@@ -48,7 +50,9 @@ __all__ = [
     "partition",
     "placeholders",
     "propagate",
+    "propagate_shapes",
     "resolve",
     "run_backend",
     "runnable",
+    "shape_of_value",
 ]

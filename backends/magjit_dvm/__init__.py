@@ -1,0 +1,13 @@
+"""DVM on the CPU: operators compiled to tile bytecode in microseconds, for any shape.
+
+After "DVM: Real-Time Kernel Generation for Dynamic AI Models", re-targeted: a core is a
+thread, local memory a part of its cache.
+"""
+
+from magjit.plugin import for_torch_compile
+from magjit_dvm.backend import DvmBackend
+
+__all__ = ["DvmBackend", "backend", "compile_for_torch"]
+
+backend = DvmBackend()
+compile_for_torch = for_torch_compile(backend)

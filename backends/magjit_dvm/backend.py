@@ -1,0 +1,79 @@
+"""The ``dvm`` backend under MagJIT's protocol."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from magjit.plugin import BackendContext, CompiledGraph
+from magjit.plugin.aot import aot, dump_graph
+from magjit_dvm.fuser import fuse
+from magjit_dvm.lowering import lower_for_inference
+from magjit_dvm.schedule import Schedule
+
+__all__ = ["DvmBackend", "schedules"]
+
+_live: weakref.WeakSet[Schedule] = weakref.WeakSet()
+
+
+def schedules() -> list[Schedule]:
+    """The graphs that are compiled and still in use."""
+    return list(_live)
+
+
+class DvmBackend:
+    """Fused operators as bytecode for the virtual machine; what it cannot do stays with ATen."""
+
+    name = "dvm"
+    exact_random = True
+
+    def supports(self, gm: GraphModule) -> list[str]:
+        """Every graph is taken: operators without instructions are ATen's."""
+        return []
+
+    def compile(
+        self, gm: GraphModule, example_inputs: Sequence[Any], context: BackendContext
+    ) -> CompiledGraph:
+        """Fuse the graph; with gradients, forward and backward."""
+
+        def compile_aten(graph: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+            return self._schedule(graph, context)
+
+        lowered = None
+        if not _needs_gradients(example_inputs, context):
+            lowered = lower_for_inference(gm, example_inputs, context.fake_mode)
+        if lowered is None:
+            return aot(gm, example_inputs, context, forward=compile_aten)
+        dump_graph(context, "aten_inference.py", lowered)
+        return self._schedule(lowered, context)
+
+    def _schedule(self, gm: GraphModule, context: BackendContext) -> CompiledGraph:
+        schedule = Schedule(gm, fuse(gm.graph))
+        _live.add(schedule)
+        context.dump("dvm_schedule.py", schedule.source)
+        context.dump("dvm_programs.txt", lambda: _programs(schedule))
+        return _holding(schedule)
+
+
+def _holding(schedule: Schedule) -> Callable[..., Any]:
+    call = schedule.call
+    call.schedule = schedule  # type: ignore[attr-defined]
+    return call
+
+
+def _programs(schedule: Schedule) -> str:
+    parts = []
+    for group in schedule.fusion.groups:
+        names = ", ".join(str(node) for node in group.nodes)
+        parts.append(f"# {names}\n{group.program}")
+    return "\n\n".join(parts)
+
+
+def _needs_gradients(example_inputs: Sequence[Any], context: BackendContext) -> bool:
+    return context.grad_enabled and any(
+        isinstance(one, torch.Tensor) and one.requires_grad for one in example_inputs
+    )

@@ -1,0 +1,368 @@
+"""Builds the program of one fused operator from ATen nodes: which loops they share.
+
+A group's values live in one space of loops, the group's dimensions.  Each value's own
+dimensions are mapped to loops (or to none, where its size is 1); joining an operator to a
+group means to find such a mapping for its result.  Sizes are compared as symbolic
+expressions, so that what is fused for one shape is fused for all (DVM, §5.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node as FxNode
+
+from magjit_dvm.instructions import DType, dtype_of
+from magjit_dvm.program import (
+    INDEXED,
+    MAX_DIMS,
+    MAX_INPUTS,
+    MAX_NODES,
+    MAX_OUTPUTS,
+    ONE,
+    Input,
+    InputKind,
+    Node,
+    NodeKind,
+    Output,
+    Program,
+)
+
+__all__ = ["Builder", "NotFusable", "Value", "size_key"]
+
+
+class NotFusable(Exception):
+    """An operator does not fit into the group; the message says why, ``node`` which one."""
+
+    def __init__(self, reason: str, node: FxNode | None = None) -> None:
+        super().__init__(reason)
+        self.node = node
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What an operator of the group computed.
+
+    Attributes:
+        node: its number in the program.
+        dtype: of the elements in local memory.
+        dims: the loop of each dimension, or ``ONE``.
+        shape: the sizes, ints or SymInts.
+        logical: torch's dtype: half precision is computed in single.
+    """
+
+    node: int
+    dtype: DType
+    dims: tuple[int, ...]
+    shape: tuple[Any, ...]
+    logical: torch.dtype
+
+
+def size_key(size: Any) -> Any:
+    """What equal sizes have in common: an int, or the expression of a symbol."""
+    if isinstance(size, torch.SymInt):
+        expression = size.node.expr
+        return int(expression) if expression.is_Integer else expression
+    return int(size)
+
+
+_COMPUTED_IN = {DType.F16: DType.F32, DType.BF16: DType.F32}
+
+
+class Builder:
+    """One group: nodes of its program, its loops and its inputs."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.inputs: list[Input] = []
+        self.arguments: list[FxNode] = []
+        self.values: dict[FxNode, Any] = {}
+        self.loops: list[int] = []  # in order, outermost first
+        self.sizes: dict[int, Any] = {}
+        self.reduced: frozenset[int] | None = None
+        self._loaded: dict[Any, int] = {}
+        self._made: dict[Node, int] = {}
+
+    # -- values --
+
+    def add(self, node: Node) -> int:
+        """The number of ``node``, made once."""
+        found = self._made.get(node)
+        if found is None:
+            found = self._made[node] = len(self.nodes)
+            self.nodes.append(node)
+            if len(self.nodes) > MAX_NODES:
+                raise NotFusable("the group has too many values")
+        return found
+
+    def constant(self, number: float | int | bool, dtype: DType) -> int:
+        """A number of the program's own."""
+        if dtype in (DType.F32, DType.F64):
+            number = float(number)
+        else:
+            number = int(number)
+        return self.add(Node(NodeKind.CONSTANT, dtype, number=number))
+
+    def scalar(self, node: FxNode, dtype: DType) -> int:
+        """A number that each call passes."""
+        value = node.meta["val"]
+        is_float = isinstance(value, (float, torch.SymFloat))
+        kind = InputKind.FLOAT if is_float else InputKind.INT
+        number = self._input(node, Input(kind, DType.F64 if is_float else DType.I64))
+        return self.add(Node(NodeKind.SCALAR, dtype, aux=number))
+
+    def _input(self, node: FxNode, given: Input) -> int:
+        key = (node, given)
+        found = self._loaded.get(key)
+        if found is None:
+            found = self._loaded[key] = len(self.inputs)
+            self.inputs.append(given)
+            self.arguments.append(node)
+            if len(self.inputs) > MAX_INPUTS:
+                raise NotFusable("the group has too many inputs")
+        return found
+
+    def load(self, node: FxNode, dims: tuple[int, ...]) -> Value:
+        """A tensor from outside; ``dims`` are the loops of its dimensions."""
+        tensor = node.meta["val"]
+        stored = dtype_of(tensor.dtype)
+        if stored is None:
+            raise NotFusable(f"dtype {tensor.dtype}")
+        if len(set(dims) - {ONE}) < len([d for d in dims if d != ONE]):
+            raise NotFusable("a tensor of which two dimensions share a loop")
+        number = self._input(node, Input(InputKind.TENSOR, stored, dims))
+        made = self.add(Node(NodeKind.LOAD, stored, aux=number))
+        made, dtype = self.widened(made, stored)
+        return Value(made, dtype, dims, tuple(tensor.shape), tensor.dtype)
+
+    def widened(self, node: int, dtype: DType) -> tuple[int, DType]:
+        """Half precision as what it is computed in."""
+        wide = _COMPUTED_IN.get(dtype)
+        if wide is None:
+            return node, dtype
+        return self.cast(node, dtype, wide), wide
+
+    def cast(self, node: int, dtype: DType, to: DType) -> int:
+        """``node`` of ``dtype`` as ``to``."""
+        if dtype is to:
+            return node
+        given = self.nodes[node]
+        if given.kind is NodeKind.CAST and self.nodes[given.args[0]].dtype is to:
+            # Half to single and back.
+            if _COMPUTED_IN.get(to) is dtype:
+                return given.args[0]
+        return self.add(Node(NodeKind.CAST, to, (node,)))
+
+    def compute(self, op: str, dtype: DType, *args: int, to_bool: bool = False) -> int:
+        """One instruction."""
+        return self.add(Node(NodeKind.COMPUTE, DType.BOOL if to_bool else dtype, args, op))
+
+    # -- loops --
+
+    def loops_of(
+        self, shape: Sequence[Any], known: Iterable[Value | None], skip: Callable[[int], bool]
+    ) -> tuple[int, ...]:
+        """The loop of each dimension of a result, given the operands that have theirs.
+
+        Raises:
+            NotFusable: operands disagree.
+        """
+        shape = tuple(shape)
+        dims = [ONE] * len(shape)
+        for value in known:
+            if value is None:
+                continue
+            offset = len(shape) - len(value.dims)
+            for k, dim in enumerate(value.dims):
+                at = k + offset
+                if dim == ONE or size_key(shape[at]) == 1:
+                    continue
+                if dims[at] not in (ONE, dim):
+                    raise NotFusable("operands run along different loops")
+                dims[at] = dim
+        taken = {dim for dim in dims if dim != ONE}
+        if len(taken) < len([dim for dim in dims if dim != ONE]):
+            raise NotFusable("two dimensions share a loop")
+        for at, size in enumerate(shape):
+            if dims[at] != ONE or size_key(size) == 1 or skip(at):
+                continue
+            dims[at] = self._loop_for(size, dims, at)
+        return tuple(dims)
+
+    def _loop_for(self, size: Any, dims: list[int], at: int) -> int:
+        """A loop of this size that the result does not use yet, or a new one."""
+        key = size_key(size)
+        before = [self.loops.index(d) for d in dims[:at] if d != ONE]
+        after = [self.loops.index(d) for d in dims[at + 1 :] if d != ONE]
+        first = max(before, default=-1) + 1
+        last = min(after, default=len(self.loops))
+        candidates = [d for d in self.loops[first:last] if size_key(self.sizes[d]) == key]
+        candidates = [d for d in candidates if d not in dims]
+        if candidates:
+            return candidates[-1]
+        if len(self.loops) >= MAX_DIMS:
+            raise NotFusable("too many loops")
+        new = len(self.loops)
+        self.sizes[new] = size
+        self.loops.insert(max(last, first) if after else len(self.loops), new)
+        return new
+
+    def dims_of_operand(
+        self, operand: Any, shape: Sequence[Any], dims: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """The loops of an operand from outside, aligned with a result of ``shape``."""
+        own = tuple(operand.shape)
+        offset = len(shape) - len(own)
+        return tuple(ONE if size_key(size) == 1 else dims[k + offset] for k, size in enumerate(own))
+
+    # -- groups of instructions --
+
+    def known(self, arg: Any) -> Value | None:
+        """What the group has computed for an argument, if that is one tensor."""
+        value = self.values.get(arg) if isinstance(arg, FxNode) else arg
+        return value if isinstance(value, Value) else None
+
+    def operands(
+        self, args: Sequence[Any], shape: Sequence[Any], compute: DType
+    ) -> tuple[list[int], tuple[int, ...]]:
+        """Operands of an elementwise operator as values of ``compute``, and the result's loops."""
+        known = [self.known(one) for one in args]
+        dims = self.loops_of(shape, known, lambda at: False)
+        made = []
+        for arg, value in zip(args, known, strict=True):
+            made.append(self.operand(arg, value, shape, dims, compute))
+        return made, dims
+
+    def operand(
+        self,
+        arg: Any,
+        value: Value | None,
+        shape: Sequence[Any],
+        dims: tuple[int, ...],
+        compute: DType,
+    ) -> int:
+        """One operand: a value of the group, a tensor from outside or a number."""
+        if value is not None:
+            return self.cast(value.node, value.dtype, compute)
+        if isinstance(arg, FxNode):
+            given = arg.meta["val"]
+            if not isinstance(given, torch.Tensor):
+                return self.scalar(arg, compute)
+            if given.device.type != "cpu":
+                raise NotFusable(f"a tensor on {given.device}")
+            loaded = self.load(arg, self.dims_of_operand(given, shape, dims))
+            return self.cast(loaded.node, loaded.dtype, compute)
+        if isinstance(arg, (bool, int, float)):
+            return self.constant(arg, compute)
+        raise NotFusable(f"an operand {arg!r}")
+
+    def tensor(self, arg: Any) -> Value:
+        """A tensor operand with loops of its own, loaded if it comes from outside."""
+        if isinstance(arg, Value):
+            return arg
+        value = self.values.get(arg)
+        if value is None:
+            given = arg.meta["val"]
+            if given.device.type != "cpu":
+                raise NotFusable(f"a tensor on {given.device}")
+            dims = self.loops_of(given.shape, (), lambda at: False)
+            return self.load(arg, dims)
+        if not isinstance(value, Value):
+            raise NotFusable("an operator with several results")
+        return value
+
+    def reduce(
+        self, op: str, value: Value, axes: Iterable[int], keepdim: bool, dtype: DType | None = None
+    ) -> Value:
+        """Reduce ``value`` over ``axes`` of its own dimensions.
+
+        Raises:
+            NotFusable: the group reduces other loops already.
+        """
+        rank = len(value.dims)
+        over = sorted({axis % rank for axis in axes}) if rank else []
+        loops = frozenset(value.dims[a] for a in over if value.dims[a] != ONE)
+        if any(value.dims[a] == ONE and size_key(value.shape[a]) != 1 for a in over):
+            raise NotFusable("a reduction over an expanded dimension")
+        if loops:
+            if self.reduced is not None and self.reduced != loops:
+                raise NotFusable("the group reduces other dimensions")
+            self.reduced = loops
+        compute = dtype or value.dtype
+        node = self.cast(value.node, value.dtype, compute)
+        made = self.add(Node(NodeKind.REDUCE, compute, (node,), op, dims=loops))
+        kept = range(rank) if keepdim else [a for a in range(rank) if a not in over]
+        dims = tuple(ONE if a in over else value.dims[a] for a in kept)
+        shape = tuple(1 if a in over else value.shape[a] for a in kept)
+        return Value(made, compute, dims, shape, value.logical)
+
+    def numel(self, value: Value, axes: Iterable[int], dtype: DType) -> int:
+        """The number of elements along ``axes``."""
+        rank = len(value.dims)
+        loops = frozenset(value.dims[a % rank] for a in axes) - {ONE} if rank else frozenset[int]()
+        return self.add(Node(NodeKind.NUMEL, dtype, dims=loops))
+
+    def index(self, table: FxNode, axis: int, positions: Value, dims: tuple[int, ...]) -> int:
+        """Rows of ``table`` at ``positions``; ``dims`` are the loops of its other dimensions."""
+        tensor = table.meta["val"]
+        stored = dtype_of(tensor.dtype)
+        if stored is None:
+            raise NotFusable(f"dtype {tensor.dtype}")
+        if stored in _COMPUTED_IN:
+            raise NotFusable("an index into half precision")
+        full = (*dims[:axis], INDEXED, *dims[axis:])
+        number = self._input(table, Input(InputKind.TENSOR, stored, full))
+        return self.add(Node(NodeKind.INDEX, stored, (positions.node,), aux=number))
+
+    # -- the whole --
+
+    def finish(self, outputs: Sequence[FxNode]) -> Program:
+        """The program whose results are the values of ``outputs``, in order.
+
+        Raises:
+            NotFusable: a result lacks a loop, or is no single tensor.
+        """
+        made = []
+        reduced = self.reduced or frozenset[int]()
+        for node in outputs:
+            value = self.values[node]
+            if not isinstance(value, Value):
+                raise NotFusable("an operator with several results", node)
+            made.append(self._output(node, value))
+        if len(made) > MAX_OUTPUTS:
+            raise NotFusable("the group has too many results")
+        program = Program(len(self.loops), tuple(self.inputs), tuple(self.nodes), tuple(made))
+        varying = program.varying()
+        used = frozenset[int]().union(*varying)
+        for one, node in zip(made, outputs, strict=True):
+            dims = varying[one.node]
+            if dims - reduced != used - reduced or (dims & reduced and not reduced <= dims):
+                raise NotFusable("a result lacks a loop of the group", node)
+        return program
+
+    def _output(self, node: FxNode, value: Value) -> Output:
+        tensor = node.meta["val"]
+        stored = dtype_of(tensor.dtype)
+        if stored is None:
+            raise NotFusable(f"dtype {tensor.dtype}")
+        for dim, size in zip(value.dims, value.shape, strict=True):
+            if dim == ONE and size_key(size) != 1:
+                raise NotFusable("a result that is expanded", node)
+        number = self.cast(value.node, value.dtype, stored)
+        strides = [size_key(stride) for stride in tensor.stride()]
+        order = sorted(range(len(strides)), key=lambda k: _descending(strides, k))
+        return Output(number, value.dims, tuple(order))
+
+
+def _descending(strides: Sequence[Any], k: int) -> tuple[Any, int]:
+    """Sorts dimensions from the outermost in memory; symbols by their hints of magnitude."""
+    stride = strides[k]
+    if isinstance(stride, int):
+        return (-stride, k)
+    try:
+        return (-int(stride.subs(dict.fromkeys(stride.free_symbols, 64))), k)
+    except (TypeError, ValueError):
+        return (0, k)

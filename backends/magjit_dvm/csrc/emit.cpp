@@ -1,0 +1,480 @@
+/* Slots and instructions of one instance. */
+#include "encoder.h"
+
+namespace magjit_dvm {
+
+/* ---- slots and instructions ---- */
+
+int Encoder::new_slot(SlotKind kind, DType dtype, uint8_t shape)
+{
+    Header &h = code.header;
+    if (h.n_slots >= MAX_SLOTS) {
+        overflow = "too many values";
+        return 0;
+    }
+    Slot &slot = code.slots[h.n_slots];
+    slot.kind = kind;
+    slot.dtype = dtype;
+    slot.shape = shape;
+    slot.argument = 0;
+    slot.local = 0;
+    slot.row = slot.col = 0;
+    for (int i = 0; i < h.n_outer + h.n_inner; i++) {
+        slot.outer[i] = 0;
+    }
+    return h.n_slots++;
+}
+
+int Encoder::global_slot(int op, int argument, DType dtype, uint8_t shape, bool tile_level)
+{
+    int s = new_slot(SLOT_global, dtype, shape);
+    Slot &slot = code.slots[s];
+    const Header &h = code.header;
+    slot.argument = (uint8_t)argument;
+    if (h.flat) {
+        bool contiguous = true;
+        int64_t expected = bytes(dtype);
+        for (int i = n_dims - 1; i >= 0; i--) {
+            slot.outer[i] = stride_along(op, i);
+            contiguous &= slot.outer[i] == expected;
+            expected *= dim_size[i];
+        }
+        slot.col = contiguous ? bytes(dtype) : 0;
+        slot.row = contiguous ? 0 : 1; /* marks a copy; rows are not moved along */
+        return s;
+    }
+    int at = 0, inner = h.n_outer;
+    for (int i = 0; i < n_dims; i++) {
+        if (i == row || i == col) {
+            continue;
+        }
+        slot.outer[dim_section[i] == SECTION_reduced ? inner++ : at++] = stride_along(op, i);
+    }
+    slot.row = stride_along(op, row);
+    slot.col = stride_along(op, col);
+    if (tile_level) {
+        /* The tile's own dimension lies along the columns of a prologue's block. */
+        slot.col = h.reduces == REDUCES_columns ? slot.row : slot.col;
+        slot.row = 0;
+    }
+    return s;
+}
+
+/* Whether kernels can read the slot as it is. */
+bool Encoder::direct(const Slot &slot) const
+{
+    if (code.header.flat) {
+        return slot.row == 0;
+    }
+    return slot.col == 0 || slot.col == bytes((DType)slot.dtype);
+}
+
+void Encoder::put(uint16_t op, DType dtype, uint8_t shape, int dst, int a, int b, int c,
+                  uint8_t aux)
+{
+    if (words + INSN_WORDS > 8 * MAX_SLOTS) {
+        overflow = "too many instructions";
+        return;
+    }
+    Insn insn{op, dtype, INSN_WORDS, shape, aux, (uint16_t)dst, (uint16_t)a, (uint16_t)b,
+              (uint16_t)c, 0};
+    memcpy(&code.words[words], &insn, sizeof(insn));
+    words += INSN_WORDS;
+}
+
+int Encoder::constant(int n)
+{
+    if (tile_slot[n] >= 0) {
+        return tile_slot[n];
+    }
+    const Node &node = program.nodes[n];
+    double number = node.number;
+    int64_t integer = node.integer;
+    bool is_int = node.dtype >= DT_i64 && node.dtype <= DT_bool;
+    if (node.kind == NODE_scalar) {
+        const Given &g = given[node.aux];
+        bool from_int = program.inputs[node.aux].kind == INPUT_int;
+        number = from_int ? (double)g.integer : g.number;
+        integer = from_int ? g.integer : (int64_t)g.number;
+    } else if (node.kind == NODE_numel) {
+        integer = 1;
+        for (int d = 0; d < program.rank; d++) {
+            integer *= node.mask >> d & 1 ? size[d] : 1;
+        }
+        number = (double)integer;
+    }
+    Header &h = code.header;
+    if (h.n_constants >= MAX_CONSTANTS) {
+        overflow = "too many constants";
+        return 0;
+    }
+    uint64_t bits = 0;
+    if (is_int) {
+        bits = (uint64_t)(node.dtype == DT_bool ? integer != 0 : integer);
+    } else if (node.dtype == DT_f64) {
+        memcpy(&bits, &number, 8);
+    } else {
+        float narrow = (float)number;
+        memcpy(&bits, &narrow, 4);
+    }
+    int s = new_slot(SLOT_constant, node.dtype, 0);
+    code.slots[s].local = h.n_constants;
+    code.constants[h.n_constants++] = bits;
+    return tile_slot[n] = (int16_t)s;
+}
+
+/* A block of local memory, from the free ones if one fits. */
+int Encoder::step_buffer(int n)
+{
+    DType dtype = program.nodes[n].dtype;
+    int s = new_slot(SLOT_step, dtype, shape_of(n));
+    int want = bytes(dtype);
+    for (int i = n_free - 1; i >= 0; i--) {
+        if (free_blocks[i].bytes == want) {
+            code.slots[s].local = (uint32_t)free_blocks[i].offset;
+            free_blocks[i] = free_blocks[--n_free];
+            return s;
+        }
+    }
+    code.slots[s].local = (uint32_t)step_units;
+    step_units += want;
+    step_peak = std::max(step_peak, step_units);
+    return s;
+}
+
+void Encoder::release(int n)
+{
+    int s = step_slot[n];
+    if (s >= 0 && code.slots[s].kind == SLOT_step) {
+        free_blocks[n_free].offset = code.slots[s].local;
+        free_blocks[n_free++].bytes = bytes((DType)code.slots[s].dtype);
+    }
+}
+
+/* ---- the values of a tile: prologues ---- */
+
+int Encoder::value_in_tile(int n)
+{
+    if (is_number(n)) {
+        return constant(n);
+    }
+    if (tile_slot[n] < 0) {
+        overflow = "a value of the tile is read before it is made";
+        return 0;
+    }
+    return tile_slot[n];
+}
+
+const char *Encoder::emit_tile_node(int n)
+{
+    const Node &node = program.nodes[n];
+    auto buffer = [&](DType dtype) {
+        int s = new_slot(SLOT_tile, dtype, SHAPE_TILE);
+        code.slots[s].local = (uint32_t)tile_units;
+        tile_units += bytes(dtype);
+        return s;
+    };
+    if (node.kind == NODE_load) {
+        int from = global_slot(node.aux, node.aux, node.dtype, SHAPE_TILE, true);
+        int s = buffer(node.dtype);
+        put(OP_view_load, node.dtype, SHAPE_TILE, s, from);
+        tile_slot[n] = (int16_t)s;
+        return nullptr;
+    }
+    bool reduces = node.kind == NODE_reduce && (node.mask & active);
+    if (reduces) {
+        int acc = accumulator[n];
+        DType from = (DType)code.slots[acc].dtype;
+        if (from == node.dtype) {
+            tile_slot[n] = (int16_t)acc;
+        } else {
+            int s = buffer(node.dtype);
+            put(OP_finish, node.dtype, SHAPE_TILE, s, acc, NO_SLOT, NO_SLOT, from);
+            tile_slot[n] = (int16_t)s;
+        }
+        return nullptr;
+    }
+    int s = buffer(node.dtype), args[3] = {NO_SLOT, NO_SLOT, NO_SLOT};
+    for (int k = 0; k < 3; k++) {
+        if (node.args[k] >= 0) {
+            args[k] = value_in_tile(node.args[k]);
+        }
+    }
+    tile_slot[n] = (int16_t)s;
+    switch (node.kind) {
+    case NODE_compute: {
+        DType of = program.nodes[node.args[node.op == OP_select ? 1 : 0]].dtype;
+        put(node.op, of, SHAPE_TILE, s, args[0], args[1], args[2]);
+        break;
+    }
+    case NODE_cast:
+        put(OP_cast, node.dtype, SHAPE_TILE, s, args[0], NO_SLOT, NO_SLOT,
+            program.nodes[node.args[0]].dtype);
+        break;
+    case NODE_broadcast:
+    case NODE_reduce: put(OP_copy, node.dtype, SHAPE_TILE, s, args[0]); break;
+    default: return "this value cannot be had for a whole tile";
+    }
+    return nullptr;
+}
+
+/* ---- the values of a step ---- */
+
+/* The slot to read a value from in a step of `phase`; binds it on first use. */
+int Encoder::value_in_step(int n, int phase)
+{
+    if (is_number(n)) {
+        return constant(n);
+    }
+    if (step_slot[n] >= 0) {
+        return step_slot[n];
+    }
+    if (tile_slot[n] >= 0) { /* of the tile, or kept by an earlier phase */
+        put(OP_load, program.nodes[n].dtype, code.slots[tile_slot[n]].shape, tile_slot[n],
+            tile_slot[n]);
+        return step_slot[n] = tile_slot[n];
+    }
+    (void)phase;
+    overflow = "a value is read before it is made";
+    return 0;
+}
+
+const char *Encoder::emit_step_node(int n, int phase)
+{
+    const Node &node = program.nodes[n];
+    uint8_t shape = shape_of(n);
+    if (node.kind == NODE_load) {
+        int from = global_slot(node.aux, node.aux, node.dtype, shape, false);
+        if (direct(code.slots[from])) {
+            put(OP_load, node.dtype, shape, from, from);
+            step_slot[n] = (int16_t)from;
+            moved_units += bytes(node.dtype);
+        } else {
+            int s = step_buffer(n);
+            put(OP_view_load, node.dtype, shape, s, from);
+            step_slot[n] = (int16_t)s;
+        }
+        return nullptr;
+    }
+    if (node.kind == NODE_iota) {
+        int s = step_buffer(n);
+        bool along_row = row >= 0 && (dim_mask[row] >> node.aux & 1);
+        bool along_col = col >= 0 && (dim_mask[col] >> node.aux & 1);
+        int which = along_row ? 1 : along_col ? 2 : -1;
+        for (int i = 0, at = 0, in = code.header.n_outer; which < 0 && i < n_dims; i++) {
+            if (i == row || i == col) {
+                continue;
+            }
+            int k = dim_section[i] == SECTION_reduced ? in++ : at++;
+            if (dim_mask[i] >> node.aux & 1) {
+                which = 3 + k;
+            }
+        }
+        put(OP_iota, DT_i64, shape, s, NO_SLOT, NO_SLOT, NO_SLOT, (uint8_t)std::max(which, 0));
+        step_slot[n] = (int16_t)s;
+        return nullptr;
+    }
+    bool reduces = node.kind == NODE_reduce && (node.mask & active);
+    int args[3] = {NO_SLOT, NO_SLOT, NO_SLOT};
+    for (int k = 0; k < 3; k++) {
+        if (node.args[k] >= 0) {
+            args[k] = value_in_step(node.args[k], phase);
+        }
+    }
+    /* Operands that are used for the last time, each once. */
+    int dying[3], n_dying = 0;
+    for (int k = 0; k < 3; k++) {
+        if (node.args[k] >= 0 && --uses[node.args[k]] == 0) {
+            dying[n_dying++] = node.args[k];
+        }
+    }
+    if (reduces) {
+        int acc = accumulator[n];
+        put(OP_load, (DType)code.slots[acc].dtype, SHAPE_TILE, acc, acc);
+        put(node.op, node.dtype, SHAPE_ROWS | SHAPE_COLS, acc, args[0]);
+        for (int k = 0; k < n_dying; k++) {
+            release(dying[k]);
+        }
+        return nullptr;
+    }
+    /* The result may take the place of an operand of the same extents. */
+    for (int k = 0; k < n_dying; k++) {
+        if (shape_of(dying[k]) == shape && node.kind != NODE_index &&
+            bytes(program.nodes[dying[k]].dtype) == bytes(node.dtype)) {
+            release(dying[k]);
+            dying[k] = -1;
+        }
+    }
+    int which = -1, s;
+    if (kept[n]) {
+        s = new_slot(SLOT_kept, node.dtype, SHAPE_ROWS | SHAPE_COLS);
+        code.slots[s].local = (uint32_t)kept_units; /* made an offset by place() */
+        kept_units += bytes(node.dtype);
+        put(OP_load, node.dtype, SHAPE_ROWS | SHAPE_COLS, s, s);
+        tile_slot[n] = (int16_t)s;
+    } else {
+        s = avail[n] == phase ? output_slot(n, false, true, &which) : -1;
+        if (s >= 0) {
+            put(OP_store, node.dtype, shape, s, s);
+        } else {
+            s = step_buffer(n);
+        }
+    }
+    step_slot[n] = (int16_t)s;
+    switch (node.kind) {
+    case NODE_compute: {
+        DType of = program.nodes[node.args[node.op == OP_select ? 1 : 0]].dtype;
+        put(node.op, of, shape, s, args[0], args[1], args[2]);
+        break;
+    }
+    case NODE_cast:
+        put(OP_cast, node.dtype, shape, s, args[0], NO_SLOT, NO_SLOT,
+            program.nodes[node.args[0]].dtype);
+        break;
+    case NODE_broadcast:
+    case NODE_reduce: put(OP_copy, node.dtype, shape, s, args[0]); break;
+    case NODE_index: {
+        const Input &table = program.inputs[node.aux];
+        int from = global_slot(node.aux, node.aux, table.dtype, shape, false);
+        int64_t stride = 0, rows = 0;
+        for (int k = 0; k < table.ndim; k++) {
+            if (table.dims[k] == DIM_indexed) {
+                stride = given[node.aux].strides[k] * bytes(table.dtype);
+                rows = given[node.aux].sizes[k];
+            }
+        }
+        Header &h = code.header;
+        if (h.n_constants + 2 > MAX_CONSTANTS) {
+            return "too many constants";
+        }
+        put(OP_index_load, node.dtype, shape, s, from, args[0], h.n_constants,
+            program.nodes[node.args[0]].dtype);
+        code.constants[h.n_constants++] = (uint64_t)stride;
+        code.constants[h.n_constants++] = (uint64_t)rows;
+        break;
+    }
+    default: return "this value cannot be made in a step";
+    }
+    for (int k = 0; k < n_dying; k++) {
+        if (dying[k] >= 0) {
+            release(dying[k]);
+        }
+    }
+    if (avail[n] == phase || kept[n]) {
+        store_outputs(n, s, which, false);
+    }
+    return nullptr;
+}
+
+/* The slot of the first output of a value, or -1; with direct_only, if kernels can write it. */
+int Encoder::output_slot(int n, bool tile_level, bool direct_only, int *which)
+{
+    for (size_t o = 0; o < program.outputs.size(); o++) {
+        if (program.outputs[o].node != n || (int)o <= *which) {
+            continue;
+        }
+        DType dtype = program.nodes[n].dtype;
+        uint8_t shape = shape_of(n);
+        int s = global_slot(n_inputs() + (int)o, n_inputs() + (int)o, dtype, shape, tile_level);
+        const Slot &slot = code.slots[s];
+        bool writable = code.header.flat ? slot.row == 0
+                                         : slot.col == bytes(dtype) || !(shape & SHAPE_COLS);
+        if (direct_only && !writable) {
+            code.header.n_slots--;
+            return -1;
+        }
+        *which = (int)o;
+        moved_units += bytes(dtype);
+        return s;
+    }
+    return -1;
+}
+
+/* Copy a value to those of its outputs that it was not written to in place. */
+void Encoder::store_outputs(int n, int from, int done, bool tile_level)
+{
+    int which = -1, s;
+    while ((s = output_slot(n, tile_level, false, &which)) >= 0) {
+        if (which == done) {
+            code.header.n_slots--;
+            continue;
+        }
+        put(OP_view_store, program.nodes[n].dtype, tile_level ? SHAPE_TILE : shape_of(n), s, from);
+    }
+}
+
+const char *Encoder::emit()
+{
+    Header &h = code.header;
+    std::fill(tile_slot, tile_slot + n_nodes(), (int16_t)-1);
+    kept_units = 0;
+    for (int phase = 0; phase < n_phases; phase++) {
+        h.phases[phase].prologue = words;
+        std::fill(step_slot, step_slot + n_nodes(), (int16_t)-1);
+        std::fill(uses, uses + n_nodes(), 0);
+        for (int n = 0; n < n_nodes(); n++) {
+            if (!(phases[n] >> phase & 1) || !in_tile(n) || is_number(n) || avail[n] != phase) {
+                continue;
+            }
+            if (const char *error = emit_tile_node(n)) {
+                return error;
+            }
+            store_outputs(n, tile_slot[n], -1, true);
+        }
+        auto reduces_here = [&](int n) {
+            const Node &node = program.nodes[n];
+            return node.kind == NODE_reduce && (node.mask & active) && phases[n] &&
+                   avail[n] == phase + 1;
+        };
+        auto steps_here = [&](int n) {
+            return reduces_here(n) || (!in_tile(n) && !is_number(n) && phases[n] >> phase & 1 &&
+                                       !(kept[n] && tile_slot[n] >= 0));
+        };
+        for (int n = 0; n < n_nodes(); n++) {
+            if (!reduces_here(n)) {
+                continue;
+            }
+            const Node &node = program.nodes[n];
+            bool adds = node.op == OP_sum || node.op == OP_prod;
+            DType as = adds && node.dtype == DT_f32 ? DT_f64 : node.dtype;
+            int acc = new_slot(SLOT_tile, as, SHAPE_TILE);
+            code.slots[acc].local = (uint32_t)tile_units;
+            tile_units += bytes(as);
+            accumulator[n] = (int16_t)acc;
+            put(OP_fill, as, SHAPE_TILE, acc, NO_SLOT, NO_SLOT, NO_SLOT, (uint8_t)node.op);
+        }
+        for (int n = 0; n < n_nodes(); n++) {
+            if (steps_here(n)) {
+                for (int16_t arg : program.nodes[n].args) {
+                    if (arg >= 0) {
+                        uses[arg]++;
+                    }
+                }
+            }
+        }
+        /* Kept and stored values stay where they are; others are freed with their last use. */
+        h.phases[phase].step = words;
+        step_units = 0;
+        n_free = 0;
+        for (int n = 0; n < n_nodes(); n++) {
+            if (!steps_here(n)) {
+                continue;
+            }
+            if (const char *error = emit_step_node(n, phase)) {
+                return error;
+            }
+            if (program.nodes[n].kind == NODE_load && avail[n] == phase) {
+                store_outputs(n, step_slot[n], -1, false);
+            }
+            if (overflow) {
+                return overflow;
+            }
+        }
+        h.phases[phase].end = words;
+    }
+    h.n_phases = (uint16_t)n_phases;
+    h.code_words = words;
+    return overflow;
+}
+
+} // namespace magjit_dvm

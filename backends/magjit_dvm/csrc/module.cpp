@@ -1,0 +1,543 @@
+/* The Python module: fused operators as callables, and what shows what they do. */
+#include "torch_abi.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include "program.h"
+
+namespace magjit_dvm {
+
+namespace {
+
+Machine machine = {1, 1 << 20, 28 << 10, 32768};
+PyObject *not_encodable;
+
+/* Nanoseconds that instances took to encode, while somebody wants to know. */
+bool timing = false;
+std::vector<int64_t> *timings;
+
+struct Fused {
+    PyObject_HEAD
+    vectorcallfunc call;
+    Program *program;
+    PyObject *fallback; /* called with the same arguments where a program cannot be encoded */
+};
+
+/* ---- the arguments of a call ---- */
+
+/* What an argument is; a message where it is not what the program was made for. */
+const char *take(const Input &in, PyObject *object, Given &given)
+{
+    if (in.kind == INPUT_tensor) {
+        if (!is_plain_tensor(object)) {
+            return "not a plain tensor";
+        }
+        const TorchLibrary &lib = torch_library;
+        void *handle = tensor_handle(object);
+        int32_t dtype, device;
+        int64_t ndim;
+        void *data;
+        if (lib.get_dtype(handle, &dtype) || lib.get_device_type(handle, &device) ||
+            lib.get_dim(handle, &ndim)) {
+            return "a tensor without metadata";
+        }
+        if (dtype != lib.dtypes[in.dtype] || device != lib.cpu || ndim != in.ndim) {
+            return "a tensor of another dtype, device or rank";
+        }
+        if (lib.get_sizes(handle, (int64_t **)&given.sizes) ||
+            lib.get_strides(handle, (int64_t **)&given.strides) || lib.get_data(handle, &data)) {
+            return "a tensor without storage";
+        }
+        given.data = (char *)data;
+        return nullptr;
+    }
+    given.data = nullptr;
+    if (PyLong_Check(object)) {
+        int overflow;
+        given.integer = PyLong_AsLongLongAndOverflow(object, &overflow);
+        given.number = PyLong_AsDouble(object);
+        if (overflow || PyErr_Occurred()) {
+            PyErr_Clear();
+            return "an int of more than 64 bits";
+        }
+        return nullptr;
+    }
+    if (PyFloat_Check(object) && in.kind == INPUT_float) {
+        given.number = PyFloat_AS_DOUBLE(object);
+        return nullptr;
+    }
+    return "not a number";
+}
+
+/* One for each thread: a Code is some 100 KB. */
+Code &own_code()
+{
+    static thread_local std::unique_ptr<Code> code(new Code);
+    return *code;
+}
+
+int threads_now()
+{
+    return torch_library.num_threads ? torch_library.num_threads() : 1;
+}
+
+const char *prepare(Fused *self, PyObject *const *args, Py_ssize_t n, Given *given, Code &code)
+{
+    const Program &program = *self->program;
+    if (n != (Py_ssize_t)program.inputs.size()) {
+        return "another number of arguments";
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (const char *error = take(program.inputs[i], args[i], given[i])) {
+            return error;
+        }
+    }
+    Machine now = machine;
+    now.threads = std::max(1, threads_now());
+    if (!timing) {
+        return encode(program, given, now, code);
+    }
+    auto begin = std::chrono::steady_clock::now();
+    const char *error = encode(program, given, now, code);
+    auto took = std::chrono::steady_clock::now() - begin;
+    timings->push_back(std::chrono::duration_cast<std::chrono::nanoseconds>(took).count());
+    return error;
+}
+
+PyObject *otherwise(Fused *self, const char *error, PyObject *const *args, Py_ssize_t n)
+{
+    if (PyErr_Occurred()) {
+        return nullptr;
+    }
+    if (self->fallback == Py_None) {
+        PyErr_SetString(not_encodable, error);
+        return nullptr;
+    }
+    return PyObject_Vectorcall(self->fallback, args, n, nullptr);
+}
+
+PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *keywords)
+{
+    Fused *self = (Fused *)object;
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    if (keywords && PyTuple_GET_SIZE(keywords)) {
+        PyErr_SetString(PyExc_TypeError, "a fused operator takes no keywords");
+        return nullptr;
+    }
+    Given given[MAX_INPUTS];
+    Code &code = own_code();
+    if (const char *error = prepare(self, args, n, given, code)) {
+        return otherwise(self, error, args, n);
+    }
+    const Program &program = *self->program;
+    size_t n_outputs = program.outputs.size();
+    char *arguments[MAX_INPUTS + MAX_OUTPUTS];
+    for (Py_ssize_t i = 0; i < n; i++) {
+        arguments[i] = given[i].data;
+    }
+    PyObject *made[MAX_OUTPUTS];
+    for (size_t o = 0; o < n_outputs; o++) {
+        const Output &out = program.outputs[o];
+        made[o] = new_tensor(out.ndim, code.outputs[o].sizes, code.outputs[o].strides,
+                             program.nodes[out.node].dtype, &arguments[n + o]);
+        if (!made[o]) {
+            for (size_t k = 0; k < o; k++) {
+                Py_DECREF(made[k]);
+            }
+            return nullptr;
+        }
+    }
+    int status = 0;
+    if (!code.empty) {
+        int threads = code.header.elements < machine.grain ? 1 : threads_now();
+        if (code.header.elements > 16384) {
+            Py_BEGIN_ALLOW_THREADS
+            status = execute(code, arguments, threads);
+            Py_END_ALLOW_THREADS
+        } else {
+            status = execute(code, arguments, 1);
+        }
+    }
+    if (status) {
+        for (size_t o = 0; o < n_outputs; o++) {
+            Py_DECREF(made[o]);
+        }
+        if (status & 2) {
+            return PyErr_NoMemory();
+        }
+        PyErr_SetString(PyExc_IndexError, "index out of range in self");
+        return nullptr;
+    }
+    if (n_outputs == 1) {
+        return made[0];
+    }
+    PyObject *result = PyTuple_New((Py_ssize_t)n_outputs);
+    for (size_t o = 0; o < n_outputs; o++) {
+        if (result) {
+            PyTuple_SET_ITEM(result, (Py_ssize_t)o, made[o]);
+        } else {
+            Py_DECREF(made[o]);
+        }
+    }
+    return result;
+}
+
+/* ---- making one ---- */
+
+bool read_dims(PyObject *tuple, int8_t *dims, int8_t *ndim, int lowest, int rank)
+{
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) > MAX_DIMS) {
+        PyErr_SetString(PyExc_ValueError, "dimensions are a tuple of at most 8 ints");
+        return false;
+    }
+    *ndim = (int8_t)PyTuple_GET_SIZE(tuple);
+    for (int k = 0; k < *ndim; k++) {
+        long d = PyLong_AsLong(PyTuple_GET_ITEM(tuple, k));
+        if (PyErr_Occurred()) {
+            return false;
+        }
+        if (d < lowest || d >= rank) {
+            PyErr_Format(PyExc_ValueError, "dimension %ld is out of range", d);
+            return false;
+        }
+        dims[k] = (int8_t)d;
+    }
+    return true;
+}
+
+int fill_program(Program &program, PyObject *inputs, PyObject *nodes, PyObject *outputs)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(inputs); i++) {
+        Input in{};
+        int kind, dtype;
+        PyObject *dims;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(inputs, i), "iiO:input", &kind, &dtype, &dims) ||
+            !read_dims(dims, in.dims, &in.ndim, DIM_indexed, program.rank)) {
+            return -1;
+        }
+        if (kind < 0 || kind > INPUT_float || dtype < 0 || dtype >= N_DTYPES) {
+            PyErr_SetString(PyExc_ValueError, "an input of an unknown kind or dtype");
+            return -1;
+        }
+        in.kind = (InputKind)kind;
+        in.dtype = (DType)dtype;
+        program.inputs.push_back(in);
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(nodes); i++) {
+        Node node{};
+        int kind, dtype, op, a, b, c, aux, mask;
+        long long integer;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(nodes, i), "iiiiiiiidL:node", &kind, &dtype, &op, &a,
+                              &b, &c, &aux, &mask, &node.number, &integer)) {
+            return -1;
+        }
+        if (kind < 0 || kind >= N_NODE_KINDS || dtype < 0 || dtype >= N_DTYPES || op < 0 ||
+            op >= N_OPS || aux < -1 || aux > 1 << 14) {
+            PyErr_SetString(PyExc_ValueError, "a node of an unknown kind, dtype or instruction");
+            return -1;
+        }
+        node.kind = (NodeKind)kind;
+        node.dtype = (DType)dtype;
+        node.op = (uint16_t)op;
+        node.args[0] = (int16_t)a;
+        node.args[1] = (int16_t)b;
+        node.args[2] = (int16_t)c;
+        node.aux = (int16_t)aux;
+        node.mask = (uint32_t)mask;
+        node.integer = integer;
+        program.nodes.push_back(node);
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(outputs); i++) {
+        Output out{};
+        int node;
+        int8_t n_order;
+        PyObject *dims, *order;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(outputs, i), "iOO:output", &node, &dims, &order) ||
+            !read_dims(dims, out.dims, &out.ndim, DIM_one, program.rank) ||
+            !read_dims(order, out.order, &n_order, 0, out.ndim)) {
+            return -1;
+        }
+        if (n_order != out.ndim) {
+            PyErr_SetString(PyExc_ValueError, "the order of an output names each dimension once");
+            return -1;
+        }
+        out.node = (int16_t)node;
+        program.outputs.push_back(out);
+    }
+    std::string error = program.verify();
+    if (!error.empty()) {
+        PyErr_SetString(PyExc_ValueError, error.c_str());
+        return -1;
+    }
+    return 0;
+}
+
+PyObject *fused_new(PyTypeObject *type, PyObject *args, PyObject *)
+{
+    int rank;
+    PyObject *inputs, *nodes, *outputs, *fallback = Py_None;
+    if (!PyArg_ParseTuple(args, "iO!O!O!|O:Fused", &rank, &PyList_Type, &inputs, &PyList_Type,
+                          &nodes, &PyList_Type, &outputs, &fallback)) {
+        return nullptr;
+    }
+    if (rank < 0 || rank > MAX_DIMS) {
+        PyErr_SetString(PyExc_ValueError, "at most 8 dimensions");
+        return nullptr;
+    }
+    auto program = std::make_unique<Program>();
+    program->rank = rank;
+    if (fill_program(*program, inputs, nodes, outputs)) {
+        return nullptr;
+    }
+    Fused *self = (Fused *)type->tp_alloc(type, 0);
+    if (self) {
+        self->call = fused_call;
+        self->program = program.release();
+        self->fallback = Py_NewRef(fallback);
+    }
+    return (PyObject *)self;
+}
+
+int fused_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Py_VISIT(((Fused *)object)->fallback);
+    Py_VISIT(Py_TYPE(object));
+    return 0;
+}
+
+int fused_clear(PyObject *object)
+{
+    Py_CLEAR(((Fused *)object)->fallback);
+    return 0;
+}
+
+void fused_dealloc(PyObject *object)
+{
+    PyObject_GC_UnTrack(object);
+    fused_clear(object);
+    delete ((Fused *)object)->program;
+    PyTypeObject *type = Py_TYPE(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+/* ---- looking inside ---- */
+
+PyObject *describe_slot(const Slot &slot, const Header &h)
+{
+    PyObject *outer = PyTuple_New(h.n_outer + h.n_inner);
+    for (int i = 0; outer && i < h.n_outer + h.n_inner; i++) {
+        PyTuple_SET_ITEM(outer, i, PyLong_FromLongLong(slot.outer[i]));
+    }
+    return Py_BuildValue("(iiiiiLLN)", slot.kind, slot.dtype, slot.shape, slot.argument,
+                         (int)slot.local, (long long)slot.row, (long long)slot.col, outer);
+}
+
+/* encode(args) -> dict: the program of bytecode for these arguments, for people and tests. */
+PyObject *fused_encode(PyObject *object, PyObject *const *args, Py_ssize_t n)
+{
+    Fused *self = (Fused *)object;
+    Given given[MAX_INPUTS];
+    Code &code = own_code();
+    if (const char *error = prepare(self, args, n, given, code)) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(not_encodable, error);
+        }
+        return nullptr;
+    }
+    const Header &h = code.header;
+    if (code.empty) {
+        return Py_BuildValue("{s:O}", "empty", Py_True);
+    }
+    PyObject *outer = PyList_New(0), *slots = PyList_New(0), *phases = PyList_New(0);
+    PyObject *constants = PyList_New(0), *insns = PyList_New(0);
+    auto add = [](PyObject *list, PyObject *item) {
+        if (item) {
+            PyList_Append(list, item);
+            Py_DECREF(item);
+        }
+    };
+    for (int i = 0; i < h.n_outer + h.n_inner; i++) {
+        add(outer, PyLong_FromLongLong(h.outer[i]));
+    }
+    for (int s = 0; s < h.n_slots; s++) {
+        add(slots, describe_slot(code.slots[s], h));
+    }
+    for (int p = 0; p < h.n_phases; p++) {
+        const Phase &phase = h.phases[p];
+        add(phases, Py_BuildValue("(III)", phase.prologue, phase.step, phase.end));
+    }
+    for (int c = 0; c < h.n_constants; c++) {
+        add(constants, PyLong_FromUnsignedLongLong(code.constants[c]));
+    }
+    for (uint32_t at = 0; at < h.code_words;) {
+        Insn insn;
+        memcpy(&insn, &code.words[at], sizeof(insn));
+        add(insns, Py_BuildValue("(IHBBBBHHHH)", at, insn.op, insn.dtype, insn.length, insn.shape,
+                                 insn.aux, insn.dst, insn.a, insn.b, insn.c));
+        at += insn.length;
+    }
+    size_t n_bytes = offsetof(Code, outputs);
+    return Py_BuildValue(
+        "{s:i,s:i,s:i,s:i,s:N,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:i,s:i,s:N,s:N,s:N,s:N,s:y#}",
+        "reduces", h.reduces, "flat", h.flat, "n_outer", h.n_outer, "n_inner", h.n_inner, "outer",
+        outer, "rows", (long long)h.rows, "cols", (long long)h.cols, "tile_rows",
+        (long long)h.tile_rows, "tile_cols", (long long)h.tile_cols, "step_rows",
+        (long long)h.step_rows, "step_cols", (long long)h.step_cols, "tiles", (long long)h.tiles,
+        "elements", (long long)h.elements, "local_bytes", (int)h.local_bytes, "code_words",
+        (int)h.code_words, "slots", slots, "phases", phases, "constants", constants, "insns", insns,
+        "image", (const char *)&code, (Py_ssize_t)n_bytes);
+}
+
+PyMethodDef fused_methods[] = {
+    {"encode", (PyCFunction)(void (*)(void))fused_encode, METH_FASTCALL,
+     "encode(*args): the bytecode for these arguments, as a dict."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyMemberDef fused_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Fused, call), READONLY, nullptr},
+    {"fallback", T_OBJECT, offsetof(Fused, fallback), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot fused_slots[] = {{Py_tp_new, (void *)fused_new},
+                             {Py_tp_dealloc, (void *)fused_dealloc},
+                             {Py_tp_traverse, (void *)fused_traverse},
+                             {Py_tp_clear, (void *)fused_clear},
+                             {Py_tp_call, (void *)PyVectorcall_Call},
+                             {Py_tp_methods, fused_methods},
+                             {Py_tp_members, fused_members},
+                             {0, nullptr}};
+
+PyType_Spec fused_spec = {"magjit_dvm._vm.Fused", sizeof(Fused), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC,
+                          fused_slots};
+
+/* ---- functions ---- */
+
+PyObject *py_bind(PyObject *, PyObject *args)
+{
+    PyObject *example, *tensor, *parameter, *steal;
+    unsigned long long impl;
+    if (!PyArg_ParseTuple(args, "OKOOO:bind", &example, &impl, &tensor, &parameter, &steal) ||
+        bind_torch(example, impl, tensor, parameter, steal)) {
+        return nullptr;
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *py_timing(PyObject *, PyObject *on)
+{
+    int wanted = PyObject_IsTrue(on);
+    if (wanted < 0) {
+        return nullptr;
+    }
+    PyObject *list = PyList_New(0);
+    for (int64_t one : *timings) {
+        PyObject *number = PyLong_FromLongLong(one);
+        if (!list || !number || PyList_Append(list, number)) {
+            Py_XDECREF(number);
+            Py_XDECREF(list);
+            return nullptr;
+        }
+        Py_DECREF(number);
+    }
+    timings->clear();
+    timing = wanted;
+    return list;
+}
+
+PyObject *py_verify(PyObject *, PyObject *args)
+{
+    const char *image;
+    Py_ssize_t n;
+    PyObject *extents;
+    if (!PyArg_ParseTuple(args, "y#O!:verify", &image, &n, &PyList_Type, &extents)) {
+        return nullptr;
+    }
+    if (n != (Py_ssize_t)offsetof(Code, outputs)) {
+        return PyUnicode_FromString("a program of another length");
+    }
+    Extent given[MAX_ARGS];
+    Py_ssize_t count = std::min<Py_ssize_t>(PyList_GET_SIZE(extents), MAX_ARGS);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        long long low, high;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(extents, i), "LL:extent", &low, &high)) {
+            return nullptr;
+        }
+        given[i] = {low, high};
+    }
+    auto code = std::make_unique<Code>();
+    memcpy((void *)code.get(), image, (size_t)n);
+    const char *error = verify(*code, given, (int)count);
+    if (!error) {
+        Py_RETURN_NONE;
+    }
+    return PyUnicode_FromString(error);
+}
+
+PyObject *py_machine(PyObject *, PyObject *args)
+{
+    long long local = machine.local_bytes, step = machine.step_bytes, grain = machine.grain;
+    if (!PyArg_ParseTuple(args, "|LLL:machine", &local, &step, &grain)) {
+        return nullptr;
+    }
+    if (local < 4096 || step < 4096 || grain < 1 || local > (1LL << 28)) {
+        PyErr_SetString(PyExc_ValueError, "local memory and steps have 4 KiB at least");
+        return nullptr;
+    }
+    PyObject *before = Py_BuildValue("(LLL)", (long long)machine.local_bytes,
+                                     (long long)machine.step_bytes, (long long)machine.grain);
+    machine.local_bytes = local;
+    machine.step_bytes = step;
+    machine.grain = grain;
+    return before;
+}
+
+PyObject *py_level(PyObject *, PyObject *) { return PyUnicode_FromString(kernels().level); }
+
+PyMethodDef functions[] = {
+    {"bind", py_bind, METH_VARARGS, "bind(example, impl, Tensor, Parameter, steal)"},
+    {"timing", py_timing, METH_O,
+     "timing(on): nanoseconds of each encoding since the last call; goes on if `on`."},
+    {"verify", py_verify, METH_VARARGS, "verify(image, extents): what is wrong, or None."},
+    {"machine", py_machine, METH_VARARGS,
+     "machine([local bytes, step bytes, grain]): the settings before."},
+    {"level", py_level, METH_NOARGS, "level(): of x86-64, whose kernels run."},
+    {nullptr, nullptr, 0, nullptr}};
+
+int fill_module(PyObject *module)
+{
+    timings = new std::vector<int64_t>;
+    long l2 = sysconf(_SC_LEVEL2_CACHE_SIZE), l1 = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+    if (l2 > 0) {
+        machine.local_bytes = std::clamp<int64_t>(l2 / 2, 128 << 10, 1 << 20);
+    }
+    if (l1 > 0) {
+        machine.step_bytes = std::clamp<int64_t>(l1 * 5 / 8, 16 << 10, 64 << 10);
+    }
+    PyObject *type = PyType_FromModuleAndSpec(module, &fused_spec, nullptr);
+    not_encodable = PyErr_NewExceptionWithDoc("magjit_dvm._vm.NotEncodable",
+                                              "These arguments have no bytecode; it says why.",
+                                              PyExc_ValueError, nullptr);
+    if (!type || !not_encodable || PyModule_AddObjectRef(module, "Fused", type) ||
+        PyModule_AddObjectRef(module, "NotEncodable", not_encodable)) {
+        return -1;
+    }
+    Py_DECREF(type);
+    return 0;
+}
+
+PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)fill_module}, {0, nullptr}};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_vm", "The virtual machine.", 0, functions,
+                          module_slots, nullptr, nullptr, nullptr};
+
+} // namespace
+
+} // namespace magjit_dvm
+
+PyMODINIT_FUNC PyInit__vm(void) { return PyModuleDef_Init(&magjit_dvm::definition); }

@@ -1,0 +1,113 @@
+/* A fused operator before it knows its shapes (the rgraph of DVM, Figure 6), and the encoder. */
+#ifndef MAGJIT_DVM_PROGRAM_H
+#define MAGJIT_DVM_PROGRAM_H
+
+#include <string>
+#include <vector>
+
+#include "bytecode.h"
+
+namespace magjit_dvm {
+
+enum InputKind : uint8_t { INPUT_tensor, INPUT_int, INPUT_float };
+
+enum : int8_t { DIM_one = -1, DIM_indexed = -2 };
+
+struct Input {
+    InputKind kind;
+    DType dtype;
+    int8_t ndim;
+    int8_t dims[MAX_DIMS]; /* of each dimension: the group's, DIM_one or DIM_indexed */
+};
+
+enum NodeKind : uint8_t {
+    NODE_load,      /* aux: input */
+    NODE_constant,  /* value */
+    NODE_scalar,    /* aux: input, a number */
+    NODE_numel,     /* mask: product of these sizes */
+    NODE_iota,      /* aux: dimension */
+    NODE_index,     /* args[0]: positions; aux: input, the table */
+    NODE_compute,   /* op */
+    NODE_cast,
+    NODE_reduce,    /* op, mask */
+    NODE_broadcast, /* mask */
+    N_NODE_KINDS
+};
+
+struct Node {
+    NodeKind kind;
+    DType dtype; /* of the result */
+    uint16_t op;
+    int16_t args[3];
+    int16_t aux;
+    uint32_t mask;
+    double number;
+    int64_t integer;
+};
+
+struct Output {
+    int16_t node;
+    int8_t ndim;
+    int8_t dims[MAX_DIMS]; /* the group's dimensions, or DIM_one */
+    int8_t order[MAX_DIMS]; /* positions in dims from the outermost in memory inwards */
+};
+
+struct Program {
+    int rank;
+    std::vector<Input> inputs;
+    std::vector<Node> nodes;
+    std::vector<Output> outputs;
+    /* An error message, or nothing. */
+    std::string verify() const;
+};
+
+enum : int { MAX_NODES = 224, MAX_INPUTS = 64, MAX_OUTPUTS = 32, MAX_LEVELS = MAX_PHASES - 1 };
+
+/* An input of one call. */
+struct Given {
+    char *data;
+    const int64_t *sizes, *strides;
+    int64_t integer;
+    double number;
+};
+
+struct Shape {
+    int64_t sizes[MAX_DIMS], strides[MAX_DIMS]; /* strides in elements */
+};
+
+struct Code {
+    Header header;
+    Slot slots[MAX_SLOTS];
+    uint64_t constants[MAX_CONSTANTS];
+    uint64_t words[8 * MAX_SLOTS];
+    Shape outputs[MAX_OUTPUTS];
+    bool empty; /* nothing to compute: some size is 0 */
+};
+
+struct Machine {
+    int threads;
+    int64_t local_bytes; /* of a core: what a tile may take */
+    int64_t step_bytes;  /* what a step's blocks may take */
+    int64_t grain;       /* elements below which a second core does not pay */
+};
+
+/* Shapes, tiles and bytecode of one instance; nothing is allocated. Returns an error message (a
+ * literal) or nullptr. Arguments of the code are the program's inputs, then its outputs. */
+const char *encode(const Program &program, const Given *given, const Machine &machine, Code &code);
+
+/* What is wrong with a program of bytecode, or nullptr. extents: bytes before and after each
+ * argument's address that belong to it. */
+struct Extent {
+    int64_t low, high;
+};
+const char *verify(const Code &code, const Extent *extents, int n_arguments);
+
+/* Runs the tiles of a program on `threads` cores: 0, or bits: 1 a position was out of bounds, 2 no
+ * memory. */
+int execute(const Code &code, char *const *arguments, int threads);
+
+const Kernels &kernels();
+
+} // namespace magjit_dvm
+
+#endif

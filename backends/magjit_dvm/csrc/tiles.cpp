@@ -1,0 +1,167 @@
+/* Tiles by Algorithm 1 (DVM, §4.2), and places in local memory. */
+#include "encoder.h"
+
+namespace magjit_dvm {
+
+/* ---- tiles: Algorithm 1 ---- */
+
+namespace {
+
+/* The tile size along a dimension of n for the least work of the busiest core: ⌈tiles/N⌉·(L + 2),
+ * rounded up to the width of the hardware where the limit allows. */
+int64_t hardware_align_div(int64_t n, int64_t limit, int64_t rest, int64_t others, int cores,
+                           int64_t align)
+{
+    limit = std::max<int64_t>(1, std::min(limit, n));
+    int64_t best = limit, least = std::numeric_limits<int64_t>::max();
+    int64_t fewest = (n + limit - 1) / limit;
+    for (int64_t count = fewest; count <= std::min(n, fewest + 2 * cores); count++) {
+        int64_t tile = (n + count - 1) / count;
+        int64_t all = others * ((n + tile - 1) / tile);
+        int64_t work = (all + cores - 1) / cores * (tile * rest + 2);
+        if (work < least) {
+            least = work;
+            best = tile;
+        }
+    }
+    int64_t aligned = (best + align - 1) / align * align;
+    return aligned <= limit ? aligned : std::min(best, n);
+}
+
+} // namespace
+
+void Encoder::tiles()
+{
+    Header &h = code.header;
+    int cores = h.elements < machine.grain ? 1 : machine.threads;
+    /* A step's blocks stay in the first-level cache. */
+    int64_t units = std::max<int64_t>(1, step_peak + std::min<int64_t>(moved_units, 32));
+    int64_t step = std::clamp<int64_t>(machine.step_bytes / units / 64 * 64, 256, 8192);
+    int64_t limit = std::max<int64_t>(step, machine.local_bytes / units);
+    int64_t outer = 1, inner = 1;
+    for (int i = 0; i < h.n_outer && !h.flat; i++) {
+        outer *= h.outer[i];
+    }
+    for (int i = 0; i < h.n_inner; i++) {
+        inner *= h.outer[h.n_outer + i];
+    }
+    int64_t share = (h.elements + cores - 1) / cores;
+    if (h.reduces == REDUCES_nothing) {
+        limit = std::min(limit, share);
+        if (h.cols > limit || h.rows == 1) {
+            h.tile_rows = 1;
+            h.tile_cols = hardware_align_div(h.cols, limit, 1, outer * h.rows, cores, 64);
+        } else {
+            h.tile_cols = h.cols;
+            h.tile_rows = hardware_align_div(h.rows, limit / h.cols, h.cols, outer, cores, 1);
+        }
+    } else if (h.reduces == REDUCES_columns) {
+        int64_t length = h.cols * inner;
+        int64_t most = std::max<int64_t>(1, std::min(limit, share) / length);
+        if (kept_units) {
+            most = std::min(most, std::max<int64_t>(
+                                      1, machine.local_bytes / 2 / (kept_units * length)));
+        }
+        h.tile_cols = h.cols;
+        h.tile_rows = hardware_align_div(h.rows, std::min<int64_t>(most, 1024), length, outer,
+                                         cores, 1);
+    } else {
+        int64_t length = h.rows * inner;
+        /* Whole cache lines of columns, so that rows are read in runs. */
+        int64_t most = std::max<int64_t>(128, std::min(limit, share) / std::max<int64_t>(length, 1));
+        most = std::min<int64_t>(most, 1024);
+        if (kept_units) {
+            most = std::min(most, std::max<int64_t>(
+                                      16, machine.local_bytes / 2 / (kept_units * length)));
+        }
+        h.tile_rows = h.rows;
+        h.tile_cols = hardware_align_div(h.cols, most, length, outer, cores, 16);
+    }
+    h.step_cols = std::min(h.tile_cols, step);
+    h.step_rows = std::max<int64_t>(1, std::min(h.tile_rows, step / h.step_cols));
+    h.tiles = outer * ((h.rows + h.tile_rows - 1) / h.tile_rows) *
+              ((h.cols + h.tile_cols - 1) / h.tile_cols);
+}
+
+/* Offsets in local memory: units become bytes now that tiles and steps have sizes. */
+void Encoder::place()
+{
+    Header &h = code.header;
+    int64_t inner = 1;
+    for (int i = 0; i < h.n_inner; i++) {
+        inner *= h.outer[h.n_outer + i];
+    }
+    auto aligned = [](int64_t n) { return (n + 63) / 64 * 64; };
+    int64_t step = aligned(h.step_rows * h.step_cols);
+    int64_t along = aligned(h.reduces == REDUCES_columns ? h.tile_rows : h.tile_cols);
+    int64_t whole = aligned(h.tile_rows * h.tile_cols * inner);
+    int64_t tile_at = step_peak * step;
+    int64_t kept_at = tile_at + tile_units * along;
+    for (int s = 0; s < h.n_slots; s++) {
+        Slot &slot = code.slots[s];
+        switch (slot.kind) {
+        case SLOT_step: slot.local = (uint32_t)(slot.local * step); break;
+        case SLOT_tile: slot.local = (uint32_t)(tile_at + slot.local * along); break;
+        case SLOT_kept: slot.local = (uint32_t)(kept_at + slot.local * whole); break;
+        default: break;
+        }
+    }
+    int64_t bytes = kept_at + kept_units * whole;
+    if (bytes > (int64_t)1 << 30) {
+        overflow = "a tile needs too much local memory";
+        return;
+    }
+    h.local_bytes = (uint32_t)bytes;
+}
+
+const char *Encoder::run()
+{
+    Header &h = code.header;
+    h.magic = MAGIC;
+    h.n_slots = h.n_constants = h.n_phases = 0;
+    h.code_words = 0;
+    h.tiles = 0;
+    h.n_outer = h.n_inner = 0;
+    h.n_arguments = (uint16_t)(n_inputs() + program.outputs.size());
+    if (const char *error = sizes()) {
+        return error;
+    }
+    if (const char *error = masks()) {
+        return error;
+    }
+    strides();
+    if (code.empty) {
+        for (int d = 0; d < program.rank; d++) {
+            if (size[d] == 0 && reduced >> d & 1) {
+                return "a reduction over nothing";
+            }
+        }
+        return nullptr;
+    }
+    for (const Output &out : program.outputs) {
+        uint32_t mask = has[out.node];
+        if ((mask & ~reduced) != (active & ~reduced) || ((mask & reduced) && (mask & reduced) != reduced)) {
+            return "an output lacks a dimension";
+        }
+    }
+    order();
+    geometry();
+    levels();
+    if (overflow) {
+        return overflow;
+    }
+    if (const char *error = emit()) {
+        return error;
+    }
+    tiles();
+    place();
+    return overflow;
+}
+
+const char *encode(const Program &program, const Given *given, const Machine &machine, Code &code)
+{
+    Encoder encoder(program, given, machine, code);
+    return encoder.run();
+}
+
+} // namespace magjit_dvm

@@ -1,0 +1,126 @@
+#include "torch_abi.h"
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+
+namespace magjit_dvm {
+
+TorchLibrary torch_library;
+
+namespace {
+
+int missing(const char *name)
+{
+    PyErr_Format(PyExc_ImportError, "this torch does not export %s", name);
+    return -1;
+}
+
+/* From this size on the kernel is asked for huge pages: a fresh output costs a page fault for each
+ * page that is written, more than the writing itself. */
+constexpr size_t HUGE_FROM = (size_t)4 << 20, HUGE_PAGE = (size_t)2 << 20;
+
+void advise(char *data, size_t bytes)
+{
+    if (bytes < HUGE_FROM) {
+        return;
+    }
+    uintptr_t first = ((uintptr_t)data + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    uintptr_t last = ((uintptr_t)data + bytes) / HUGE_PAGE * HUGE_PAGE;
+    if (last > first) {
+        (void)madvise((void *)first, last - first, MADV_HUGEPAGE);
+    }
+}
+
+} // namespace
+
+int bind_torch(PyObject *example, unsigned long long impl, PyObject *tensor, PyObject *parameter,
+               PyObject *steal)
+{
+    TorchLibrary &lib = torch_library;
+    void *cpu = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+    void *python = dlopen("libtorch_python.so", RTLD_LAZY | RTLD_NOLOAD);
+    if (!cpu) {
+        return missing("libtorch_cpu.so");
+    }
+#define FIND(FIELD, NAME)                                                                          \
+    lib.FIELD = (decltype(lib.FIELD))dlsym(cpu, NAME);                                             \
+    if (!lib.FIELD) {                                                                              \
+        return missing(NAME);                                                                      \
+    }
+    FIND(get_dim, "aoti_torch_get_dim")
+    FIND(get_sizes, "aoti_torch_get_sizes")
+    FIND(get_strides, "aoti_torch_get_strides")
+    FIND(get_data, "aoti_torch_get_data_ptr")
+    FIND(get_dtype, "aoti_torch_get_dtype")
+    FIND(get_device_type, "aoti_torch_get_device_type")
+    FIND(empty_strided, "aoti_torch_empty_strided")
+    FIND(delete_tensor, "aoti_torch_delete_tensor_object")
+#undef FIND
+    static const char *const names[N_DTYPES] = {
+        "aoti_torch_dtype_float32", "aoti_torch_dtype_float64", "aoti_torch_dtype_int64",
+        "aoti_torch_dtype_int32",   "aoti_torch_dtype_uint8",   "aoti_torch_dtype_bool",
+        "aoti_torch_dtype_float16", "aoti_torch_dtype_bfloat16"};
+    for (int i = 0; i < N_DTYPES; i++) {
+        auto number = (int32_t(*)())dlsym(cpu, names[i]);
+        if (!number) {
+            return missing(names[i]);
+        }
+        lib.dtypes[i] = number();
+    }
+    auto device = (int32_t(*)())dlsym(cpu, "aoti_torch_device_type_cpu");
+    if (!device) {
+        return missing("aoti_torch_device_type_cpu");
+    }
+    lib.cpu = device();
+    lib.wrap = python ? (decltype(lib.wrap))dlsym(python, "_Z16THPVariable_WrapRKN2at10TensorBaseE")
+                      : nullptr;
+    lib.num_threads = (decltype(lib.num_threads))dlsym(cpu, "_ZN2at15get_num_threadsEv");
+    lib.offset = 0;
+    Py_ssize_t size = Py_TYPE(example)->tp_basicsize;
+    for (Py_ssize_t at = sizeof(PyObject); at + 8 <= size; at += 8) {
+        unsigned long long word;
+        memcpy(&word, (char *)example + at, 8);
+        if (word == impl) {
+            lib.offset = at;
+            break;
+        }
+    }
+    if (!lib.offset) {
+        return missing("a tensor at a known place in its Python object");
+    }
+    Py_XSETREF(lib.tensor, (PyTypeObject *)Py_NewRef(tensor));
+    Py_XSETREF(lib.parameter, (PyTypeObject *)Py_NewRef(parameter));
+    Py_XSETREF(lib.steal, Py_NewRef(steal));
+    return 0;
+}
+
+PyObject *new_tensor(int ndim, const int64_t *sizes, const int64_t *strides, DType dtype,
+                     char **data)
+{
+    const TorchLibrary &lib = torch_library;
+    void *handle = nullptr, *address = nullptr;
+    if (lib.empty_strided(ndim, sizes, strides, lib.dtypes[dtype], lib.cpu, 0, &handle) ||
+        lib.get_data(handle, &address)) {
+        PyErr_SetString(PyExc_MemoryError, "an output of a fused operator cannot be allocated");
+        return nullptr;
+    }
+    size_t bytes = DTYPE_BYTES[dtype];
+    for (int i = 0; i < ndim; i++) {
+        bytes *= (size_t)sizes[i];
+    }
+    advise((char *)address, bytes);
+    *data = (char *)address;
+    if (lib.wrap) {
+        PyObject *made = lib.wrap(handle);
+        lib.delete_tensor(handle);
+        return made;
+    }
+    PyObject *number = PyLong_FromVoidPtr(handle);
+    PyObject *made = number ? PyObject_CallOneArg(lib.steal, number) : nullptr;
+    Py_XDECREF(number);
+    return made;
+}
+
+} // namespace magjit_dvm

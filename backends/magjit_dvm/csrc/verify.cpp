@@ -1,0 +1,407 @@
+/* What must hold of programs and of bytecode before either is used. */
+#include "program.h"
+
+namespace magjit_dvm {
+
+namespace {
+
+/* ---- programs ---- */
+
+int operands_of(const Node &node)
+{
+    switch (node.kind) {
+    case NODE_compute: return OPS[node.op].kind - KIND_memory;
+    case NODE_cast:
+    case NODE_reduce:
+    case NODE_broadcast:
+    case NODE_index: return 1;
+    default: return 0;
+    }
+}
+
+std::string check_node(const Program &program, size_t n)
+{
+    const Node &node = program.nodes[n];
+    int wanted = operands_of(node);
+    for (int k = 0; k < 3; k++) {
+        if (k < wanted ? node.args[k] < 0 || node.args[k] >= (int)n : node.args[k] >= 0) {
+            return "operands come before their node";
+        }
+    }
+    if (node.mask >> program.rank) {
+        return "a mask of dimensions that are not there";
+    }
+    const Kernels &k = kernels();
+    auto of = [&](int arg) { return program.nodes[node.args[arg]].dtype; };
+    switch (node.kind) {
+    case NODE_load:
+    case NODE_scalar:
+    case NODE_index: {
+        if (node.aux < 0 || node.aux >= (int)program.inputs.size()) {
+            return "an input that is not there";
+        }
+        const Input &in = program.inputs[node.aux];
+        if ((in.kind == INPUT_tensor) == (node.kind == NODE_scalar)) {
+            return "an input of another kind";
+        }
+        if (node.kind != NODE_scalar && in.dtype != node.dtype) {
+            return "an input of another dtype";
+        }
+        int indexed = 0;
+        for (int d = 0; d < in.ndim; d++) {
+            indexed += in.dims[d] == DIM_indexed;
+        }
+        if (indexed != (node.kind == NODE_index)) {
+            return "a table has one indexed dimension, other inputs none";
+        }
+        if (node.kind == NODE_index && of(0) != DT_i64 && of(0) != DT_i32) {
+            return "positions are ints";
+        }
+        break;
+    }
+    case NODE_iota:
+        if (node.aux < 0 || node.aux >= program.rank || node.dtype != DT_i64) {
+            return "positions along a dimension that is not there";
+        }
+        break;
+    case NODE_compute: {
+        OpKind kind = OPS[node.op].kind;
+        if (kind != KIND_unary && kind != KIND_binary && kind != KIND_ternary) {
+            return "not an instruction that computes";
+        }
+        bool select = node.op == OP_select;
+        DType dtype = of(select ? 1 : 0);
+        if (select ? of(0) != DT_bool || of(2) != dtype : kind == KIND_binary && of(1) != dtype) {
+            return "operands of different dtypes";
+        }
+        if (node.op == OP_cast || !k.op[node.op][dtype]) {
+            return std::string(OPS[node.op].name) + " is not there for " + DTYPE_NAMES[dtype];
+        }
+        if (node.dtype != (OPS[node.op].to_bool ? DT_bool : dtype)) {
+            return "a result of another dtype";
+        }
+        break;
+    }
+    case NODE_reduce:
+        if (OPS[node.op].kind != KIND_reduce || !k.op[node.op][of(0)] || node.dtype != of(0)) {
+            return "not a reduction of this dtype";
+        }
+        break;
+    case NODE_broadcast:
+        if (node.dtype != of(0)) {
+            return "a result of another dtype";
+        }
+        break;
+    default: break;
+    }
+    return "";
+}
+
+} // namespace
+
+std::string Program::verify() const
+{
+    if (inputs.size() > MAX_INPUTS || nodes.size() > MAX_NODES || outputs.size() > MAX_OUTPUTS ||
+        nodes.empty() || outputs.empty()) {
+        return "a program has 1 to 224 nodes, at most 64 inputs and 1 to 32 outputs";
+    }
+    for (const Input &in : inputs) {
+        uint32_t seen = 0;
+        for (int k = 0; k < in.ndim; k++) {
+            if (in.dims[k] >= 0) {
+                if (seen >> in.dims[k] & 1) {
+                    return "an input has a dimension twice";
+                }
+                seen |= 1u << in.dims[k];
+            }
+        }
+    }
+    for (size_t n = 0; n < nodes.size(); n++) {
+        std::string error = check_node(*this, n);
+        if (!error.empty()) {
+            return "node " + std::to_string(n) + ": " + error;
+        }
+    }
+    for (const Output &out : outputs) {
+        if (out.node < 0 || out.node >= (int)nodes.size()) {
+            return "an output of a node that is not there";
+        }
+        uint32_t seen = 0, ordered = 0;
+        for (int k = 0; k < out.ndim; k++) {
+            if (out.dims[k] >= 0) {
+                if (seen >> out.dims[k] & 1) {
+                    return "an output has a dimension twice";
+                }
+                seen |= 1u << out.dims[k];
+            }
+            ordered |= 1u << out.order[k];
+        }
+        if (ordered != (1u << out.ndim) - 1) {
+            return "the order of an output names each dimension once";
+        }
+    }
+    return "";
+}
+
+/* ---- bytecode ---- */
+
+namespace {
+
+constexpr int64_t MOST = (int64_t)1 << 56;
+
+/* a·b, or MOST where that is more. */
+int64_t times(int64_t a, int64_t b)
+{
+    __int128 product = (__int128)a * b;
+    return product > MOST ? MOST : product < -MOST ? -MOST : (int64_t)product;
+}
+
+struct Checker {
+    const Code &code;
+    const Header &h;
+    const Extent *extents;
+    int n_arguments;
+    int64_t inner = 1;
+
+    Checker(const Code &c, const Extent *e, int n)
+        : code(c), h(c.header), extents(e), n_arguments(n)
+    {
+    }
+
+    const char *header();
+    const char *slot(const Slot &s);
+    const char *global(const Slot &s, bool tile_level);
+    const char *insn(const Insn &insn, bool prologue);
+    const char *run();
+};
+
+const char *Checker::header()
+{
+    if (h.magic != MAGIC) {
+        return "not a program";
+    }
+    if (h.reduces >= N_REDUCES || h.flat > 1 || (h.flat && h.reduces)) {
+        return "an unknown kernel type";
+    }
+    if (h.n_outer + h.n_inner > MAX_DIMS || h.n_slots > MAX_SLOTS || h.n_phases > MAX_PHASES ||
+        h.n_constants > MAX_CONSTANTS || h.code_words > 8 * MAX_SLOTS ||
+        h.n_arguments > n_arguments || (h.flat && (h.n_outer < 2 || h.n_inner))) {
+        return "too many of something";
+    }
+    int64_t outer = 1;
+    for (int i = 0; i < h.n_outer + h.n_inner; i++) {
+        if (h.outer[i] < 1 || h.outer[i] > MOST) {
+            return "a size below 1";
+        }
+        (i < h.n_outer ? outer : inner) = times(i < h.n_outer ? outer : inner, h.outer[i]);
+    }
+    for (int64_t n : {h.rows, h.cols, h.tile_rows, h.tile_cols, h.step_rows, h.step_cols}) {
+        if (n < 1 || n >= MOST) {
+            return "a size below 1";
+        }
+    }
+    if (h.tile_rows > h.rows || h.tile_cols > h.cols || h.step_rows > h.tile_rows ||
+        h.step_cols > h.tile_cols) {
+        return "a tile or step larger than the whole";
+    }
+    if ((h.reduces == REDUCES_columns && h.tile_cols != h.cols) ||
+        (h.reduces == REDUCES_rows && h.tile_rows != h.rows)) {
+        return "a tile has a reduced dimension in part";
+    }
+    if (h.flat && (outer != h.cols || h.rows != 1)) {
+        return "a flattened shape of another size";
+    }
+    int64_t tiles = times((h.rows + h.tile_rows - 1) / h.tile_rows,
+                          (h.cols + h.tile_cols - 1) / h.tile_cols);
+    tiles = h.flat ? tiles : times(tiles, outer);
+    if (tiles != h.tiles || tiles >= MOST) {
+        return "another number of tiles";
+    }
+    uint32_t at = 0;
+    for (int p = 0; p < h.n_phases; p++) {
+        const Phase &phase = h.phases[p];
+        if (phase.prologue != at || phase.step < at || phase.end < phase.step ||
+            phase.end > h.code_words || (phase.step | phase.end) % INSN_WORDS) {
+            return "phases do not follow one another";
+        }
+        at = phase.end;
+    }
+    return at == h.code_words ? nullptr : "code outside of the phases";
+}
+
+/* All that a slot can address lies within its argument. */
+const char *Checker::global(const Slot &s, bool tile_level)
+{
+    if (s.argument >= h.n_arguments) {
+        return "an argument that is not there";
+    }
+    int64_t low = 0, high = DTYPE_BYTES[s.dtype];
+    auto along = [&](int64_t stride, int64_t n) {
+        (stride < 0 ? low : high) += times(stride, n - 1);
+    };
+    if (h.flat) {
+        if (s.row == 0) {
+            along(s.col, h.cols);
+        } else {
+            for (int i = 0; i < h.n_outer; i++) {
+                along(s.outer[i], h.outer[i]);
+            }
+        }
+    } else {
+        for (int i = 0; i < h.n_outer + h.n_inner; i++) {
+            along(s.outer[i], h.outer[i]);
+        }
+        if (tile_level) {
+            along(s.col, h.reduces == REDUCES_columns ? h.rows : h.cols);
+        } else {
+            along(s.row, h.rows);
+            along(s.col, h.cols);
+        }
+    }
+    const Extent &e = extents[s.argument];
+    return low < e.low || high > e.high ? "an address outside of its argument" : nullptr;
+}
+
+const char *Checker::slot(const Slot &s)
+{
+    if (s.kind >= N_SLOT_KINDS || s.dtype >= N_DTYPES) {
+        return "a slot of an unknown kind";
+    }
+    int64_t size = DTYPE_BYTES[s.dtype], count = 0;
+    switch (s.kind) {
+    case SLOT_constant: return s.local < h.n_constants ? nullptr : "a constant that is not there";
+    case SLOT_global: return global(s, s.shape & SHAPE_TILE);
+    case SLOT_step: count = times(h.step_rows, h.step_cols); break;
+    case SLOT_tile: count = h.reduces == REDUCES_columns ? h.tile_rows : h.tile_cols; break;
+    default: count = times(times(h.tile_rows, h.tile_cols), inner);
+    }
+    if (s.kind == SLOT_tile && !h.reduces) {
+        return "a value of the tile in a program without reductions";
+    }
+    return times(count, size) + s.local <= h.local_bytes ? nullptr : "outside of local memory";
+}
+
+const char *Checker::insn(const Insn &insn, bool prologue)
+{
+    if (insn.op >= N_OPS || insn.dtype >= N_DTYPES || insn.length != INSN_WORDS ||
+        insn.shape > (SHAPE_ROWS | SHAPE_COLS | SHAPE_TILE)) {
+        return "an unknown instruction";
+    }
+    bool tile = insn.shape & SHAPE_TILE;
+    OpKind kind = OPS[insn.op].kind;
+    auto at = [&](uint16_t s) { return s < h.n_slots ? &code.slots[s] : nullptr; };
+    const Slot *d = at(insn.dst), *a = at(insn.a);
+    bool binds = insn.op == OP_load || insn.op == OP_store;
+    if (prologue ? !tile : tile && !binds) {
+        return "a block of the tile in a step, or of a step in a prologue";
+    }
+    /* What kernels may write, and in which shape. */
+    if (!d || d->kind == SLOT_constant) {
+        return "no place for a result";
+    }
+    auto fits = [&](const Slot *s) {
+        /* A block must not have more rows or columns than its place. */
+        return s && (s->kind == SLOT_constant || s->kind == SLOT_kept ||
+                     (tile ? s->kind == SLOT_tile
+                           : s->kind == SLOT_tile || !(s->shape & SHAPE_TILE)));
+    };
+    auto reads = [&](uint16_t number, int dtype) {
+        const Slot *s = at(number);
+        return fits(s) && s->dtype == dtype;
+    };
+    if (binds) {
+        return prologue ? "an address of a step in a prologue" : nullptr;
+    }
+    if (kind == KIND_memory) {
+        switch (insn.op) {
+        case OP_view_load:
+            return a && a->kind == SLOT_global && a->dtype == insn.dtype &&
+                           bool(a->shape & SHAPE_TILE) == tile && fits(d) &&
+                           d->dtype == insn.dtype && d->kind != SLOT_global
+                       ? nullptr
+                       : "a view that cannot be loaded";
+        case OP_view_store:
+            return d->kind == SLOT_global && d->dtype == insn.dtype &&
+                           bool(d->shape & SHAPE_TILE) == tile && reads(insn.a, insn.dtype)
+                       ? nullptr
+                       : "a view that cannot be stored";
+        case OP_index_load:
+            return !tile && !h.flat && a && a->kind == SLOT_global && a->dtype == insn.dtype &&
+                           fits(d) && d->dtype == insn.dtype && insn.c + 1 < h.n_constants &&
+                           (insn.aux == DT_i64 || insn.aux == DT_i32) && reads(insn.b, insn.aux)
+                       ? nullptr
+                       : "a table that cannot be read";
+        case OP_iota:
+            return !tile && d->dtype == DT_i64 && fits(d) &&
+                           insn.aux < 3 + h.n_outer + h.n_inner
+                       ? nullptr
+                       : "no positions of this kind";
+        case OP_fill:
+            return tile && d->kind == SLOT_tile && d->dtype == insn.dtype && insn.aux < N_OPS &&
+                           OPS[insn.aux].kind == KIND_reduce
+                       ? nullptr
+                       : "no accumulator";
+        default:
+            return tile && d->kind == SLOT_tile && d->dtype == insn.dtype &&
+                           insn.aux < N_DTYPES && reads(insn.a, insn.aux)
+                       ? nullptr
+                       : "no accumulator";
+        }
+    }
+    const Kernels &k = kernels();
+    if (insn.op == OP_cast) {
+        return insn.aux < N_DTYPES && k.cast[insn.aux][insn.dtype] && fits(d) &&
+                       d->dtype == insn.dtype && reads(insn.a, insn.aux)
+                   ? nullptr
+                   : "a cast of other dtypes";
+    }
+    if (!k.op[insn.op][insn.dtype]) {
+        return "an instruction that is not there for its dtype";
+    }
+    if (kind == KIND_reduce) {
+        bool adds = insn.op == OP_sum || insn.op == OP_prod;
+        int as = adds && insn.dtype == DT_f32 ? (int)DT_f64 : insn.dtype;
+        return !tile && h.reduces && d->kind == SLOT_tile && d->dtype == as &&
+                       reads(insn.a, insn.dtype)
+                   ? nullptr
+                   : "no accumulator";
+    }
+    int first = insn.op == OP_select ? (int)DT_bool : insn.dtype;
+    bool fine = fits(d) && d->dtype == (OPS[insn.op].to_bool ? (int)DT_bool : insn.dtype) &&
+                reads(insn.a, first);
+    fine = fine && (kind < KIND_binary || reads(insn.b, insn.dtype));
+    fine = fine && (kind < KIND_ternary || reads(insn.c, insn.dtype));
+    return fine ? nullptr : "operands of other dtypes or shapes";
+}
+
+const char *Checker::run()
+{
+    if (const char *error = header()) {
+        return error;
+    }
+    for (int s = 0; s < h.n_slots; s++) {
+        if (const char *error = slot(code.slots[s])) {
+            return error;
+        }
+    }
+    for (int p = 0; p < h.n_phases; p++) {
+        const Phase &phase = h.phases[p];
+        for (uint32_t at = phase.prologue; at < phase.end; at += INSN_WORDS) {
+            Insn one;
+            memcpy(&one, &code.words[at], sizeof(one));
+            if (const char *error = insn(one, at < phase.step)) {
+                return error;
+            }
+        }
+    }
+    return nullptr;
+}
+
+} // namespace
+
+const char *verify(const Code &code, const Extent *extents, int n_arguments)
+{
+    return Checker(code, extents, n_arguments).run();
+}
+
+} // namespace magjit_dvm

@@ -1,0 +1,265 @@
+"""The one table of virtual instructions (DVM, §4.1 and Table 1).
+
+Everything that knows instructions reads it: ``generate`` writes the C++ header and the
+table of the docs from it, the reference VM takes its semantics, the printer its names, the
+verifier its operands and dtypes.  To add an instruction, add a row; where its expression
+needs a function that is not there yet, add that to ``csrc/functions.inc``.
+
+Grammar of a row::
+
+    Instruction(name, kind, dtypes, expression, reference, doc)
+
+``expression`` is C++ over ``a``, ``b``, ``c`` of the row's dtype ``T``; ``FN(f)`` names the
+function of the table of functions for ``T``.  ``reference`` is the same over tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+__all__ = [
+    "DTYPES",
+    "INSTRUCTIONS",
+    "DType",
+    "Instruction",
+    "Kind",
+    "dtype_of",
+]
+
+
+class DType(Enum):
+    """Element types of the VM; the value is (code, torch dtype, C++ type, bytes)."""
+
+    F32 = (0, torch.float32, "float", 4)
+    F64 = (1, torch.float64, "double", 8)
+    I64 = (2, torch.int64, "int64_t", 8)
+    I32 = (3, torch.int32, "int32_t", 4)
+    U8 = (4, torch.uint8, "uint8_t", 1)
+    BOOL = (5, torch.bool, "bool8", 1)
+    F16 = (6, torch.float16, "half", 2)
+    BF16 = (7, torch.bfloat16, "bfloat", 2)
+
+    @property
+    def code(self) -> int:
+        """The number that bytecode uses."""
+        return self.value[0]
+
+    @property
+    def torch(self) -> torch.dtype:
+        """The torch dtype."""
+        return self.value[1]
+
+    @property
+    def ctype(self) -> str:
+        """The C++ type."""
+        return self.value[2]
+
+    @property
+    def size(self) -> int:
+        """Bytes an element."""
+        return self.value[3]
+
+    @property
+    def text(self) -> str:
+        """As printed programs show it."""
+        return self.name.lower()
+
+
+DTYPES: tuple[DType, ...] = tuple(DType)
+_BY_TORCH = {dtype.torch: dtype for dtype in DTYPES}
+
+
+def dtype_of(dtype: torch.dtype) -> DType | None:
+    """The VM's dtype for torch's, or None where the VM has none."""
+    return _BY_TORCH.get(dtype)
+
+
+class Kind(Enum):
+    """What an instruction takes and gives; the value is its number of tensor operands."""
+
+    MEMORY = "memory"
+    """Moves between global and local memory; needs the tile's number."""
+    UNARY = "unary"
+    BINARY = "binary"
+    TERNARY = "ternary"
+    REDUCE = "reduce"
+    """Adds a step's block to an accumulator; the dimensions are the tile's."""
+
+    @property
+    def operands(self) -> int:
+        """Tensor operands."""
+        return {"unary": 1, "binary": 2, "ternary": 3, "reduce": 1}.get(self.value, 0)
+
+
+FLOAT = (DType.F32, DType.F64)
+INT = (DType.I64, DType.I32, DType.U8)
+ARITH = (*FLOAT, *INT)
+BITS = (*INT, DType.BOOL)
+ALL = (*ARITH, DType.BOOL)
+STORED = DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One row.
+
+    Attributes:
+        name: as printed.
+        kind: operands and result.
+        dtypes: of the operands.
+        expression: C++ over ``a``, ``b``, ``c``; of reductions, over the accumulator ``a`` and
+            the element ``b``; empty for instructions that C++ has by hand.
+        reference: the semantics over torch tensors.
+        doc: one line for the docs.
+        to_bool: the result is bool whatever the operands are.
+        identity: of a reduction, the C++ expression to begin with.
+    """
+
+    name: str
+    kind: Kind
+    dtypes: tuple[DType, ...]
+    expression: str
+    reference: Callable[..., Any] | None
+    doc: str
+    to_bool: bool = False
+    identity: str = ""
+
+    def result(self, dtype: DType) -> DType:
+        """The dtype of the result for operands of ``dtype``."""
+        return DType.BOOL if self.to_bool else dtype
+
+
+def _memory(name: str, doc: str, dtypes: tuple[DType, ...] = STORED) -> Instruction:
+    return Instruction(name, Kind.MEMORY, dtypes, "", None, doc)
+
+
+def _function(name: str, doc: str = "", reference: Any = None) -> Instruction:
+    """A function of one float that ``csrc/functions.inc`` has."""
+    return Instruction(
+        name,
+        Kind.UNARY,
+        FLOAT,
+        f"FN({name})(a)",
+        reference or getattr(torch, name),
+        doc or f"{name} of each element",
+    )
+
+
+def _unary(
+    name: str,
+    dtypes: tuple[DType, ...],
+    expression: str,
+    reference: Any,
+    doc: str,
+    to_bool: bool = False,
+) -> Instruction:
+    return Instruction(name, Kind.UNARY, dtypes, expression, reference, doc, to_bool)
+
+
+def _binary(
+    name: str, dtypes: tuple[DType, ...], expression: str, reference: Any, doc: str
+) -> Instruction:
+    return Instruction(name, Kind.BINARY, dtypes, expression, reference, doc)
+
+
+def _compare(name: str, operator: str) -> Instruction:
+    doc = f"1 where a {operator} b, else 0"
+    return Instruction(
+        name, Kind.BINARY, ALL, f"a {operator} b", getattr(torch, name), doc, to_bool=True
+    )
+
+
+def _reduce(
+    name: str, dtypes: tuple[DType, ...], expression: str, identity: str, reference: Any, doc: str
+) -> Instruction:
+    return Instruction(name, Kind.REDUCE, dtypes, expression, reference, doc, identity=identity)
+
+
+_F = torch.nn.functional
+
+INSTRUCTIONS: tuple[Instruction, ...] = (
+    # Memory: views in global memory become contiguous blocks in local memory, and back.
+    _memory("load", "a tile whose rows are contiguous or of one element: read in place"),
+    _memory("view_load", "a tile of any strides, copied to local memory"),
+    _memory("store", "a tile whose rows are contiguous: the instruction before writes in place"),
+    _memory("view_store", "a tile of any strides, copied from local memory"),
+    _memory("index_load", "rows of a table at positions that a tile holds", ALL),
+    _memory("iota", "the position along one dimension", (DType.I64,)),
+    _memory("fill", "a constant into an accumulator", ALL),
+    _memory("finish", "an accumulator becomes a value of the tile", ALL),
+    # One operand.
+    Instruction("copy", Kind.UNARY, STORED, "a", torch.clone, "the same; also Broadcast"),
+    Instruction("cast", Kind.UNARY, STORED, "", None, "to another dtype, as torch rounds"),
+    _unary("neg", ARITH, "(T)(-a)", torch.neg, "−a"),
+    _unary("abs", ARITH, "FN(abs)(a)", torch.abs, "|a|"),
+    _unary("sign", ARITH, "(T)((a > (T)0) - (a < (T)0))", torch.sign, "−1, 0 or 1; 0 of NaN"),
+    _unary("relu", ARITH, "a < (T)0 ? (T)0 : a", torch.relu, "max(a, 0), NaN stays"),
+    _unary("reciprocal", FLOAT, "(T)1 / a", torch.reciprocal, "1 / a"),
+    _function("sqrt"),
+    _function("rsqrt", "1 / √a"),
+    _function("exp"),
+    _function("exp2"),
+    _function("expm1"),
+    _function("log"),
+    _function("log2"),
+    _function("log10"),
+    _function("log1p"),
+    _function("tanh"),
+    _function("sigmoid"),
+    _function("erf", reference=torch.erf),
+    _function("gelu", "a·Φ(a)", _F.gelu),
+    _function("gelu_tanh", "GELU by tanh", lambda a: _F.gelu(a, approximate="tanh")),
+    _function("silu", "a·sigmoid(a)", _F.silu),
+    _function("sin"),
+    _function("cos"),
+    _function("tan"),
+    _function("asin"),
+    _function("acos"),
+    _function("atan"),
+    _function("sinh"),
+    _function("cosh"),
+    _function("floor"),
+    _function("ceil"),
+    _function("trunc"),
+    _function("round", "to the nearest, halves to even"),
+    _unary("is_finite", FLOAT, "FN(abs)(a) < INFINITY", torch.isfinite, "finite", to_bool=True),
+    _unary("is_nan", FLOAT, "a != a", torch.isnan, "NaN", to_bool=True),
+    _unary("is_inf", FLOAT, "FN(abs)(a) == INFINITY", torch.isinf, "±inf", to_bool=True),
+    _unary("logical_not", ALL, "a == (T)0", torch.logical_not, "1 where a is 0", to_bool=True),
+    _unary("bitwise_not", BITS, "NOT(a)", torch.bitwise_not, "all bits turned"),
+    # Two operands; each may be a tile, a row, a column or one element.
+    _binary("add", ARITH, "(T)(a + b)", torch.add, "a + b"),
+    _binary("sub", ARITH, "(T)(a - b)", torch.sub, "a − b"),
+    _binary("mul", ARITH, "(T)(a * b)", torch.mul, "a · b"),
+    _binary("div", FLOAT, "a / b", torch.div, "a / b"),
+    _binary("floor_div", FLOAT, "FN(floor_div)(a, b)", torch.floor_divide, "⌊a / b⌋"),
+    _binary("minimum", ALL, "MIN(a, b)", torch.minimum, "the smaller, NaN wins"),
+    _binary("maximum", ALL, "MAX(a, b)", torch.maximum, "the larger, NaN wins"),
+    _binary("pow", FLOAT, "FN(pow)(a, b)", torch.pow, "a to the power b"),
+    _binary("fmod", FLOAT, "FN(fmod)(a, b)", torch.fmod, "remainder with the sign of a"),
+    _binary("remainder", FLOAT, "FN(remainder)(a, b)", torch.remainder, "with the sign of b"),
+    _binary("bitwise_and", BITS, "(T)(a & b)", torch.bitwise_and, "a & b"),
+    _binary("bitwise_or", BITS, "(T)(a | b)", torch.bitwise_or, "a | b"),
+    _binary("bitwise_xor", BITS, "(T)(a ^ b)", torch.bitwise_xor, "a ^ b"),
+    _compare("eq", "=="),
+    _compare("ne", "!="),
+    _compare("lt", "<"),
+    _compare("le", "<="),
+    _compare("gt", ">"),
+    _compare("ge", ">="),
+    # Three.
+    Instruction("select", Kind.TERNARY, ALL, "", torch.where, "b where a (bool) is not 0, else c"),
+    # Reductions: into an accumulator that a tile begins with the identity.
+    _reduce("sum", (*FLOAT, DType.I64), "a + b", "0", torch.sum, "sum; floats add up in double"),
+    _reduce("prod", (*FLOAT, DType.I64), "a * b", "1", torch.prod, "product"),
+    _reduce("max", ALL, "MAX(a, b)", "LOWEST", torch.amax, "largest, NaN wins"),
+    _reduce("min", ALL, "MIN(a, b)", "HIGHEST", torch.amin, "smallest, NaN wins"),
+)
+
+_names = [one.name for one in INSTRUCTIONS]
+assert len(set(_names)) == len(_names), "two instructions of one name"

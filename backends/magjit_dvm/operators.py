@@ -1,0 +1,148 @@
+"""What handlers of ATen operators share: the registry, type promotion, blocks of instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._prims_common import elementwise_dtypes
+from torch.fx import Node as FxNode
+
+from magjit_dvm.builder import Builder, NotFusable, Value
+from magjit_dvm.instructions import DType, dtype_of
+from magjit_dvm.tables import Promotion
+
+__all__ = [
+    "HANDLERS",
+    "Block",
+    "Handler",
+    "argument",
+    "computed_in",
+    "elementwise",
+    "finished",
+    "meta",
+    "one_result",
+    "promoted",
+    "register",
+]
+
+Handler = Callable[[Builder, FxNode], Any]
+HANDLERS: dict[Any, Handler] = {}
+
+
+def register(*targets: Any) -> Callable[[Handler], Handler]:
+    """Make a function the handler of these operators."""
+
+    def keep(handler: Handler) -> Handler:
+        for target in targets:
+            HANDLERS[target] = handler
+        return handler
+
+    return keep
+
+
+def argument(node: Any, position: int, name: str, default: Any = None) -> Any:
+    """An argument by position or keyword."""
+    if position < len(node.args):
+        return node.args[position]
+    return node.kwargs.get(name, default)
+
+
+def meta(value: Any) -> Any:
+    """What a node carries, or the value itself."""
+    return value.meta["val"] if isinstance(value, FxNode) else value
+
+
+def sample(value: Any) -> Any:
+    """What type promotion looks at."""
+    if isinstance(value, Value):
+        return torch.empty((1,) * len(value.shape), dtype=value.logical, device="meta")
+    given = meta(value)
+    if isinstance(given, torch.Tensor):
+        return given
+    if isinstance(given, torch.SymInt):
+        return 1
+    if isinstance(given, torch.SymFloat):
+        return 1.0
+    return given
+
+
+def promoted(args: Sequence[Any], promotion: Promotion) -> tuple[DType, torch.dtype]:
+    """What to compute in, and the result's dtype."""
+    compute, result = elementwise_dtypes(
+        *(sample(one) for one in args), type_promotion_kind=promotion
+    )
+    return computed_in(compute), result
+
+
+def computed_in(dtype: torch.dtype) -> DType:
+    """The VM's dtype for computing with ``dtype``: half precision is computed in single."""
+    found = dtype_of(dtype)
+    if found is None:
+        raise NotFusable(f"dtype {dtype}")
+    if found in (DType.F16, DType.BF16):
+        return DType.F32
+    return found
+
+
+def one_result(builder: Builder, node: Any) -> torch.Tensor:
+    """The operator's result, if that is one tensor on the CPU."""
+    tensor = node.meta["val"]
+    if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
+        raise NotFusable("not a tensor on the CPU")
+    return tensor
+
+
+class Block:
+    """Elementwise instructions of one operator: operands brought together, then computed with.
+
+    The methods take and return numbers of nodes, all of the block's dtype.
+    """
+
+    def __init__(
+        self, builder: Builder, args: Sequence[Any], shape: Sequence[Any], dtype: DType
+    ) -> None:
+        self.builder = builder
+        self.dtype = dtype
+        self.shape = tuple(shape)
+        self.made, self.dims = builder.operands(args, shape, dtype)
+
+    def __call__(self, op: str, *args: int | float) -> int:
+        return self.builder.compute(op, self.dtype, *(self._operand(one) for one in args))
+
+    def compare(self, op: str, *args: int | float) -> int:
+        """A result of bool."""
+        made = (self._operand(one) for one in args)
+        return self.builder.compute(op, self.dtype, *made, to_bool=True)
+
+    def select(self, condition: int, left: int | float, right: int | float) -> int:
+        """``left`` where ``condition`` holds, else ``right``."""
+        left, right = self._operand(left), self._operand(right)
+        return self.builder.compute("select", self.dtype, condition, left, right)
+
+    def _operand(self, one: int | float) -> int:
+        return self.constant(one) if isinstance(one, float) else one
+
+    def constant(self, number: float | int) -> int:
+        """A number as a node."""
+        return self.builder.constant(number, self.dtype)
+
+    def value(self, node: int, logical: torch.dtype, dtype: DType | None = None) -> Value:
+        """The result, with the block's loops."""
+        return Value(node, dtype or self.dtype, self.dims, self.shape, logical)
+
+
+def finished(block: Block, node: int, logical: torch.dtype, dtype: DType | None = None) -> Value:
+    """The result in its own dtype, where that is not the one computed in."""
+    have = dtype or block.dtype
+    want = computed_in(logical)
+    return block.value(block.builder.cast(node, have, want), logical, want)
+
+
+def elementwise(
+    builder: Builder, node: Any, args: Sequence[Any], promotion: Promotion
+) -> tuple[Block, torch.dtype]:
+    tensor = one_result(builder, node)
+    compute, result = promoted(args, promotion)
+    return Block(builder, args, tensor.shape, compute), result

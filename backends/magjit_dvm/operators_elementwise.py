@@ -1,0 +1,393 @@
+"""Handlers of elementwise operators, activations and their backwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node as FxNode
+
+from magjit_dvm.builder import Builder, NotFusable, Value
+from magjit_dvm.instructions import DType
+from magjit_dvm.operators import (
+    HANDLERS,
+    Block,
+    Handler,
+    argument,
+    computed_in,
+    elementwise,
+    finished,
+    meta,
+    one_result,
+    promoted,
+    register,
+)
+from magjit_dvm.tables import BINARY, COMPARE, UNARY, Promotion
+
+aten = torch.ops.aten
+
+# -- elementwise operators of the tables --
+
+
+def _unary(instruction: str, promotion: Promotion) -> Handler:
+    def handler(builder: Builder, node: Any) -> Value:
+        block, result = elementwise(builder, node, node.args[:1], promotion)
+        rounding = instruction in ("ceil", "floor", "round", "trunc")
+        if rounding and block.dtype not in (DType.F32, DType.F64):
+            return block.value(block.made[0], result)
+        if block.dtype is DType.BOOL and instruction not in ("bitwise_not", "logical_not"):
+            raise NotFusable(f"{instruction} of bool")
+        if node.kwargs or len(node.args) > 1:
+            raise NotFusable(f"{node.target} with further arguments")
+        return finished(block, block(instruction, *block.made), result)
+
+    return handler
+
+
+def _binary(instruction: str, promotion: Promotion) -> Handler:
+    def handler(builder: Builder, node: Any) -> Value:
+        if node.kwargs or len(node.args) != 2:
+            raise NotFusable(f"{node.target} with further arguments")
+        block, result = elementwise(builder, node, node.args, promotion)
+        if block.dtype is DType.BOOL:
+            if instruction == "mul":
+                return block.value(block("bitwise_and", *block.made), result)
+            if instruction not in ("maximum", "minimum") and "bitwise" not in instruction:
+                raise NotFusable(f"{instruction} of bool")
+        is_int = block.dtype not in (DType.F32, DType.F64)
+        if is_int and instruction in ("fmod", "remainder", "pow"):
+            raise NotFusable(f"{instruction} of ints")
+        return finished(block, block(instruction, *block.made), result)
+
+    return handler
+
+
+def _compare(instruction: str) -> Handler:
+    def handler(builder: Builder, node: Any) -> Value:
+        args = node.args
+        tensor = one_result(builder, node)
+        compute, _ = promoted(args, Promotion.DEFAULT)
+        for one in args:
+            # A number that the tensor's dtype cannot hold is compared exactly by torch.
+            if isinstance(one, (int, float)) and compute in (DType.U8, DType.I32, DType.BOOL):
+                limits = {DType.U8: 255, DType.I32: 2**31 - 1, DType.BOOL: 1}
+                if not 0 <= one <= limits[compute] or one != int(one):
+                    raise NotFusable("a comparison with a number out of range")
+        block = Block(builder, args, tensor.shape, compute)
+        made = block.compare(instruction, *block.made)
+        return block.value(made, torch.bool, DType.BOOL)
+
+    return handler
+
+
+for _name, (_instruction, _promotion) in UNARY.items():
+    HANDLERS[getattr(aten, _name).default] = _unary(_instruction, _promotion)
+for _name, (_instruction, _promotion) in BINARY.items():
+    _packet = getattr(aten, _name)
+    for _overload in ("default", "Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar"):
+        if _overload in _packet.overloads():
+            HANDLERS[getattr(_packet, _overload)] = _binary(_instruction, _promotion)
+for _name in COMPARE:
+    for _overload in ("Tensor", "Scalar"):
+        HANDLERS[getattr(getattr(aten, _name), _overload)] = _compare(_name)
+
+
+# -- arithmetic with particulars --
+
+
+@register(aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar)
+def _add(builder: Builder, node: Any) -> Value:
+    return _sum(builder, node, node.args[0], node.args[1])
+
+
+@register(aten.rsub.Scalar, aten.rsub.Tensor)
+def _rsub(builder: Builder, node: Any) -> Value:
+    return _sum(builder, node, node.args[1], node.args[0])
+
+
+def _sum(builder: Builder, node: Any, left: Any, right: Any) -> Value:
+    alpha = argument(node, 2, "alpha", 1)
+    block, result = elementwise(builder, node, (left, right), Promotion.DEFAULT)
+    a, b = block.made
+    instruction = "sub" if "sub" in str(node.target) else "add"
+    if block.dtype is DType.BOOL:
+        if instruction == "sub":
+            raise NotFusable("a difference of bools")
+        return block.value(block("bitwise_or", a, b), result)
+    if isinstance(alpha, FxNode):
+        alpha_node = builder.scalar(alpha, block.dtype)
+        b = block("mul", b, alpha_node)
+    elif alpha != 1:
+        if not isinstance(alpha, int) and block.dtype not in (DType.F32, DType.F64):
+            raise NotFusable("a fraction times ints")
+        if node.target is aten.rsub.Scalar or node.target is aten.rsub.Tensor:
+            b = block("mul", b, block.constant(alpha))
+        else:
+            b = block("mul", b, block.constant(alpha))
+    return finished(block, block(instruction, a, b), result)
+
+
+@register(aten.div.Tensor, aten.div.Scalar)
+def _div(builder: Builder, node: Any) -> Value:
+    block, result = elementwise(builder, node, node.args[:2], Promotion.INT_TO_FLOAT)
+    return finished(block, block("div", *block.made), result)
+
+
+@register(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default)
+def _div_mode(builder: Builder, node: Any) -> Value:
+    mode = "floor" if node.target is aten.floor_divide.default else node.kwargs["rounding_mode"]
+    promotion = Promotion.INT_TO_FLOAT if mode is None else Promotion.DEFAULT
+    block, result = elementwise(builder, node, node.args[:2], promotion)
+    if block.dtype not in (DType.F32, DType.F64):
+        raise NotFusable("a division of ints")
+    if mode == "floor":
+        return finished(block, block("floor_div", *block.made), result)
+    quotient = block("div", *block.made)
+    return finished(block, block("trunc", quotient) if mode == "trunc" else quotient, result)
+
+
+@register(aten.pow.Tensor_Scalar)
+def _pow(builder: Builder, node: Any) -> Value:
+    exponent = node.args[1]
+    block, result = elementwise(builder, node, node.args[:2], Promotion.DEFAULT)
+    if isinstance(exponent, FxNode):
+        raise NotFusable("a changing exponent")
+    x = block.made[0]
+    is_float = block.dtype in (DType.F32, DType.F64)
+    if exponent == 2:
+        return finished(block, block("mul", x, x), result)
+    if exponent == 3:
+        return finished(block, block("mul", block("mul", x, x), x), result)
+    if not is_float:
+        raise NotFusable("a power of ints")
+    if exponent == 0.5:
+        return finished(block, block("sqrt", x), result)
+    if exponent == -0.5:
+        return finished(block, block("rsqrt", x), result)
+    if exponent == -1:
+        return finished(block, block("reciprocal", x), result)
+    if exponent == -2:
+        return finished(block, block("reciprocal", block("mul", x, x)), result)
+    return finished(block, block("pow", *block.made), result)
+
+
+@register(aten.square.default)
+def _square(builder: Builder, node: Any) -> Value:
+    block, result = elementwise(builder, node, node.args, Promotion.DEFAULT)
+    return finished(block, block("mul", block.made[0], block.made[0]), result)
+
+
+@register(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default)
+def _logical(builder: Builder, node: Any) -> Value:
+    tensor = one_result(builder, node)
+    block = Block(builder, node.args, tensor.shape, DType.BOOL)
+    name = str(node.target).split(".")[1].removeprefix("logical")
+    return block.value(block(f"bitwise{name}", *block.made), torch.bool)
+
+
+@register(aten.logical_not.default)
+def _logical_not(builder: Builder, node: Any) -> Value:
+    block, _ = elementwise(builder, node, node.args, Promotion.DEFAULT)
+    return block.value(block.compare("logical_not", *block.made), torch.bool, DType.BOOL)
+
+
+@register(aten.isnan.default, aten.isinf.default, aten.isfinite.default)
+def _is(builder: Builder, node: Any) -> Value:
+    block, _ = elementwise(builder, node, node.args, Promotion.DEFAULT)
+    if block.dtype not in (DType.F32, DType.F64):
+        raise NotFusable("a test of ints")
+    name = {"isnan": "is_nan", "isinf": "is_inf", "isfinite": "is_finite"}
+    instruction = name[str(node.target).split(".")[1]]
+    return block.value(block.compare(instruction, *block.made), torch.bool, DType.BOOL)
+
+
+@register(aten.where.self)
+def _where(builder: Builder, node: Any) -> Value:
+    condition, left, right = node.args
+    if meta(condition).dtype is not torch.bool:
+        raise NotFusable("a condition that is not bool")
+    return _select(builder, node, condition, left, right)
+
+
+@register(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def _masked_fill(builder: Builder, node: Any) -> Value:
+    given, mask, value = node.args
+    result = one_result(builder, node)
+    return _select(builder, node, mask, value, given, result.dtype)
+
+
+def _select(
+    builder: Builder,
+    node: Any,
+    condition: Any,
+    left: Any,
+    right: Any,
+    logical: torch.dtype | None = None,
+) -> Value:
+    tensor = one_result(builder, node)
+    result = logical or tensor.dtype
+    compute = computed_in(result)
+    known = [
+        builder.values.get(a) if isinstance(a, FxNode) else None for a in (condition, left, right)
+    ]
+    known = [one if isinstance(one, Value) else None for one in known]
+    dims = builder.loops_of(tensor.shape, known, lambda at: False)
+    shape = tensor.shape
+    when = builder.operand(condition, known[0], shape, dims, DType.BOOL)
+    made = [
+        builder.operand(one, value, shape, dims, compute)
+        for one, value in zip((left, right), known[1:], strict=True)
+    ]
+    chosen = builder.compute("select", compute, when, *made)
+    return Value(chosen, compute, dims, tuple(shape), result)
+
+
+@register(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default, aten.clamp.Tensor)
+def _clamp(builder: Builder, node: Any) -> Value:
+    low, high = argument(node, 1, "min"), argument(node, 2, "max")
+    if node.target is aten.clamp_max.default:
+        low, high = None, node.args[1]
+    given = [one for one in (node.args[0], low, high) if one is not None]
+    block, result = elementwise(builder, node, given, Promotion.DEFAULT)
+    made = list(block.made)
+    x = made.pop(0)
+    if low is not None:
+        x = block("maximum", x, made.pop(0))
+    if high is not None:
+        x = block("minimum", x, made.pop(0))
+    return finished(block, x, result)
+
+
+@register(aten.hardtanh.default)
+def _hardtanh(builder: Builder, node: Any) -> Value:
+    low, high = argument(node, 1, "min_val", -1), argument(node, 2, "max_val", 1)
+    block, result = elementwise(builder, node, (node.args[0],), Promotion.DEFAULT)
+    x = block("maximum", block.made[0], block.constant(low))
+    return finished(block, block("minimum", x, block.constant(high)), result)
+
+
+@register(aten.addcmul.default, aten.addcdiv.default)
+def _addc(builder: Builder, node: Any) -> Value:
+    value = node.kwargs.get("value", 1)
+    block, result = elementwise(builder, node, node.args[:3], Promotion.DEFAULT)
+    if block.dtype not in (DType.F32, DType.F64) or isinstance(value, FxNode):
+        raise NotFusable(f"{node.target} of ints")
+    x, a, b = block.made
+    if node.target is aten.addcdiv.default:
+        scaled = a if value == 1 else block("mul", a, float(value))
+        return finished(block, block("add", x, block("div", scaled, b)), result)
+    scaled = a if value == 1 else block("mul", a, float(value))
+    return finished(block, block("add", x, block("mul", scaled, b)), result)
+
+
+@register(aten.lerp.Scalar, aten.lerp.Tensor)
+def _lerp(builder: Builder, node: Any) -> Value:
+    block, result = elementwise(builder, node, node.args[:3], Promotion.DEFAULT)
+    start, end, weight = block.made
+    span = block("sub", end, start)
+    near = block.compare("lt", block("abs", weight), 0.5)
+    from_start = block("add", start, block("mul", weight, span))
+    rest = block("sub", block.constant(1), weight)
+    from_end = block("sub", end, block("mul", span, rest))
+    return finished(block, block.select(near, from_start, from_end), result)
+
+
+# -- activations --
+
+
+@register(aten.gelu.default)
+def _gelu(builder: Builder, node: Any) -> Value:
+    block, result = elementwise(builder, node, node.args[:1], Promotion.DEFAULT)
+    tanh = node.kwargs.get("approximate", "none") == "tanh"
+    return finished(block, block("gelu_tanh" if tanh else "gelu", *block.made), result)
+
+
+@register(aten.leaky_relu.default)
+def _leaky_relu(builder: Builder, node: Any) -> Value:
+    slope = float(argument(node, 1, "negative_slope", 0.01))
+    block, result = elementwise(builder, node, node.args[:1], Promotion.DEFAULT)
+    x = block.made[0]
+    return finished(
+        block, block.select(block.compare("gt", x, 0.0), x, block("mul", x, slope)), result
+    )
+
+
+@register(aten.elu.default)
+def _elu(builder: Builder, node: Any) -> Value:
+    alpha, scale, inner = (
+        float(argument(node, k, name, 1))
+        for k, name in ((1, "alpha"), (2, "scale"), (3, "input_scale"))
+    )
+    block, result = elementwise(builder, node, node.args[:1], Promotion.DEFAULT)
+    x = block.made[0]
+    negative = block("mul", block("expm1", block("mul", x, inner)), alpha * scale)
+    positive = block("mul", x, scale)
+    return finished(block, block.select(block.compare("gt", x, 0.0), positive, negative), result)
+
+
+@register(aten.hardsigmoid.default, aten.hardswish.default)
+def _hard(builder: Builder, node: Any) -> Value:
+    block, result = elementwise(builder, node, node.args[:1], Promotion.DEFAULT)
+    x = block.made[0]
+    inside = block("minimum", block("maximum", block("add", x, 3.0), 0.0), 6.0)
+    if node.target is aten.hardswish.default:
+        return finished(block, block("div", block("mul", x, inside), 6.0), result)
+    return finished(block, block("div", inside, 6.0), result)
+
+
+@register(aten.softplus.default)
+def _softplus(builder: Builder, node: Any) -> Value:
+    beta, threshold = float(argument(node, 1, "beta", 1)), float(argument(node, 2, "threshold", 20))
+    block, result = elementwise(builder, node, node.args[:1], Promotion.DEFAULT)
+    x = block.made[0]
+    scaled = block("mul", x, beta)
+    soft = block("div", block("log1p", block("exp", scaled)), beta)
+    return finished(block, block.select(block.compare("gt", scaled, threshold), x, soft), result)
+
+
+@register(aten.threshold_backward.default)
+def _threshold_backward(builder: Builder, node: Any) -> Value:
+    gradient, given, threshold = node.args
+    block, result = elementwise(builder, node, (gradient, given), Promotion.DEFAULT)
+    g, x = block.made
+    below = block.compare("le", x, block.constant(threshold))
+    return finished(block, block.select(below, block.constant(0), g), result)
+
+
+@register(aten.gelu_backward.default)
+def _gelu_backward(builder: Builder, node: Any) -> Value:
+    block, result = elementwise(builder, node, node.args[:2], Promotion.DEFAULT)
+    g, x = block.made
+    if node.kwargs.get("approximate", "none") == "tanh":
+        beta, kappa = 0.7978845608028654, 0.044715
+        square = block("mul", x, x)
+        inner = block("mul", block("mul", x, beta), block("add", block("mul", square, kappa), 1.0))
+        tanh = block("tanh", inner)
+        left = block("mul", block("add", tanh, 1.0), 0.5)
+        slope = block("add", block("mul", square, 3 * kappa * beta), beta)
+        right = block("mul", block("mul", x, 0.5), block("sub", 1.0, block("mul", tanh, tanh)))
+        return finished(
+            block, block("mul", g, block("add", left, block("mul", right, slope))), result
+        )
+    cdf = block("mul", block("add", block("erf", block("mul", x, 0.7071067811865476)), 1.0), 0.5)
+    half = block("mul", block("mul", x, x), -0.5)
+    pdf = block("mul", block("exp", half), 0.3989422804014327)
+    return finished(block, block("mul", g, block("add", cdf, block("mul", x, pdf))), result)
+
+
+@register(aten.silu_backward.default)
+def _silu_backward(builder: Builder, node: Any) -> Value:
+    block, result = elementwise(builder, node, node.args[:2], Promotion.DEFAULT)
+    g, x = block.made
+    s = block("sigmoid", x)
+    inner = block("add", block("mul", x, block("sub", 1.0, s)), 1.0)
+    return finished(block, block("mul", g, block("mul", s, inner)), result)
+
+
+@register(aten.tanh_backward.default, aten.sigmoid_backward.default)
+def _from_result(builder: Builder, node: Any) -> Value:
+    block, result = elementwise(builder, node, node.args[:2], Promotion.DEFAULT)
+    g, y = block.made
+    if node.target is aten.tanh_backward.default:
+        return finished(block, block("mul", g, block("sub", 1.0, block("mul", y, y))), result)
+    return finished(block, block("mul", g, block("mul", block("sub", 1.0, y), y)), result)

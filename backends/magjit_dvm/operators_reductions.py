@@ -1,0 +1,267 @@
+"""Handlers of reductions, softmax and normalisations."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from magjit_dvm.builder import Builder, NotFusable, Value
+from magjit_dvm.instructions import DType
+from magjit_dvm.operators import (
+    argument,
+    computed_in,
+    elementwise,
+    one_result,
+    register,
+)
+from magjit_dvm.tables import Promotion
+
+aten = torch.ops.aten
+
+# -- reductions --
+
+
+def _axes(node: Any, value: Value, axes: Any) -> list[int]:
+    rank = len(value.dims)
+    if axes is None or (isinstance(axes, (list, tuple)) and not axes):
+        return list(range(rank))
+    if isinstance(axes, int):
+        axes = [axes]
+    return [axis % rank for axis in axes] if rank else []
+
+
+def _reduced(value: Value, made: Value, logical: torch.dtype, builder: Builder) -> Value:
+    want = computed_in(logical)
+    node = builder.cast(made.node, made.dtype, want)
+    return Value(node, want, made.dims, made.shape, logical)
+
+
+@register(aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default)
+def _sum_or_mean(builder: Builder, node: Any) -> Value:
+    tensor = one_result(builder, node)
+    value = builder.tensor(node.args[0])
+    whole = node.target in (aten.sum.default, aten.mean.default)
+    axes = _axes(node, value, None if whole else argument(node, 1, "dim"))
+    keepdim = False if whole else bool(argument(node, 2, "keepdim", False))
+    compute = computed_in(tensor.dtype)
+    if compute in (DType.BOOL, DType.U8, DType.I32):
+        raise NotFusable(f"a sum of {compute.text}")
+    made = builder.reduce("sum", value, axes, keepdim, compute)
+    if node.target in (aten.mean.dim, aten.mean.default):
+        count = builder.numel(value, axes, compute)
+        node_made = builder.compute("div", compute, made.node, count)
+        made = Value(node_made, compute, made.dims, made.shape, tensor.dtype)
+    return _reduced(value, made, tensor.dtype, builder)
+
+
+@register(aten.prod.dim_int, aten.prod.default)
+def _prod(builder: Builder, node: Any) -> Value:
+    tensor = one_result(builder, node)
+    value = builder.tensor(node.args[0])
+    whole = node.target is aten.prod.default
+    axes = _axes(node, value, None if whole else node.args[1])
+    compute = computed_in(tensor.dtype)
+    if compute not in (DType.F32, DType.F64, DType.I64):
+        raise NotFusable(f"a product of {compute.text}")
+    keepdim = False if whole else bool(argument(node, 2, "keepdim", False))
+    return _reduced(
+        value, builder.reduce("prod", value, axes, keepdim, compute), tensor.dtype, builder
+    )
+
+
+@register(aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
+def _extreme(builder: Builder, node: Any) -> Value:
+    tensor = one_result(builder, node)
+    value = builder.tensor(node.args[0])
+    name = str(node.target).split(".")[1].removeprefix("a")
+    keepdim = bool(argument(node, 2, "keepdim", False))
+    made = builder.reduce(name, value, _axes(node, value, argument(node, 1, "dim")), keepdim)
+    return Value(made.node, made.dtype, made.dims, made.shape, tensor.dtype)
+
+
+@register(
+    aten.any.default, aten.all.default, aten.any.dim, aten.all.dim, aten.any.dims, aten.all.dims
+)
+def _any_or_all(builder: Builder, node: Any) -> Value:
+    value = builder.tensor(node.args[0])
+    if value.logical is torch.uint8:
+        raise NotFusable("any and all of uint8 are uint8")
+    axes = _axes(node, value, argument(node, 1, "dim"))
+    keepdim = bool(argument(node, 2, "keepdim", False))
+    name = (
+        "max" if ".any." in str(node.target) or str(node.target).endswith("any.default") else "min"
+    )
+    return builder.reduce(name, value, axes, keepdim, DType.BOOL)
+
+
+def _moments(
+    builder: Builder, value: Value, axes: list[int], correction: float
+) -> tuple[Value, Value]:
+    """Mean and variance, with the reduced dimensions kept."""
+    dtype = value.dtype
+    count = builder.numel(value, axes, dtype)
+    total = builder.reduce("sum", value, axes, True)
+    mean = builder.compute("div", dtype, total.node, count)
+    away = builder.compute("sub", dtype, value.node, mean)
+    square = builder.compute("mul", dtype, away, away)
+    squares = Value(square, dtype, value.dims, value.shape, value.logical)
+    total2 = builder.reduce("sum", squares, axes, True)
+    if correction:
+        less = builder.compute("sub", dtype, count, builder.constant(correction, dtype))
+        count = builder.compute("maximum", dtype, less, builder.constant(0, dtype))
+    variance = builder.compute("div", dtype, total2.node, count)
+    return (
+        Value(mean, dtype, total.dims, total.shape, value.logical),
+        Value(variance, dtype, total.dims, total.shape, value.logical),
+    )
+
+
+@register(aten.var.correction, aten.var_mean.correction)
+def _var(builder: Builder, node: Any) -> Any:
+    value = builder.tensor(node.args[0])
+    if value.dtype not in (DType.F32, DType.F64):
+        raise NotFusable("a variance of ints")
+    axes = _axes(node, value, argument(node, 1, "dim"))
+    correction = node.kwargs.get("correction")
+    keepdim = bool(node.kwargs.get("keepdim", False))
+    mean, variance = _moments(
+        builder, value, axes, 1.0 if correction is None else float(correction)
+    )
+    kept = (
+        range(len(value.dims)) if keepdim else [a for a in range(len(value.dims)) if a not in axes]
+    )
+
+    def shaped(one: Value) -> Value:
+        return Value(
+            one.node,
+            one.dtype,
+            tuple(one.dims[a] for a in kept),
+            tuple(one.shape[a] for a in kept),
+            one.logical,
+        )
+
+    if node.target is aten.var.correction:
+        return shaped(variance)
+    return shaped(variance), shaped(mean)
+
+
+@register(aten._softmax.default, aten._log_softmax.default)
+def _softmax(builder: Builder, node: Any) -> Value:
+    given, axis, _ = node.args
+    tensor = one_result(builder, node)
+    value = builder.tensor(given)
+    if not value.dims:
+        raise NotFusable("softmax of a number")
+    dtype = value.dtype
+    largest = builder.reduce("max", value, [axis], True)
+    away = builder.compute("sub", dtype, value.node, largest.node)
+    powers = builder.compute("exp", dtype, away)
+    total = builder.reduce(
+        "sum", Value(powers, dtype, value.dims, value.shape, value.logical), [axis], True
+    )
+    if node.target is aten._softmax.default:
+        inverse = builder.compute("reciprocal", dtype, total.node)
+        made = builder.compute("mul", dtype, powers, inverse)
+    else:
+        made = builder.compute("sub", dtype, away, builder.compute("log", dtype, total.node))
+    return Value(made, dtype, value.dims, value.shape, tensor.dtype)
+
+
+@register(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+def _softmax_backward(builder: Builder, node: Any) -> Value:
+    gradient, output, axis, _ = node.args
+    tensor = one_result(builder, node)
+    block, _ = elementwise(builder, node, (gradient, output), Promotion.DEFAULT)
+    g, y = block.made
+    dtype = block.dtype
+    if node.target is aten._softmax_backward_data.default:
+        product = block.value(block("mul", g, y), tensor.dtype)
+        total = builder.reduce("sum", product, [axis], True)
+        made = builder.compute(
+            "sub", dtype, product.node, builder.compute("mul", dtype, y, total.node)
+        )
+    else:
+        total = builder.reduce("sum", block.value(g, tensor.dtype), [axis], True)
+        scaled = builder.compute("mul", dtype, block("exp", y), total.node)
+        made = builder.compute("sub", dtype, g, scaled)
+    return block.value(made, tensor.dtype)
+
+
+# -- normalisation --
+
+
+def _aligned(
+    builder: Builder, arg: Any, value: Value, positions: Sequence[int], dtype: DType
+) -> int:
+    """A weight whose dimensions are those of ``value`` at ``positions``."""
+    known = builder.values.get(arg)
+    dims = tuple(value.dims[k] for k in positions)
+    if isinstance(known, Value):
+        if known.dims != dims:
+            raise NotFusable("a weight along other loops")
+        return builder.cast(known.node, known.dtype, dtype)
+    loaded = builder.load(arg, dims)
+    return builder.cast(loaded.node, loaded.dtype, dtype)
+
+
+@register(aten.native_layer_norm.default)
+def _layer_norm(builder: Builder, node: Any) -> Any:
+    given, shape, weight, bias, epsilon = node.args
+    value = builder.tensor(given)
+    rank = len(value.dims)
+    axes = list(range(rank - len(shape), rank))
+    dtype = value.dtype
+    mean, variance = _moments(builder, value, axes, 0)
+    shifted = builder.compute("add", dtype, variance.node, builder.constant(epsilon, dtype))
+    rstd = builder.compute("rsqrt", dtype, shifted)
+    away = builder.compute("sub", dtype, value.node, mean.node)
+    made = builder.compute("mul", dtype, away, rstd)
+    if weight is not None:
+        made = builder.compute("mul", dtype, made, _aligned(builder, weight, value, axes, dtype))
+    if bias is not None:
+        made = builder.compute("add", dtype, made, _aligned(builder, bias, value, axes, dtype))
+    results = node.meta["val"]
+    return (
+        Value(made, dtype, value.dims, value.shape, results[0].dtype),
+        Value(mean.node, dtype, mean.dims, mean.shape, results[1].dtype),
+        Value(rstd, dtype, mean.dims, mean.shape, results[2].dtype),
+    )
+
+
+@register(
+    aten._native_batch_norm_legit_no_training.default, torch.ops.aten.native_batch_norm.default
+)
+def _batch_norm(builder: Builder, node: Any) -> Any:
+    training = node.target is aten.native_batch_norm.default
+    if training and node.args[5]:
+        raise NotFusable("batch norm in training")
+    given, weight, bias, mean, var = node.args[:5]
+    epsilon = node.args[-1]
+    results = node.meta["val"]
+    value = builder.tensor(given)
+    dtype = value.dtype
+    spread = _aligned(builder, var, value, [1], dtype)
+    shifted = builder.compute("add", dtype, spread, builder.constant(epsilon, dtype))
+    inverse = builder.compute("rsqrt", dtype, shifted)
+    scale = inverse
+    if weight is not None:
+        scale = builder.compute("mul", dtype, inverse, _aligned(builder, weight, value, [1], dtype))
+    away = builder.compute("sub", dtype, value.node, _aligned(builder, mean, value, [1], dtype))
+    made = builder.compute("mul", dtype, away, scale)
+    if bias is not None:
+        made = builder.compute("add", dtype, made, _aligned(builder, bias, value, [1], dtype))
+    return (Value(made, dtype, value.dims, value.shape, results[0].dtype), None, None)
+
+
+@register(operator.getitem)
+def _getitem(builder: Builder, node: Any) -> Value:
+    source = builder.values.get(node.args[0])
+    if not isinstance(source, tuple):
+        raise NotFusable("an item of something from outside")
+    value = source[node.args[1]]
+    if not isinstance(value, Value):
+        raise NotFusable("a result that is not computed")
+    return value

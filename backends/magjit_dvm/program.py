@@ -1,0 +1,218 @@
+"""A fused operator before its shapes are known: DVM's rgraph (Figure 6).
+
+Grammar::
+
+    Program = Input* Node+ Output+
+    Input   = (tensor | int | float) dtype dims
+    Node    = load input | constant number | scalar input | numel dims | iota dim
+            | index input(positions) | compute instruction(args) | cast(arg)
+            | reduce instruction(arg) dims | broadcast(arg) dims
+    Output  = node dims order
+    dims    = for each dimension of a tensor: one of the group's, 1 (``ONE``), or the
+              one that an index replaces (``INDEXED``)
+
+Values have no shape of their own: a value varies along some of the group's dimensions and
+is the same along the others, which is all that broadcasting is.  The sizes of the group's
+dimensions come with each call's arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from magjit_dvm.instructions import DTYPES, INSTRUCTIONS, DType
+
+__all__ = [
+    "INDEXED",
+    "MAX_DIMS",
+    "MAX_INPUTS",
+    "MAX_NODES",
+    "MAX_OUTPUTS",
+    "NUMBER",
+    "ONE",
+    "Input",
+    "InputKind",
+    "Node",
+    "NodeKind",
+    "Output",
+    "Program",
+]
+
+ONE = -1
+INDEXED = -2
+MAX_DIMS, MAX_NODES, MAX_INPUTS, MAX_OUTPUTS = 8, 224, 64, 32
+
+NUMBER = {one.name: number for number, one in enumerate(INSTRUCTIONS)}
+"""Instruction's name to its number in bytecode."""
+
+
+class InputKind(IntEnum):
+    """What a call passes."""
+
+    TENSOR = 0
+    INT = 1
+    FLOAT = 2
+
+
+class NodeKind(IntEnum):
+    """As in ``csrc/program.h``."""
+
+    LOAD = 0
+    CONSTANT = 1
+    SCALAR = 2
+    NUMEL = 3
+    IOTA = 4
+    INDEX = 5
+    COMPUTE = 6
+    CAST = 7
+    REDUCE = 8
+    BROADCAST = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An argument of each call; numbers have no dims."""
+
+    kind: InputKind
+    dtype: DType
+    dims: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value; ``args`` are numbers of earlier nodes, ``dims`` a set of the group's."""
+
+    kind: NodeKind
+    dtype: DType
+    args: tuple[int, ...] = ()
+    op: str = ""
+    aux: int = -1
+    dims: frozenset[int] = frozenset()
+    number: float | int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A result: its dims, and their positions from the outermost in memory inwards."""
+
+    node: int
+    dims: tuple[int, ...]
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A fused operator for any sizes; ``rank`` counts the group's dimensions."""
+
+    rank: int
+    inputs: tuple[Input, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Output, ...]
+
+    def compiled(self, fallback: Callable[..., Any] | None = None) -> Any:
+        """A callable that encodes and runs the program at each call.
+
+        Args:
+            fallback: called with the same arguments where they have no bytecode; without it
+                ``NotEncodable`` is raised.
+
+        Raises:
+            ValueError: the program is malformed.
+        """
+        from magjit_dvm.vm import Fused
+
+        return Fused(self.rank, *self._as_lists(), fallback)
+
+    def verify(self) -> None:
+        """Raise ValueError, with the reason, if the program is malformed."""
+        self.compiled()
+
+    def _as_lists(self) -> tuple[list[Any], list[Any], list[Any]]:
+        inputs = [(one.kind, one.dtype.code, one.dims) for one in self.inputs]
+        nodes = []
+        for node in self.nodes:
+            args = (*node.args, -1, -1, -1)[:3]
+            mask = sum(1 << d for d in node.dims)
+            op = NUMBER.get(node.op, 0)
+            integer = _as_int(node.number)
+            nodes.append(
+                (node.kind, node.dtype.code, op, *args, node.aux, mask, float(node.number), integer)
+            )
+        outputs = [(one.node, one.dims, one.order) for one in self.outputs]
+        return inputs, nodes, outputs
+
+    def __str__(self) -> str:
+        lines = ["rgraph vec() {"]
+        lines += [f"  {line}" for line in self._lines()]
+        return "\n".join([*lines, "}"])
+
+    def _lines(self) -> Sequence[str]:
+        varies = self.varying()
+        lines = []
+        for number, node in enumerate(self.nodes):
+            dims = ",".join(f"d{d}" for d in sorted(varies[number]))
+            args = ", ".join(f"%{arg}" for arg in node.args)
+            lines.append(f"%{number}[{dims}]<{node.dtype.text}> = {_call(node, args)}")
+        for one in self.outputs:
+            dims = ",".join("1" if d == ONE else f"d{d}" for d in one.dims)
+            lines.append(f"Store(%{one.node}) // [{dims}]")
+        return lines
+
+    def varying(self) -> list[frozenset[int]]:
+        """The dimensions that each value varies along, if no size is 1."""
+        found: list[frozenset[int]] = []
+        for node in self.nodes:
+            dims = frozenset[int]().union(*(found[arg] for arg in node.args))
+            if node.kind in (NodeKind.LOAD, NodeKind.INDEX):
+                dims |= {d for d in self.inputs[node.aux].dims if d >= 0}
+            elif node.kind is NodeKind.IOTA:
+                dims = frozenset({node.aux})
+            elif node.kind is NodeKind.REDUCE:
+                dims -= node.dims
+            elif node.kind is NodeKind.BROADCAST:
+                dims |= node.dims
+            found.append(dims)
+        return found
+
+
+def _as_int(number: float | int) -> int:
+    if isinstance(number, float):
+        if number != number or abs(number) >= 2.0**63:
+            return 0
+        number = int(number)
+    # Constants of unsigned or wrapped-around ints fit after reduction.
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _call(node: Node, args: str) -> str:
+    dims = ",".join(f"d{d}" for d in sorted(node.dims))
+    match node.kind:
+        case NodeKind.LOAD:
+            return f"Load(arg{node.aux})"
+        case NodeKind.CONSTANT:
+            return f"Constant({node.number})"
+        case NodeKind.SCALAR:
+            return f"Scalar(arg{node.aux})"
+        case NodeKind.NUMEL:
+            return f"Numel({dims})"
+        case NodeKind.IOTA:
+            return f"Iota(d{node.aux})"
+        case NodeKind.INDEX:
+            return f"IndexLoad(arg{node.aux}, {args})"
+        case NodeKind.CAST:
+            return f"Cast({args})"
+        case NodeKind.REDUCE:
+            return f"{_title(node.op)}({args}) over {dims}"
+        case NodeKind.BROADCAST:
+            return f"Broadcast({args}) to {dims}"
+    return f"{_title(node.op)}({args})"
+
+
+def _title(name: str) -> str:
+    return "".join(part.title() for part in name.split("_"))
+
+
+assert [dtype.code for dtype in DTYPES] == list(range(len(DTYPES)))

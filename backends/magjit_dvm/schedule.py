@@ -1,0 +1,189 @@
+"""A fused graph as a Python function: fused operators, and ATen for the rest."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule
+from torch.fx import Node as FxNode
+
+from magjit_dvm.fuser import FusedGroup, Fusion
+
+__all__ = ["Schedule"]
+
+_numbers = count()
+
+aten = torch.ops.aten
+
+_FAST: dict[Any, Callable[..., Any]] = {
+    aten.addmm.default: torch.addmm,
+    aten.bmm.default: torch.bmm,
+    aten.cat.default: torch.cat,
+    aten.convolution.default: torch.convolution,
+    aten.embedding.default: torch.embedding,
+    aten.expand.default: torch.Tensor.expand,
+    aten.mm.default: torch.mm,
+    aten.permute.default: torch.permute,
+    aten.select.int: torch.select,
+    aten.squeeze.dim: torch.squeeze,
+    aten.sym_size.int: torch.Tensor.size,
+    aten.t.default: torch.t,
+    aten.transpose.int: torch.transpose,
+    aten.unsqueeze.default: torch.unsqueeze,
+    aten.view.default: torch.Tensor.view,
+    aten._unsafe_view.default: torch.Tensor.view,
+}
+"""The same operator by a shorter way than the dispatcher's Python entry."""
+
+
+class Schedule:
+    """What runs, in order.
+
+    Attributes:
+        fusion: the graph's groups.
+        source: the generated function.
+        call: takes the graph's inputs, returns its outputs as a tuple.
+    """
+
+    def __init__(self, gm: GraphModule, fusion: Fusion) -> None:
+        self.fusion = fusion
+        self._gm = gm
+        self._names: dict[FxNode, str] = {}
+        self._globals: dict[str, Any] = {}
+        self.source, name = self._emit(gm.graph)
+        code = compile(self.source, name, "exec")
+        linecache.cache[name] = (len(self.source), None, self.source.splitlines(True), name)
+        exec(code, self._globals)
+        self.call: Callable[..., tuple[Any, ...]] = self._globals["call"]
+
+    # -- emission --
+
+    def _emit(self, graph: Graph) -> tuple[str, str]:
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        for node in inputs:
+            self._name(node)
+        dies = self._last_uses()
+        body: list[str] = []
+        for step_number, step in enumerate(self.fusion.steps):
+            if isinstance(step, FxNode) and step.op == "placeholder":
+                continue
+            body.append(self._step(step, step_number))
+            dead = [self._names[one] for one in dies.get(step_number, ()) if one in self._names]
+            if dead and not body[-1].startswith("return"):
+                body.append(f"del {', '.join(dead)}")
+        parameters = ", ".join(self._names[node] for node in inputs)
+        lines = [f"def call({parameters}):", *(f"    {line}" for line in body)]
+        return "\n".join(lines) + "\n", f"<magjit_dvm {next(_numbers)}>"
+
+    def _last_uses(self) -> dict[int, list[FxNode]]:
+        last: dict[FxNode, int] = {}
+        for number, step in enumerate(self.fusion.steps):
+            for node in _operands(step):
+                last[node] = number
+            for node in step.outputs if isinstance(step, FusedGroup) else (step,):
+                last.setdefault(node, number)
+        dies: dict[int, list[FxNode]] = {}
+        for node, number in last.items():
+            dies.setdefault(number, []).append(node)
+        return dies
+
+    def _step(self, step: FusedGroup | FxNode, number: int) -> str:
+        if isinstance(step, FusedGroup):
+            return self._fused(step, number)
+        if step.op == "output":
+            (results,) = step.args
+            assert isinstance(results, (tuple, list))
+            items = ", ".join(self._text(one) for one in results)
+            return f"return ({items}{',' if len(results) == 1 else ''})"
+        if step.op == "get_attr":
+            return f"{self._name(step)} = {self._global('constant', _attribute(self._gm, step))}"
+        target = _FAST.get(step.target, step.target)
+        if step.op == "call_module":
+            target = self._gm.get_submodule(str(step.target))
+        function = self._global(_title(step.target), target)
+        arguments = [self._text(one) for one in step.args]
+        arguments += [f"{key}={self._text(one)}" for key, one in step.kwargs.items()]
+        return f"{self._name(step)} = {function}({', '.join(arguments)})"
+
+    def _fused(self, group: FusedGroup, number: int) -> str:
+        assert group.program is not None
+        name = f"fused_{number}"
+        arguments = ", ".join(self._text(one) for one in group.arguments)
+        self._globals[name] = group.program.compiled(_by_aten(self._gm, group))
+        results = ", ".join(self._name(one) for one in group.outputs)
+        return f"{results} = {name}({arguments})"
+
+    def _name(self, node: FxNode) -> str:
+        return self._names.setdefault(node, f"v_{node.name}")
+
+    def _global(self, name: str, value: Any) -> str:
+        found = name
+        for number in count(1):
+            if self._globals.setdefault(found, value) is value:
+                return found
+            found = f"{name}_{number}"
+        raise AssertionError
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, FxNode):
+            return self._name(value)
+        if isinstance(value, (list, tuple)):
+            items = [self._text(one) for one in value]
+            inner = ", ".join(items) + ("," if isinstance(value, tuple) and len(items) == 1 else "")
+            return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+        if value is None or type(value) in (bool, int, str):
+            return repr(value)
+        return self._global("constant", value)
+
+    # -- looking inside --
+
+    def programs(self) -> Iterable[tuple[str, Any]]:
+        """Name and callable of each fused operator."""
+        return ((name, one) for name, one in self._globals.items() if name.startswith("fused_"))
+
+
+def _operands(step: FusedGroup | FxNode) -> Iterable[FxNode]:
+    return step.arguments if isinstance(step, FusedGroup) else step.all_input_nodes
+
+
+def _attribute(gm: GraphModule, node: FxNode) -> Any:
+    value: Any = gm
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _title(target: Any) -> str:
+    name = getattr(target, "__name__", str(target))
+    return "".join(letter if letter.isalnum() else "_" for letter in name)
+
+
+def _by_aten(gm: GraphModule, group: FusedGroup) -> Callable[..., Any]:
+    """The group operator by operator, for arguments that have no bytecode."""
+    made: list[Callable[..., Any]] = []
+
+    def run(*arguments: Any) -> Any:
+        if not made:
+            made.append(_graph_of(gm, group))
+        results = made[0](*arguments)
+        return results[0] if len(results) == 1 else results
+
+    return run
+
+
+def _graph_of(gm: GraphModule, group: FusedGroup) -> Callable[..., Any]:
+    graph = Graph()
+    copied: dict[FxNode, FxNode] = {}
+    arguments: list[FxNode] = []
+    for position, node in enumerate(group.arguments):
+        arguments.append(graph.placeholder(f"argument_{position}"))
+        copied.setdefault(node, arguments[-1])
+    for node in group.nodes:
+        copied[node] = graph.node_copy(node, copied.__getitem__)
+    graph.output(tuple(copied[node] for node in group.outputs))
+    run: Callable[..., Any] = GraphModule(gm, graph).forward
+    return run

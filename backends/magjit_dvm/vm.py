@@ -1,0 +1,25 @@
+"""The virtual machine of the extension module, bound to the torch that is loaded."""
+
+from __future__ import annotations
+
+import torch
+
+import magjit_dvm._vm as _vm
+
+__all__ = ["Fused", "NotEncodable", "level", "machine", "timing", "verify"]
+
+
+def _bind() -> None:
+    example = torch.empty(1)
+    steal = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr
+    _vm.bind(example, example._cdata, torch.Tensor, torch.nn.Parameter, steal)
+
+
+_bind()
+
+Fused = _vm.Fused
+NotEncodable = _vm.NotEncodable
+level = _vm.level
+machine = _vm.machine
+timing = _vm.timing
+verify = _vm.verify
