@@ -18,7 +18,7 @@ _BEGIN, _END = "<!-- instructions: begin -->", "<!-- instructions: end -->"
 
 _FIRST = """\
 // Generated from instructions.py by `python -m magjit_dvm.generate`: do not edit.
-// MJ_OP(name, number), MJ_UNARY/MJ_BINARY/MJ_REDUCE(name, number, T, result, dtype, expression).
+// MJ_OP(name, number), MJ_UNARY/MJ_BINARY/...(name, number, T, result, dtype, expression).
 """
 
 
@@ -36,7 +36,7 @@ def _lines() -> Iterator[str]:
     for number, one in enumerate(INSTRUCTIONS):
         yield f"MJ_OP({one.name}, {number}, {one.kind.value}, {int(one.to_bool)})"
     yield "#endif"
-    for kind in (Kind.UNARY, Kind.BINARY, Kind.REDUCE):
+    for kind in (Kind.UNARY, Kind.BINARY, Kind.TERNARY, Kind.REDUCE, Kind.REDUCE2):
         macro = f"MJ_{kind.value.upper()}"
         yield f"#ifdef {macro}"
         for number, one in enumerate(INSTRUCTIONS):

@@ -89,11 +89,13 @@ class Kind(Enum):
     TERNARY = "ternary"
     REDUCE = "reduce"
     """Adds a step's block to an accumulator; the dimensions are the tile's."""
+    REDUCE2 = "reduce2"
+    """The same of a function of two blocks; the encoder makes it of two instructions."""
 
     @property
     def operands(self) -> int:
         """Tensor operands."""
-        return {"unary": 1, "binary": 2, "ternary": 3, "reduce": 1}.get(self.value, 0)
+        return {"unary": 1, "binary": 2, "ternary": 3, "reduce": 1, "reduce2": 2}.get(self.value, 0)
 
 
 FLOAT = (DType.F32, DType.F64)
@@ -180,6 +182,31 @@ def _reduce(
     return Instruction(name, Kind.REDUCE, dtypes, expression, reference, doc, identity=identity)
 
 
+def _pairs() -> tuple[Instruction, ...]:
+    """Two instructions in one pass: ``add_mul`` is (a + b) · c, ``mul_rsub`` is c − a · b."""
+    signs = {"add": "+", "sub": "-", "mul": "*"}
+    made = []
+    for first, sign in signs.items():
+        for second, text in (
+            ("add", "({0}) + c"),
+            ("sub", "({0}) - c"),
+            ("rsub", "c - ({0})"),
+            ("mul", "({0}) * c"),
+        ):
+            expression = text.format(f"a {sign} b")
+            made.append(
+                Instruction(
+                    f"{first}_{second}",
+                    Kind.TERNARY,
+                    (DType.F32,),
+                    expression,
+                    eval(f"lambda a, b, c: {expression}"),
+                    f"{expression}, in one pass",
+                )
+            )
+    return tuple(made)
+
+
 _F = torch.nn.functional
 
 INSTRUCTIONS: tuple[Instruction, ...] = (
@@ -252,13 +279,46 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
     _compare("le", "<="),
     _compare("gt", ">"),
     _compare("ge", ">="),
+    Instruction(
+        "sub_exp",
+        Kind.BINARY,
+        (DType.F32,),
+        "FN(exp)(a - b)",
+        lambda a, b: (a - b).exp(),
+        "exp(a − b), in one pass",
+    ),
+    Instruction(
+        "sub_square",
+        Kind.BINARY,
+        (DType.F32,),
+        "(a - b) * (a - b)",
+        lambda a, b: (a - b).square(),
+        "(a − b)², in one pass",
+    ),
     # Three.
     Instruction("select", Kind.TERNARY, ALL, "", torch.where, "b where a (bool) is not 0, else c"),
+    *_pairs(),
     # Reductions: into an accumulator that a tile begins with the identity.
     _reduce("sum", (*FLOAT, DType.I64), "a + b", "0", torch.sum, "sum; floats add up in double"),
     _reduce("prod", (*FLOAT, DType.I64), "a * b", "1", torch.prod, "product"),
     _reduce("max", ALL, "MAX(a, b)", "LOWEST", torch.amax, "largest, NaN wins"),
     _reduce("min", ALL, "MIN(a, b)", "HIGHEST", torch.amin, "smallest, NaN wins"),
+    Instruction(
+        "sum_mul",
+        Kind.REDUCE2,
+        (DType.F32,),
+        "a * b",
+        lambda a, b: (a * b).sum(),
+        "sum of a · b",
+    ),
+    Instruction(
+        "sum_sub_square",
+        Kind.REDUCE2,
+        (DType.F32,),
+        "(a - b) * (a - b)",
+        lambda a, b: (a - b).square().sum(),
+        "sum of (a − b)²",
+    ),
 )
 
 _names = [one.name for one in INSTRUCTIONS]

@@ -31,7 +31,7 @@ enum Op : uint16_t {
     N_OPS
 };
 
-enum OpKind : uint8_t { KIND_memory, KIND_unary, KIND_binary, KIND_ternary, KIND_reduce };
+enum OpKind : uint8_t { KIND_memory, KIND_unary, KIND_binary, KIND_ternary, KIND_reduce, KIND_reduce2 };
 
 struct OpInfo {
     const char *name;
@@ -75,7 +75,8 @@ struct Insn {
     uint8_t dtype;  /* of the operands; of a cast, of the result */
     uint8_t length; /* in words of 8 bytes */
     uint8_t shape;
-    uint8_t aux; /* cast: dtype of the operand; index_load: dtype of the positions */
+    uint8_t aux; /* cast: dtype of the operand; index_load: of the positions; view_store: 1 past
+                  * the caches */
     uint16_t dst, a, b, c; /* slots */
     uint16_t unused;
 };
@@ -105,7 +106,8 @@ struct Slot {
 };
 
 struct Phase {
-    uint32_t prologue, step, end; /* words from the beginning of the code */
+    uint32_t prologue, step, end;  /* words from the beginning of the code */
+    int64_t step_rows, step_cols;
 };
 
 /* DVM's code header: kernel type, code size and number of tiles, and how tiles cover the shape. */
@@ -121,7 +123,7 @@ struct Header {
     int64_t tiles;
     int64_t outer[MAX_DIMS]; /* sizes: n_outer, then n_inner of them */
     int64_t rows, cols;      /* the two dimensions of blocks */
-    int64_t tile_rows, tile_cols, step_rows, step_cols;
+    int64_t tile_rows, tile_cols;
     int64_t elements; /* of the whole iteration space */
     Phase phases[MAX_PHASES];
 };

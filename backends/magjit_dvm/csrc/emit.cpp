@@ -138,7 +138,6 @@ int Encoder::step_buffer(int n)
     }
     code.slots[s].local = (uint32_t)step_units;
     step_units += want;
-    step_peak = std::max(step_peak, step_units);
     return s;
 }
 
@@ -275,23 +274,25 @@ const char *Encoder::emit_step_node(int n, int phase)
         return nullptr;
     }
     bool reduces = node.kind == NODE_reduce && (node.mask & active);
+    const int16_t *operands = merged[n] ? merged_args[n] : node.args;
     int args[3] = {NO_SLOT, NO_SLOT, NO_SLOT};
     for (int k = 0; k < 3; k++) {
-        if (node.args[k] >= 0) {
-            args[k] = value_in_step(node.args[k], phase);
+        if (operands[k] >= 0) {
+            args[k] = value_in_step(operands[k], phase);
         }
     }
     /* Operands that are used for the last time, each once. */
     int dying[3], n_dying = 0;
     for (int k = 0; k < 3; k++) {
-        if (node.args[k] >= 0 && --uses[node.args[k]] == 0) {
-            dying[n_dying++] = node.args[k];
+        if (operands[k] >= 0 && --uses[operands[k]] == 0) {
+            dying[n_dying++] = operands[k];
         }
     }
     if (reduces) {
         int acc = accumulator[n];
         put(OP_load, (DType)code.slots[acc].dtype, SHAPE_TILE, acc, acc);
-        put(node.op, node.dtype, SHAPE_ROWS | SHAPE_COLS, acc, args[0]);
+        put(merged[n] ? merged[n] : node.op, node.dtype, SHAPE_ROWS | SHAPE_COLS, acc, args[0],
+            args[1]);
         for (int k = 0; k < n_dying; k++) {
             release(dying[k]);
         }
@@ -321,7 +322,11 @@ const char *Encoder::emit_step_node(int n, int phase)
         }
     }
     step_slot[n] = (int16_t)s;
-    switch (node.kind) {
+    if (merged[n]) {
+        put(merged[n], node.dtype, shape, s, args[0], args[1], args[2]);
+    }
+    switch (merged[n] ? N_NODE_KINDS : node.kind) {
+    case N_NODE_KINDS: break;
     case NODE_compute: {
         DType of = program.nodes[node.args[node.op == OP_select ? 1 : 0]].dtype;
         put(node.op, of, shape, s, args[0], args[1], args[2]);
@@ -379,7 +384,7 @@ int Encoder::output_slot(int n, bool tile_level, bool direct_only, int *which)
         const Slot &slot = code.slots[s];
         bool writable = code.header.flat ? slot.row == 0
                                          : slot.col == bytes(dtype) || !(shape & SHAPE_COLS);
-        if (direct_only && !writable) {
+        if (direct_only && (!writable || streams((int)o))) {
             code.header.n_slots--;
             return -1;
         }
@@ -399,7 +404,110 @@ void Encoder::store_outputs(int n, int from, int done, bool tile_level)
             code.header.n_slots--;
             continue;
         }
-        put(OP_view_store, program.nodes[n].dtype, tile_level ? SHAPE_TILE : shape_of(n), s, from);
+        bool past_caches = !tile_level && streams(which) && shape_of(n) & SHAPE_COLS &&
+                           code.slots[s].col == bytes(program.nodes[n].dtype);
+        put(OP_view_store, program.nodes[n].dtype, tile_level ? SHAPE_TILE : shape_of(n), s, from,
+            NO_SLOT, NO_SLOT, past_caches);
+    }
+}
+
+/* Whether an output is larger than what caches hold until somebody reads it. */
+bool Encoder::streams(int o) const
+{
+    const Output &out = program.outputs[o];
+    int64_t size = bytes(program.nodes[out.node].dtype);
+    for (int k = 0; k < out.ndim; k++) {
+        size *= code.outputs[o].sizes[k];
+    }
+    return size >= machine.stream_bytes;
+}
+
+/* ---- two instructions in one pass ---- */
+
+bool Encoder::reduces_in(int n, int phase) const
+{
+    const Node &node = program.nodes[n];
+    return node.kind == NODE_reduce && (node.mask & active) && phases[n] && avail[n] == phase + 1;
+}
+
+bool Encoder::in_step(int n, int phase) const
+{
+    return reduces_in(n, phase) || (!in_tile(n) && !is_number(n) && phases[n] >> phase & 1 &&
+                                    !(kept[n] && tile_slot[n] >= 0));
+}
+
+/* Whether m is computed for n alone and may be computed along with it. */
+bool Encoder::absorbs(int m, int n, int phase, int used) const
+{
+    if (m < 0) {
+        return false;
+    }
+    const Node &node = program.nodes[m];
+    uint8_t shape = program.nodes[n].kind == NODE_reduce ? (uint8_t)(SHAPE_ROWS | SHAPE_COLS)
+                                                         : shape_of(n);
+    return node.kind == NODE_compute && node.dtype == DT_f32 && in_step(m, phase) &&
+           uses[m] == used && !kept[m] && !(stores[m] && avail[m] == phase) && !merged[m] &&
+           !absorbed[m] && shape_of(m) == shape;
+}
+
+void Encoder::merge_nodes(int n, int m, uint16_t op, int a, int b, int c)
+{
+    merged[n] = op;
+    merged_args[n][0] = (int16_t)a;
+    merged_args[n][1] = (int16_t)b;
+    merged_args[n][2] = (int16_t)c;
+    absorbed[m] = true;
+}
+
+void Encoder::plan_merges(int phase)
+{
+    static const uint16_t pairs[3][4] = {{OP_add_add, OP_add_sub, OP_add_rsub, OP_add_mul},
+                                         {OP_sub_add, OP_sub_sub, OP_sub_rsub, OP_sub_mul},
+                                         {OP_mul_add, OP_mul_sub, OP_mul_rsub, OP_mul_mul}};
+    auto sign = [](int op) { return op == OP_add ? 0 : op == OP_sub ? 1 : op == OP_mul ? 2 : -1; };
+    for (int n = 0; n < n_nodes(); n++) {
+        const Node &node = program.nodes[n];
+        if (!in_step(n, phase) || node.dtype != DT_f32) {
+            continue;
+        }
+        int a = node.args[0], b = node.args[1];
+        if (node.kind == NODE_reduce && node.op == OP_sum &&
+            code.header.reduces == REDUCES_columns) {
+            const Node &from = program.nodes[a];
+            if (merged[a] == OP_sub_square && uses[a] == 1 && !kept[a] &&
+                !(stores[a] && avail[a] == phase) &&
+                shape_of(a) == (SHAPE_ROWS | SHAPE_COLS)) {
+                merge_nodes(n, a, OP_sum_sub_square, merged_args[a][0], merged_args[a][1], -1);
+            } else if (from.op == OP_mul && absorbs(a, n, phase, 1)) {
+                merge_nodes(n, a, OP_sum_mul, from.args[0], from.args[1], -1);
+            }
+            continue;
+        }
+        if (node.kind != NODE_compute) {
+            continue;
+        }
+        if (node.op == OP_exp && program.nodes[a].op == OP_sub && absorbs(a, n, phase, 1)) {
+            merge_nodes(n, a, OP_sub_exp, program.nodes[a].args[0], program.nodes[a].args[1], -1);
+            continue;
+        }
+        if (node.op == OP_mul && a == b && program.nodes[a].op == OP_sub &&
+            absorbs(a, n, phase, 2)) {
+            merge_nodes(n, a, OP_sub_square, program.nodes[a].args[0], program.nodes[a].args[1],
+                        -1);
+            continue;
+        }
+        int second = sign(node.op);
+        for (int k = 0; k < 2 && second >= 0; k++) {
+            int m = node.args[k];
+            int first = m >= 0 && program.nodes[m].kind == NODE_compute ? sign(program.nodes[m].op)
+                                                                       : -1;
+            if (first >= 0 && absorbs(m, n, phase, 1)) {
+                int column = second == 0 ? 0 : second == 2 ? 3 : k == 0 ? 1 : 2;
+                merge_nodes(n, m, pairs[first][column], program.nodes[m].args[0],
+                            program.nodes[m].args[1], node.args[1 - k]);
+                break;
+            }
+        }
     }
 }
 
@@ -407,74 +515,84 @@ const char *Encoder::emit()
 {
     Header &h = code.header;
     std::fill(tile_slot, tile_slot + n_nodes(), (int16_t)-1);
+    std::fill(stores, stores + n_nodes(), false);
+    for (const Output &out : program.outputs) {
+        stores[out.node] = true;
+    }
     kept_units = 0;
     for (int phase = 0; phase < n_phases; phase++) {
-        h.phases[phase].prologue = words;
-        std::fill(step_slot, step_slot + n_nodes(), (int16_t)-1);
-        std::fill(uses, uses + n_nodes(), 0);
-        for (int n = 0; n < n_nodes(); n++) {
-            if (!(phases[n] >> phase & 1) || !in_tile(n) || is_number(n) || avail[n] != phase) {
-                continue;
-            }
-            if (const char *error = emit_tile_node(n)) {
-                return error;
-            }
-            store_outputs(n, tile_slot[n], -1, true);
+        if (const char *error = emit_phase(phase)) {
+            return error;
         }
-        auto reduces_here = [&](int n) {
-            const Node &node = program.nodes[n];
-            return node.kind == NODE_reduce && (node.mask & active) && phases[n] &&
-                   avail[n] == phase + 1;
-        };
-        auto steps_here = [&](int n) {
-            return reduces_here(n) || (!in_tile(n) && !is_number(n) && phases[n] >> phase & 1 &&
-                                       !(kept[n] && tile_slot[n] >= 0));
-        };
-        for (int n = 0; n < n_nodes(); n++) {
-            if (!reduces_here(n)) {
-                continue;
-            }
-            const Node &node = program.nodes[n];
-            bool adds = node.op == OP_sum || node.op == OP_prod;
-            DType as = adds && node.dtype == DT_f32 ? DT_f64 : node.dtype;
-            int acc = new_slot(SLOT_tile, as, SHAPE_TILE);
-            code.slots[acc].local = (uint32_t)tile_units;
-            tile_units += bytes(as);
-            accumulator[n] = (int16_t)acc;
-            put(OP_fill, as, SHAPE_TILE, acc, NO_SLOT, NO_SLOT, NO_SLOT, (uint8_t)node.op);
-        }
-        for (int n = 0; n < n_nodes(); n++) {
-            if (steps_here(n)) {
-                for (int16_t arg : program.nodes[n].args) {
-                    if (arg >= 0) {
-                        uses[arg]++;
-                    }
-                }
-            }
-        }
-        /* Kept and stored values stay where they are; others are freed with their last use. */
-        h.phases[phase].step = words;
-        step_units = 0;
-        n_free = 0;
-        for (int n = 0; n < n_nodes(); n++) {
-            if (!steps_here(n)) {
-                continue;
-            }
-            if (const char *error = emit_step_node(n, phase)) {
-                return error;
-            }
-            if (program.nodes[n].kind == NODE_load && avail[n] == phase) {
-                store_outputs(n, step_slot[n], -1, false);
-            }
-            if (overflow) {
-                return overflow;
-            }
-        }
-        h.phases[phase].end = words;
     }
+    first_slot[n_phases] = h.n_slots;
     h.n_phases = (uint16_t)n_phases;
     h.code_words = words;
     return overflow;
+}
+
+const char *Encoder::emit_phase(int phase)
+{
+    Header &h = code.header;
+    h.phases[phase].prologue = words;
+    first_slot[phase] = h.n_slots;
+    std::fill(step_slot, step_slot + n_nodes(), (int16_t)-1);
+    std::fill(uses, uses + n_nodes(), 0);
+    std::fill(merged, merged + n_nodes(), (uint16_t)0);
+    std::fill(absorbed, absorbed + n_nodes(), false);
+    for (int n = 0; n < n_nodes(); n++) {
+        if (!(phases[n] >> phase & 1) || !in_tile(n) || is_number(n) || avail[n] != phase) {
+            continue;
+        }
+        if (const char *error = emit_tile_node(n)) {
+            return error;
+        }
+        store_outputs(n, tile_slot[n], -1, true);
+    }
+    for (int n = 0; n < n_nodes(); n++) {
+        if (!reduces_in(n, phase)) {
+            continue;
+        }
+        const Node &node = program.nodes[n];
+        bool adds = node.op == OP_sum || node.op == OP_prod;
+        DType as = adds && node.dtype == DT_f32 ? DT_f64 : node.dtype;
+        int acc = new_slot(SLOT_tile, as, SHAPE_TILE);
+        code.slots[acc].local = (uint32_t)tile_units;
+        tile_units += bytes(as);
+        accumulator[n] = (int16_t)acc;
+        put(OP_fill, as, SHAPE_TILE, acc, NO_SLOT, NO_SLOT, NO_SLOT, (uint8_t)node.op);
+    }
+    for (int n = 0; n < n_nodes(); n++) {
+        if (in_step(n, phase)) {
+            for (int16_t arg : program.nodes[n].args) {
+                if (arg >= 0) {
+                    uses[arg]++;
+                }
+            }
+        }
+    }
+    plan_merges(phase);
+    h.phases[phase].step = words;
+    step_units = moved_units = 0;
+    n_free = 0;
+    for (int n = 0; n < n_nodes(); n++) {
+        if (!in_step(n, phase) || absorbed[n]) {
+            continue;
+        }
+        if (const char *error = emit_step_node(n, phase)) {
+            return error;
+        }
+        if (program.nodes[n].kind == NODE_load && avail[n] == phase) {
+            store_outputs(n, step_slot[n], -1, false);
+        }
+        if (overflow) {
+            return overflow;
+        }
+    }
+    h.phases[phase].end = words;
+    phase_units[phase] = step_units;
+    phase_moved[phase] = moved_units;
+    return nullptr;
 }
 
 } // namespace magjit_dvm

@@ -45,12 +45,18 @@ struct Encoder {
     int16_t tile_slot[MAX_NODES]; /* of values of the tile, constants and kept values */
     int16_t accumulator[MAX_NODES];
     int16_t step_slot[MAX_NODES];
+    uint16_t merged[MAX_NODES];       /* the instruction that a node and an operand of it became */
+    int16_t merged_args[MAX_NODES][3];
+    bool absorbed[MAX_NODES];         /* such operands */
+    bool stores[MAX_NODES];           /* nodes that are outputs */
+    uint16_t first_slot[MAX_PHASES + 1];
+    int64_t phase_units[MAX_PHASES], phase_moved[MAX_PHASES];
     int uses[MAX_NODES];
     uint32_t words = 0;
     int64_t tile_units = 0;  /* local bytes for each element of the tile's dimension */
     int64_t kept_units = 0;  /* local bytes for each element of a tile */
-    int64_t step_units = 0, step_peak = 0; /* local bytes for each element of a step */
-    int64_t moved_units = 0; /* bytes an element that a step reads or writes in place */
+    int64_t step_units = 0;  /* local bytes for each element of a step of this phase */
+    int64_t moved_units = 0; /* bytes an element that it reads or writes in place */
 
     Encoder(const Program &p, const Given *g, const Machine &m, Code &c)
         : program(p), given(g), machine(m), code(c)
@@ -67,6 +73,8 @@ struct Encoder {
     void geometry();
     void levels();
     const char *emit();
+    const char *emit_phase(int phase);
+    bool streams(int output) const;
     void tiles();
     void place();
 
@@ -87,6 +95,11 @@ struct Encoder {
 
     int new_slot(SlotKind kind, DType dtype, uint8_t shape);
     int global_slot(int op, int argument, DType dtype, uint8_t shape, bool tile_level);
+    bool in_step(int n, int phase) const;
+    bool reduces_in(int n, int phase) const;
+    void plan_merges(int phase);
+    bool absorbs(int m, int n, int phase, int used) const;
+    void merge_nodes(int n, int m, uint16_t op, int a, int b, int c);
     int step_buffer(int n);
     void release(int n);
     void put(uint16_t op, DType dtype, uint8_t shape, int dst, int a = NO_SLOT, int b = NO_SLOT,

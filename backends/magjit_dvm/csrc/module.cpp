@@ -13,7 +13,7 @@ namespace magjit_dvm {
 
 namespace {
 
-Machine machine = {1, 1 << 20, 28 << 10, 32768};
+Machine machine = {1, 1 << 20, 28 << 10, 32768, 32 << 20};
 PyObject *not_encodable;
 
 /* Nanoseconds that instances took to encode, while somebody wants to know. */
@@ -369,7 +369,8 @@ PyObject *fused_encode(PyObject *object, PyObject *const *args, Py_ssize_t n)
     }
     for (int p = 0; p < h.n_phases; p++) {
         const Phase &phase = h.phases[p];
-        add(phases, Py_BuildValue("(III)", phase.prologue, phase.step, phase.end));
+        add(phases, Py_BuildValue("(IIILL)", phase.prologue, phase.step, phase.end,
+                                  (long long)phase.step_rows, (long long)phase.step_cols));
     }
     for (int c = 0; c < h.n_constants; c++) {
         add(constants, PyLong_FromUnsignedLongLong(code.constants[c]));
@@ -383,11 +384,10 @@ PyObject *fused_encode(PyObject *object, PyObject *const *args, Py_ssize_t n)
     }
     size_t n_bytes = offsetof(Code, outputs);
     return Py_BuildValue(
-        "{s:i,s:i,s:i,s:i,s:N,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:i,s:i,s:N,s:N,s:N,s:N,s:y#}",
+        "{s:i,s:i,s:i,s:i,s:N,s:L,s:L,s:L,s:L,s:L,s:L,s:i,s:i,s:N,s:N,s:N,s:N,s:y#}",
         "reduces", h.reduces, "flat", h.flat, "n_outer", h.n_outer, "n_inner", h.n_inner, "outer",
         outer, "rows", (long long)h.rows, "cols", (long long)h.cols, "tile_rows",
-        (long long)h.tile_rows, "tile_cols", (long long)h.tile_cols, "step_rows",
-        (long long)h.step_rows, "step_cols", (long long)h.step_cols, "tiles", (long long)h.tiles,
+        (long long)h.tile_rows, "tile_cols", (long long)h.tile_cols, "tiles", (long long)h.tiles,
         "elements", (long long)h.elements, "local_bytes", (int)h.local_bytes, "code_words",
         (int)h.code_words, "slots", slots, "phases", phases, "constants", constants, "insns", insns,
         "image", (const char *)&code, (Py_ssize_t)n_bytes);
@@ -482,18 +482,21 @@ PyObject *py_verify(PyObject *, PyObject *args)
 PyObject *py_machine(PyObject *, PyObject *args)
 {
     long long local = machine.local_bytes, step = machine.step_bytes, grain = machine.grain;
-    if (!PyArg_ParseTuple(args, "|LLL:machine", &local, &step, &grain)) {
+    long long stream = machine.stream_bytes;
+    if (!PyArg_ParseTuple(args, "|LLLL:machine", &local, &step, &grain, &stream)) {
         return nullptr;
     }
     if (local < 4096 || step < 4096 || grain < 1 || local > (1LL << 28)) {
         PyErr_SetString(PyExc_ValueError, "local memory and steps have 4 KiB at least");
         return nullptr;
     }
-    PyObject *before = Py_BuildValue("(LLL)", (long long)machine.local_bytes,
-                                     (long long)machine.step_bytes, (long long)machine.grain);
+    PyObject *before = Py_BuildValue("(LLLL)", (long long)machine.local_bytes,
+                                     (long long)machine.step_bytes, (long long)machine.grain,
+                                     (long long)machine.stream_bytes);
     machine.local_bytes = local;
     machine.step_bytes = step;
     machine.grain = grain;
+    machine.stream_bytes = stream;
     return before;
 }
 
@@ -505,7 +508,7 @@ PyMethodDef functions[] = {
      "timing(on): nanoseconds of each encoding since the last call; goes on if `on`."},
     {"verify", py_verify, METH_VARARGS, "verify(image, extents): what is wrong, or None."},
     {"machine", py_machine, METH_VARARGS,
-     "machine([local bytes, step bytes, grain]): the settings before."},
+     "machine([local bytes, step bytes, grain, stream bytes]): the settings before."},
     {"level", py_level, METH_NOARGS, "level(): of x86-64, whose kernels run."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -28,15 +28,28 @@ int64_t hardware_align_div(int64_t n, int64_t limit, int64_t rest, int64_t other
     return aligned <= limit ? aligned : std::min(best, n);
 }
 
+/* Parts of nearly equal size, of about `step` elements: no short last step. */
+int64_t even(int64_t n, int64_t step)
+{
+    int64_t parts = std::max<int64_t>(1, (n + step / 2) / step);
+    int64_t part = ((n + parts - 1) / parts + 63) / 64 * 64;
+    return std::min(n, part);
+}
+
 } // namespace
 
 void Encoder::tiles()
 {
     Header &h = code.header;
     int cores = h.elements < machine.grain ? 1 : machine.threads;
-    /* A step's blocks stay in the first-level cache. */
-    int64_t units = std::max<int64_t>(1, step_peak + std::min<int64_t>(moved_units, 32));
-    int64_t step = std::clamp<int64_t>(machine.step_bytes / units / 64 * 64, 256, 8192);
+    int64_t units = 1, steps[MAX_PHASES];
+    for (int p = 0; p < n_phases; p++) {
+        /* A step's blocks stay in the first-level cache. */
+        int64_t now = std::max<int64_t>(1, phase_units[p] + phase_moved[p]);
+        steps[p] = std::clamp<int64_t>(machine.step_bytes / now / 64 * 64, 256, 8192);
+        units = std::max(units, now);
+    }
+    int64_t step = *std::max_element(steps, steps + n_phases);
     int64_t limit = std::max<int64_t>(step, machine.local_bytes / units);
     int64_t outer = 1, inner = 1;
     for (int i = 0; i < h.n_outer && !h.flat; i++) {
@@ -77,8 +90,11 @@ void Encoder::tiles()
         h.tile_rows = h.rows;
         h.tile_cols = hardware_align_div(h.cols, most, length, outer, cores, 16);
     }
-    h.step_cols = std::min(h.tile_cols, step);
-    h.step_rows = std::max<int64_t>(1, std::min(h.tile_rows, step / h.step_cols));
+    for (int p = 0; p < n_phases; p++) {
+        Phase &phase = h.phases[p];
+        phase.step_cols = even(h.tile_cols, steps[p]);
+        phase.step_rows = std::max<int64_t>(1, std::min(h.tile_rows, steps[p] / phase.step_cols));
+    }
     h.tiles = outer * ((h.rows + h.tile_rows - 1) / h.tile_rows) *
               ((h.cols + h.tile_cols - 1) / h.tile_cols);
 }
@@ -92,15 +108,21 @@ void Encoder::place()
         inner *= h.outer[h.n_outer + i];
     }
     auto aligned = [](int64_t n) { return (n + 63) / 64 * 64; };
-    int64_t step = aligned(h.step_rows * h.step_cols);
     int64_t along = aligned(h.reduces == REDUCES_columns ? h.tile_rows : h.tile_cols);
     int64_t whole = aligned(h.tile_rows * h.tile_cols * inner);
-    int64_t tile_at = step_peak * step;
+    int64_t step[MAX_PHASES], tile_at = 0;
+    for (int p = 0; p < n_phases; p++) {
+        step[p] = aligned(h.phases[p].step_rows * h.phases[p].step_cols);
+        tile_at = std::max(tile_at, phase_units[p] * step[p]);
+    }
     int64_t kept_at = tile_at + tile_units * along;
-    for (int s = 0; s < h.n_slots; s++) {
+    for (int s = 0, p = 0; s < h.n_slots; s++) {
+        while (p + 1 < n_phases && s >= first_slot[p + 1]) {
+            p++;
+        }
         Slot &slot = code.slots[s];
         switch (slot.kind) {
-        case SLOT_step: slot.local = (uint32_t)(slot.local * step); break;
+        case SLOT_step: slot.local = (uint32_t)(slot.local * step[p]); break;
         case SLOT_tile: slot.local = (uint32_t)(tile_at + slot.local * along); break;
         case SLOT_kept: slot.local = (uint32_t)(kept_at + slot.local * whole); break;
         default: break;

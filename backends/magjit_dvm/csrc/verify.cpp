@@ -1,4 +1,6 @@
 /* What must hold of programs and of bytecode before either is used. */
+#include <algorithm>
+
 #include "program.h"
 
 namespace magjit_dvm {
@@ -71,7 +73,9 @@ std::string check_node(const Program &program, size_t n)
         }
         bool select = node.op == OP_select;
         DType dtype = of(select ? 1 : 0);
-        if (select ? of(0) != DT_bool || of(2) != dtype : kind == KIND_binary && of(1) != dtype) {
+        if (select ? of(0) != DT_bool || of(2) != dtype
+                   : (kind >= KIND_binary && of(1) != dtype) ||
+                         (kind == KIND_ternary && of(2) != dtype)) {
             return "operands of different dtypes";
         }
         if (node.op == OP_cast || !k.op[node.op][dtype]) {
@@ -171,6 +175,7 @@ struct Checker {
     const char *header();
     const char *slot(const Slot &s);
     const char *global(const Slot &s, bool tile_level);
+    const char *step_slots(const Insn &insn, const Phase &phase);
     const char *insn(const Insn &insn, bool prologue);
     const char *run();
 };
@@ -195,14 +200,13 @@ const char *Checker::header()
         }
         (i < h.n_outer ? outer : inner) = times(i < h.n_outer ? outer : inner, h.outer[i]);
     }
-    for (int64_t n : {h.rows, h.cols, h.tile_rows, h.tile_cols, h.step_rows, h.step_cols}) {
+    for (int64_t n : {h.rows, h.cols, h.tile_rows, h.tile_cols}) {
         if (n < 1 || n >= MOST) {
             return "a size below 1";
         }
     }
-    if (h.tile_rows > h.rows || h.tile_cols > h.cols || h.step_rows > h.tile_rows ||
-        h.step_cols > h.tile_cols) {
-        return "a tile or step larger than the whole";
+    if (h.tile_rows > h.rows || h.tile_cols > h.cols) {
+        return "a tile larger than the whole";
     }
     if ((h.reduces == REDUCES_columns && h.tile_cols != h.cols) ||
         (h.reduces == REDUCES_rows && h.tile_rows != h.rows)) {
@@ -223,6 +227,10 @@ const char *Checker::header()
         if (phase.prologue != at || phase.step < at || phase.end < phase.step ||
             phase.end > h.code_words || (phase.step | phase.end) % INSN_WORDS) {
             return "phases do not follow one another";
+        }
+        if (phase.step_rows < 1 || phase.step_cols < 1 || phase.step_rows > h.tile_rows ||
+            phase.step_cols > h.tile_cols) {
+            return "a step larger than its tile";
         }
         at = phase.end;
     }
@@ -271,7 +279,7 @@ const char *Checker::slot(const Slot &s)
     switch (s.kind) {
     case SLOT_constant: return s.local < h.n_constants ? nullptr : "a constant that is not there";
     case SLOT_global: return global(s, s.shape & SHAPE_TILE);
-    case SLOT_step: count = times(h.step_rows, h.step_cols); break;
+    case SLOT_step: count = 0; break; /* as large as the steps that use it: see step_slots */
     case SLOT_tile: count = h.reduces == REDUCES_columns ? h.tile_rows : h.tile_cols; break;
     default: count = times(times(h.tile_rows, h.tile_cols), inner);
     }
@@ -366,12 +374,34 @@ const char *Checker::insn(const Insn &insn, bool prologue)
                    ? nullptr
                    : "no accumulator";
     }
+    if (kind == KIND_reduce2) {
+        return !tile && h.reduces == REDUCES_columns && d->kind == SLOT_tile &&
+                       d->dtype == DT_f64 && insn.dtype == DT_f32 && reads(insn.a, insn.dtype) &&
+                       reads(insn.b, insn.dtype)
+                   ? nullptr
+                   : "no accumulator";
+    }
     int first = insn.op == OP_select ? (int)DT_bool : insn.dtype;
     bool fine = fits(d) && d->dtype == (OPS[insn.op].to_bool ? (int)DT_bool : insn.dtype) &&
                 reads(insn.a, first);
     fine = fine && (kind < KIND_binary || reads(insn.b, insn.dtype));
     fine = fine && (kind < KIND_ternary || reads(insn.c, insn.dtype));
     return fine ? nullptr : "operands of other dtypes or shapes";
+}
+
+/* The blocks of local memory that an instruction touches hold a step of its phase. */
+const char *Checker::step_slots(const Insn &insn, const Phase &phase)
+{
+    int64_t count = times(phase.step_rows, phase.step_cols);
+    for (uint16_t s : {insn.dst, insn.a, insn.b, insn.c}) {
+        if (s < h.n_slots && code.slots[s].kind == SLOT_step) {
+            const Slot &slot = code.slots[s];
+            if (times(count, DTYPE_BYTES[slot.dtype]) + slot.local > h.local_bytes) {
+                return "a block outside of local memory";
+            }
+        }
+    }
+    return nullptr;
 }
 
 const char *Checker::run()
@@ -389,7 +419,8 @@ const char *Checker::run()
         for (uint32_t at = phase.prologue; at < phase.end; at += INSN_WORDS) {
             Insn one;
             memcpy(&one, &code.words[at], sizeof(one));
-            if (const char *error = insn(one, at < phase.step)) {
+            const char *error = insn(one, at < phase.step);
+            if (error || (error = step_slots(one, phase))) {
                 return error;
             }
         }

@@ -1,5 +1,6 @@
 /* The virtual machine (DVM, Algorithm 2): each core decodes the bytecode for its share of tiles. */
 #include <dlfcn.h>
+#include <emmintrin.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -196,6 +197,25 @@ void copy_bytes(int size, char *global, int64_t row, int64_t col, char *block, i
     }
 }
 
+/* Past the caches: what is larger than they are only drives out what is needed again. */
+void stream_copy(char *to, const char *from, size_t n)
+{
+    size_t head = std::min<size_t>(n, (64 - (uintptr_t)to % 64) % 64);
+    memcpy(to, from, head);
+    to += head, from += head, n -= head;
+    for (; n >= 64; to += 64, from += 64, n -= 64) {
+        __m128i a = _mm_loadu_si128((const __m128i *)from);
+        __m128i b = _mm_loadu_si128((const __m128i *)(from + 16));
+        __m128i c = _mm_loadu_si128((const __m128i *)(from + 32));
+        __m128i d = _mm_loadu_si128((const __m128i *)(from + 48));
+        _mm_stream_si128((__m128i *)to, a);
+        _mm_stream_si128((__m128i *)(to + 16), b);
+        _mm_stream_si128((__m128i *)(to + 32), c);
+        _mm_stream_si128((__m128i *)(to + 48), d);
+    }
+    memcpy(to, from, n);
+}
+
 /* A range of the flattened shape, by an odometer over its dimensions: in runs of the last two. */
 void Core::flat_view(const Slot &slot, char *block, bool load)
 {
@@ -318,6 +338,14 @@ void Core::memory(const Insn &insn)
         bool load = insn.op == OP_view_load;
         int s = load ? insn.a : insn.dst;
         const Slot &slot = code.slots[s];
+        if (insn.aux && !load) {
+            const State &from = state[insn.a];
+            char *to = at_step(slot, s);
+            for (int64_t r = 0; r < n_rows; r++) {
+                stream_copy(to + r * slot.row, from.p + r * from.rs, (size_t)(n_cols * size));
+            }
+            break;
+        }
         if (h.flat && !load) {
             flat_view(slot, state[insn.a].p, false);
             break;
@@ -383,7 +411,7 @@ void Core::run_block(uint32_t from, uint32_t to)
         int64_t n_cols = tile ? tile_length() : insn.shape & SHAPE_COLS ? cols : 1;
         State d = state[insn.dst], a = state[insn.a];
         State b = insn.b == NO_SLOT ? a : state[insn.b], c = insn.c == NO_SLOT ? a : state[insn.c];
-        if (n_cols == 1 && n_rows > 1 && kind != KIND_reduce) {
+        if (n_cols == 1 && n_rows > 1 && kind < KIND_reduce) {
             /* One column is a row, where its elements follow one another. */
             auto turn = [&](State &s, int64_t size) {
                 bool ok = s.rs == size || s.rs == 0;
@@ -423,16 +451,16 @@ void Core::run_steps(const Phase &phase)
         inner *= h.outer[i];
     }
     int64_t last_cols = -1;
-    for (row = tile_row; row < tile_row + tile_rows; row += h.step_rows) {
-        rows = std::min(h.step_rows, tile_row + tile_rows - row);
+    for (row = tile_row; row < tile_row + tile_rows; row += phase.step_rows) {
+        rows = std::min(phase.step_rows, tile_row + tile_rows - row);
         for (inner_index = 0; inner_index < inner; inner_index++) {
             int64_t rest = inner_index;
             for (int i = h.n_outer + h.n_inner - 1; i >= h.n_outer; i--) {
                 index[i] = rest % h.outer[i];
                 rest /= h.outer[i];
             }
-            for (col = tile_col; col < tile_col + tile_cols; col += h.step_cols) {
-                cols = std::min(h.step_cols, tile_col + tile_cols - col);
+            for (col = tile_col; col < tile_col + tile_cols; col += phase.step_cols) {
+                cols = std::min(phase.step_cols, tile_col + tile_cols - col);
                 if (cols != last_cols) {
                     enter_step();
                     last_cols = cols;
@@ -568,6 +596,7 @@ void run_share(Job &job, int64_t core, int64_t cores)
     }
     Core machine(job.code, job.arguments, memory);
     machine.run(first, last);
+    _mm_sfence(); /* what was stored past the caches */
     if (!machine.in_bounds) {
         __atomic_fetch_or(&job.status, 1, __ATOMIC_RELAXED);
     }

@@ -1,0 +1,310 @@
+"""Fused operators as bytecode on the CPU, beside eager mode, Inductor, numexpr and a copy.
+
+sets      the operator sets of DVM's paper over random shapes
+chains    chains of vector operators from 64 KB to 256 MB
+shapes    10,000 shapes through one compiled function: memory, first and repeated calls
+models    cold starts, steady state, the share of operators that the virtual machine runs
+varied    40 batch and sequence sizes through BERT
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import dvm_models
+import magjit
+from dvm_cases import CHAINS, SETS, Arguments, OperatorSet, Program, drawn, layer_norm
+from dvm_peers import (
+    PEERS,
+    Entrants,
+    add_encoding,
+    add_speed,
+    another,
+    encodings,
+    percentile,
+    set_up,
+)
+from harness import Benchmark, Row, Task, argument_parser, median_times, no_collection
+
+SEED = 1
+ROUNDS = 9
+SHAPES = 60
+STATIC_SHAPES = 6
+NEW_SHAPES = 10_000
+SIZES = {"64 KB": 64 << 10, "1 MB": 1 << 20, "16 MB": 16 << 20, "64 MB": 64 << 20}
+SIZES |= {"256 MB": 256 << 20}
+QUICK_SIZES = ("64 KB", "1 MB")
+
+
+def counted(threads: int) -> str:
+    return f"{threads} thread{'s' * (threads != 1)}"
+
+
+# -- operator sets ------------------------------------------------------------------------------
+
+
+def measure_set(
+    benchmark: Benchmark, operators: OperatorSet, threads: int, options: argparse.Namespace
+) -> None:
+    """Times of every shape, then encodings in another order of the shapes."""
+    count = 4 if options.quick else SHAPES
+    case = f"{operators.program.name}, {counted(threads)}"
+    sampled = set(range(0, count, max(1, count // STATIC_SHAPES)))
+    entrants = Entrants(operators.program, [name for name in options.peers if name in COMPARED])
+    times: list[dict[str, float]] = []
+    # Before any shape but two was seen, for the virtual machine and for its caches.
+    calls = [lambda given=given: entrants.magjit(*given) for given in few(operators, 2)]
+    for call in calls * 2:
+        call()
+    taken, ran = encoded(entrants, drawn(operators, count, SEED))
+    for number, arguments in enumerate(drawn(operators, count, SEED)):
+        tasks = entrants.tasks(arguments, static=number in sampled)
+        times.append(median_times(tasks, rounds=options.rounds, seconds=0.01))
+    add_encoding(benchmark, case, taken)
+    if taken:
+        note = f"first and second calls at {count} shapes"
+        share = sum(taken) / ran
+        benchmark.add(Row(case, "compile/run ratio", "share", share, note=note))
+    static = sum("inductor-static" in one for one in times)
+    notes = [f"{count} shapes, inductor-static on {static}", *entrants.wrong[:3]]
+    add_speed(benchmark, case, times, "; ".join(notes))
+    total = {name: sum(one[name] for one in times if name in one) for name in ("magjit", "eager")}
+    total = {name: value / 1000 for name, value in total.items() if value}
+    benchmark.add(Row.of(case, "run_ms", "ms", total, "sum over the shapes"))
+
+
+COMPARED = ("eager", "inductor-static", "inductor-dynamic")
+
+
+def few(operators: OperatorSet, count: int) -> list[Arguments]:
+    """Arguments of shapes other than those of the measurement."""
+    return list(drawn(operators, count, SEED + 1))
+
+
+def encoded(entrants: Entrants, calls: Iterator[Arguments]) -> tuple[list[int], float]:
+    """Nanoseconds of each encoding, and of all calls, in two calls at each shape."""
+    taken: list[int] = []
+    ran = 0
+    for arguments in calls:
+        start = time.perf_counter_ns()
+        taken += encodings(lambda arguments=arguments: entrants.magjit(*arguments), 2)
+        ran += time.perf_counter_ns() - start
+    return taken, ran
+
+
+def part_sets(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    for threads in options.threads:
+        for operators in SETS:
+            with benchmark.console.status(f"{operators.program.name}, {threads}"):
+                set_up(threads)
+                measure_set(benchmark, operators, threads, options)
+
+
+# -- chains -------------------------------------------------------------------------------------
+
+
+def measure_chain(
+    benchmark: Benchmark, program: Program, threads: int, options: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    """Milliseconds of each contestant by size; a row each."""
+    entrants = Entrants(program, options.peers)
+    found: dict[str, dict[str, float]] = {}
+    taken: list[int] = []
+    for title in options.sizes:
+        size = SIZES[title]
+        arguments = program.inputs(size)
+        entrants.wrong.clear()
+        tasks = entrants.tasks(arguments)
+        rounds = options.rounds if size < 64 << 20 else max(3, options.rounds // 3)
+        times = {
+            name: value / 1000
+            for name, value in median_times(tasks, rounds=rounds, seconds=0.02).items()
+        }
+        found[title] = times
+        case = f"{program.name}, {title}, {counted(threads)}"
+        benchmark.add(Row.of(case, "run_ms", "ms", times, "; ".join(entrants.wrong)))
+        if "magjit" in tasks and size < 64 << 20:
+            taken += encodings(tasks["magjit"], 50)
+    add_encoding(benchmark, f"{program.name}, {counted(threads)}", taken)
+    return found
+
+
+def part_chains(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    for threads in options.threads:
+        found = []
+        for program in CHAINS:
+            if options.programs and program.name not in options.programs:
+                continue
+            with benchmark.console.status(f"{program.name}, {threads}"):
+                set_up(threads)
+                found.append(measure_chain(benchmark, program, threads, options))
+        for title in options.sizes:
+            times = [one[title] for one in found]
+            add_speed(benchmark, f"all chains, {title}, {counted(threads)}", times)
+
+
+# -- new shapes ---------------------------------------------------------------------------------
+
+
+def resident() -> int:
+    """Bytes of the process's memory that are in RAM."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def new_shapes(count: int) -> list[tuple[int, int, int]]:
+    """Different ones, of 1 KB to 2 MB."""
+    chosen = random.Random(SEED)
+    found: dict[tuple[int, int, int], None] = {}
+    while len(found) < count:
+        found[chosen.randint(1, 16), chosen.randint(4, 128), chosen.randint(64, 256)] = None
+    return list(found)
+
+
+def normed(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.relu(layer_norm(x * 2 + 1, weight, bias)) + x
+
+
+def timed(call: Task) -> float:
+    """Microseconds of one call."""
+    start = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - start) / 1000
+
+
+def first_and_repeated(
+    function: Callable[..., Any], shapes: Sequence[tuple[int, int, int]]
+) -> tuple[list[float], list[float]]:
+    """Microseconds of the first and of the third call at each shape."""
+    base = [torch.randn(16 * 128 * 256), torch.randn(256), torch.randn(256)]
+    first, repeated = [], []
+    with no_collection():
+        for batch, length, width in shapes:
+            x = base[0][: batch * length * width].view(batch, length, width)
+            arguments = x, base[1][:width], base[2][:width]
+            first.append(timed(lambda arguments=arguments: function(*arguments)))
+            timed(lambda arguments=arguments: function(*arguments))
+            repeated.append(timed(lambda arguments=arguments: function(*arguments)))
+    return first, repeated
+
+
+def part_shapes(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    set_up(1)
+    shapes = new_shapes(200 if options.quick else NEW_SHAPES)
+    functions: dict[str, Callable[..., Any]] = {
+        "eager": normed,
+        "magjit": magjit.compile(normed, backend="dvm", dynamic=True),
+    }
+    if "inductor-dynamic" in options.peers:
+        functions["inductor-dynamic"] = torch.compile(another(normed, "new_shapes"), dynamic=True)
+    rows: dict[str, dict[str, float]] = {}
+    for name, function in functions.items():
+        first_and_repeated(function, shapes[:50])
+        before = resident()
+        first, repeated = first_and_repeated(function, shapes[50:])
+        after = resident()
+        found = {"rss_before_mb": before / 1e6, "rss_growth_mb": (after - before) / 1e6}
+        found |= {"first_us_p50": percentile(first, 0.5), "first_us_p99": percentile(first, 0.99)}
+        found |= {"repeated_us_p50": percentile(repeated, 0.5)}
+        for metric, value in found.items():
+            rows.setdefault(metric, {})[name] = value
+    case = f"{len(shapes)} shapes, 1 thread"
+    for metric, values in rows.items():
+        unit = "MB" if metric.endswith("mb") else "µs"
+        benchmark.add(Row.of(case, metric, unit, values))
+    captures = magjit.stats(functions["magjit"]).captures
+    benchmark.add(Row(case, "captures", "count", captures))
+
+
+# -- varied sizes through a model ---------------------------------------------------------------
+
+
+def part_varied(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    for threads in options.threads:
+        set_up(threads)
+        count = 6 if options.quick else 40
+        runs: dict[str, dict[str, Any]] = {}
+        for name in ("eager", "magjit", "inductor-dynamic"):
+            if name == "magjit" or name in options.peers:
+                runs[name] = dvm_models.varied(name, count)
+        case = f"BERT-12, {count} shapes, {counted(threads)}"
+        notes = [f"{name}: {note}" for name, run in runs.items() for note in run["notes"]]
+        for metric, unit in dvm_models.VARIED.items():
+            values = {name: run[metric] for name, run in runs.items() if metric in run}
+            benchmark.add(Row.of(case, metric, unit, values, "; ".join(notes)))
+
+
+# -- models -------------------------------------------------------------------------------------
+
+
+def part_models(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    sizes = ("small",) if options.quick else ("small", "full")
+    for size in sizes:
+        for name in options.models:
+            if name in dvm_models.COLD:
+                with benchmark.console.status(f"{name}, {size}, cold"):
+                    dvm_models.add_cold(benchmark, __file__, name, size, options)
+        for threads in options.threads:
+            for name in options.models:
+                with benchmark.console.status(f"{name}, {size}, {threads}"):
+                    set_up(threads)
+                    case = f"{name}, {size}, {counted(threads)}"
+                    dvm_models.add_steady(benchmark, case, name, size, options)
+
+
+PARTS: dict[str, Callable[[Benchmark, argparse.Namespace], None]] = {
+    "sets": part_sets,
+    "chains": part_chains,
+    "shapes": part_shapes,
+    "models": part_models,
+    "varied": part_varied,
+}
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argument_parser(__doc__)
+    parser.add_argument("--device", choices=("cpu",), default="cpu")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, help="of the chains")
+    parser.add_argument("--programs", nargs="+", choices=[one.name for one in CHAINS])
+    names = list(dvm_models.MODELS)
+    parser.add_argument("--models", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--quick", action="store_true", help="few shapes, sizes and rounds")
+    parser.add_argument("--one", nargs=4, metavar="ARG", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    options.rounds = options.rounds or (3 if options.quick else ROUNDS)
+    options.sizes = options.sizes or (QUICK_SIZES if options.quick else list(SIZES))
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the parts; 1 when a result of MagJIT's was not eager's. As a child, one cold start."""
+    options = parsed(arguments)
+    with torch.no_grad():
+        if options.one:
+            set_up(int(options.one[3]))
+            json.dump(dvm_models.cold(*options.one[:3]), sys.stdout)
+            return 0
+        benchmark = Benchmark.start(options)
+        for part in options.only:
+            PARTS[part](benchmark, options)
+            benchmark.write()
+    benchmark.finish()
+    return int(any("magjit" in row.note for row in benchmark.rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
