@@ -29,6 +29,7 @@ from magjit_dvm.program import (
     NodeKind,
     Output,
     Program,
+    varying,
 )
 
 __all__ = ["Builder", "NotFusable", "Value", "size_key"]
@@ -77,6 +78,7 @@ class Builder:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
+        self.varies: list[frozenset[int]] = []  # the loops that each node varies along
         self.inputs: list[Input] = []
         self.arguments: list[FxNode] = []
         self.values: dict[FxNode, Any] = {}
@@ -94,6 +96,7 @@ class Builder:
         if found is None:
             found = self._made[node] = len(self.nodes)
             self.nodes.append(node)
+            self.varies.append(varying(node, self.varies, self.inputs))
             if len(self.nodes) > MAX_NODES:
                 raise NotFusable("the group has too many values")
         return found
@@ -287,6 +290,8 @@ class Builder:
         loops = frozenset(value.dims[a] for a in over if value.dims[a] != ONE)
         if any(value.dims[a] == ONE and size_key(value.shape[a]) != 1 for a in over):
             raise NotFusable("a reduction over an expanded dimension")
+        if not loops <= self.varies[value.node]:
+            raise NotFusable("a reduction over an expanded dimension")
         if loops:
             if self.reduced is not None and self.reduced != loops:
                 raise NotFusable("the group reduces other dimensions")
@@ -335,10 +340,11 @@ class Builder:
         if len(made) > MAX_OUTPUTS:
             raise NotFusable("the group has too many results")
         program = Program(len(self.loops), tuple(self.inputs), tuple(self.nodes), tuple(made))
-        varying = program.varying()
-        used = frozenset[int]().union(*varying)
+        used = frozenset[int]().union(*self.varies)
         for one, node in zip(made, outputs, strict=True):
-            dims = varying[one.node]
+            dims = self.varies[one.node]
+            if dims != set(one.dims) - {ONE}:
+                raise NotFusable("a result that is expanded", node)
             if dims - reduced != used - reduced or (dims & reduced and not reduced <= dims):
                 raise NotFusable("a result lacks a loop of the group", node)
         return program

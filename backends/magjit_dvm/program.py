@@ -39,6 +39,7 @@ __all__ = [
     "NodeKind",
     "Output",
     "Program",
+    "varying",
 ]
 
 ONE = -1
@@ -150,7 +151,9 @@ class Program:
         return "\n".join([*lines, "}"])
 
     def _lines(self) -> Sequence[str]:
-        varies = self.varying()
+        varies: list[frozenset[int]] = []
+        for node in self.nodes:
+            varies.append(varying(node, varies, self.inputs))
         lines = []
         for number, node in enumerate(self.nodes):
             dims = ",".join(f"d{d}" for d in sorted(varies[number]))
@@ -161,21 +164,21 @@ class Program:
             lines.append(f"Store(%{one.node}) // [{dims}]")
         return lines
 
-    def varying(self) -> list[frozenset[int]]:
-        """The dimensions that each value varies along, if no size is 1."""
-        found: list[frozenset[int]] = []
-        for node in self.nodes:
-            dims = frozenset[int]().union(*(found[arg] for arg in node.args))
-            if node.kind in (NodeKind.LOAD, NodeKind.INDEX):
-                dims |= {d for d in self.inputs[node.aux].dims if d >= 0}
-            elif node.kind is NodeKind.IOTA:
-                dims = frozenset({node.aux})
-            elif node.kind is NodeKind.REDUCE:
-                dims -= node.dims
-            elif node.kind is NodeKind.BROADCAST:
-                dims |= node.dims
-            found.append(dims)
-        return found
+
+def varying(
+    node: Node, before: Sequence[frozenset[int]], inputs: Sequence[Input]
+) -> frozenset[int]:
+    """The dimensions that a node's value varies along, if no size is 1; ``before`` of the others."""
+    dims = frozenset[int]().union(*(before[arg] for arg in node.args))
+    if node.kind in (NodeKind.LOAD, NodeKind.INDEX):
+        return dims | {d for d in inputs[node.aux].dims if d >= 0}
+    if node.kind is NodeKind.IOTA:
+        return frozenset({node.aux})
+    if node.kind is NodeKind.REDUCE:
+        return dims - node.dims
+    if node.kind is NodeKind.BROADCAST:
+        return dims | node.dims
+    return dims
 
 
 def _as_int(number: float | int) -> int:

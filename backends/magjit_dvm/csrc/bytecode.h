@@ -75,8 +75,7 @@ struct Insn {
     uint8_t dtype;  /* of the operands; of a cast, of the result */
     uint8_t length; /* in words of 8 bytes */
     uint8_t shape;
-    uint8_t aux; /* cast: dtype of the operand; index_load: of the positions; view_store: 1 past
-                  * the caches */
+    uint8_t aux; /* cast: dtype of the operand; index_load: of the positions */
     uint16_t dst, a, b, c; /* slots */
     uint16_t unused;
 };

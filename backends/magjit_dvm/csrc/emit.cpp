@@ -384,7 +384,7 @@ int Encoder::output_slot(int n, bool tile_level, bool direct_only, int *which)
         const Slot &slot = code.slots[s];
         bool writable = code.header.flat ? slot.row == 0
                                          : slot.col == bytes(dtype) || !(shape & SHAPE_COLS);
-        if (direct_only && (!writable || streams((int)o))) {
+        if (direct_only && !writable) {
             code.header.n_slots--;
             return -1;
         }
@@ -404,22 +404,8 @@ void Encoder::store_outputs(int n, int from, int done, bool tile_level)
             code.header.n_slots--;
             continue;
         }
-        bool past_caches = !tile_level && streams(which) && shape_of(n) & SHAPE_COLS &&
-                           code.slots[s].col == bytes(program.nodes[n].dtype);
-        put(OP_view_store, program.nodes[n].dtype, tile_level ? SHAPE_TILE : shape_of(n), s, from,
-            NO_SLOT, NO_SLOT, past_caches);
+        put(OP_view_store, program.nodes[n].dtype, tile_level ? SHAPE_TILE : shape_of(n), s, from);
     }
-}
-
-/* Whether an output is larger than what caches hold until somebody reads it. */
-bool Encoder::streams(int o) const
-{
-    const Output &out = program.outputs[o];
-    int64_t size = bytes(program.nodes[out.node].dtype);
-    for (int k = 0; k < out.ndim; k++) {
-        size *= code.outputs[o].sizes[k];
-    }
-    return size >= machine.stream_bytes;
 }
 
 /* ---- two instructions in one pass ---- */

@@ -74,7 +74,6 @@ struct Encoder {
     void levels();
     const char *emit();
     const char *emit_phase(int phase);
-    bool streams(int output) const;
     void tiles();
     void place();
 

@@ -12,6 +12,7 @@
 
 /* The compiler does not define __FMA__ and its like for a target of a pragma. */
 #define MAGJIT_DVM_FMA
+#define MAGJIT_DVM_AVX512
 #define MJ_LEVEL "x86-64-v4"
 #define MJ_NAME kernels_v4
 

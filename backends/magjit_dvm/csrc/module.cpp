@@ -13,7 +13,7 @@ namespace magjit_dvm {
 
 namespace {
 
-Machine machine = {1, 1 << 20, 28 << 10, 32768, 32 << 20};
+Machine machine = {1, 1 << 20, 28 << 10, 32768};
 PyObject *not_encodable;
 
 /* Nanoseconds that instances took to encode, while somebody wants to know. */
@@ -482,21 +482,18 @@ PyObject *py_verify(PyObject *, PyObject *args)
 PyObject *py_machine(PyObject *, PyObject *args)
 {
     long long local = machine.local_bytes, step = machine.step_bytes, grain = machine.grain;
-    long long stream = machine.stream_bytes;
-    if (!PyArg_ParseTuple(args, "|LLLL:machine", &local, &step, &grain, &stream)) {
+    if (!PyArg_ParseTuple(args, "|LLL:machine", &local, &step, &grain)) {
         return nullptr;
     }
     if (local < 4096 || step < 4096 || grain < 1 || local > (1LL << 28)) {
         PyErr_SetString(PyExc_ValueError, "local memory and steps have 4 KiB at least");
         return nullptr;
     }
-    PyObject *before = Py_BuildValue("(LLLL)", (long long)machine.local_bytes,
-                                     (long long)machine.step_bytes, (long long)machine.grain,
-                                     (long long)machine.stream_bytes);
+    PyObject *before = Py_BuildValue("(LLL)", (long long)machine.local_bytes,
+                                     (long long)machine.step_bytes, (long long)machine.grain);
     machine.local_bytes = local;
     machine.step_bytes = step;
     machine.grain = grain;
-    machine.stream_bytes = stream;
     return before;
 }
 
@@ -508,7 +505,7 @@ PyMethodDef functions[] = {
      "timing(on): nanoseconds of each encoding since the last call; goes on if `on`."},
     {"verify", py_verify, METH_VARARGS, "verify(image, extents): what is wrong, or None."},
     {"machine", py_machine, METH_VARARGS,
-     "machine([local bytes, step bytes, grain, stream bytes]): the settings before."},
+     "machine([local bytes, step bytes, grain]): the settings before."},
     {"level", py_level, METH_NOARGS, "level(): of x86-64, whose kernels run."},
     {nullptr, nullptr, 0, nullptr}};
 

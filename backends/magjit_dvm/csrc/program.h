@@ -88,8 +88,7 @@ struct Machine {
     int threads;
     int64_t local_bytes; /* of a core: what a tile may take */
     int64_t step_bytes;  /* what a step's blocks may take */
-    int64_t grain;        /* elements below which a second core does not pay */
-    int64_t stream_bytes; /* outputs of this size are written past the caches */
+    int64_t grain;       /* elements below which a second core does not pay */
 };
 
 /* Shapes, tiles and bytecode of one instance; nothing is allocated. Returns an error message (a

@@ -1,6 +1,5 @@
 /* The virtual machine (DVM, Algorithm 2): each core decodes the bytecode for its share of tiles. */
 #include <dlfcn.h>
-#include <emmintrin.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -197,25 +196,6 @@ void copy_bytes(int size, char *global, int64_t row, int64_t col, char *block, i
     }
 }
 
-/* Past the caches: what is larger than they are only drives out what is needed again. */
-void stream_copy(char *to, const char *from, size_t n)
-{
-    size_t head = std::min<size_t>(n, (64 - (uintptr_t)to % 64) % 64);
-    memcpy(to, from, head);
-    to += head, from += head, n -= head;
-    for (; n >= 64; to += 64, from += 64, n -= 64) {
-        __m128i a = _mm_loadu_si128((const __m128i *)from);
-        __m128i b = _mm_loadu_si128((const __m128i *)(from + 16));
-        __m128i c = _mm_loadu_si128((const __m128i *)(from + 32));
-        __m128i d = _mm_loadu_si128((const __m128i *)(from + 48));
-        _mm_stream_si128((__m128i *)to, a);
-        _mm_stream_si128((__m128i *)(to + 16), b);
-        _mm_stream_si128((__m128i *)(to + 32), c);
-        _mm_stream_si128((__m128i *)(to + 48), d);
-    }
-    memcpy(to, from, n);
-}
-
 /* A range of the flattened shape, by an odometer over its dimensions: in runs of the last two. */
 void Core::flat_view(const Slot &slot, char *block, bool load)
 {
@@ -338,14 +318,6 @@ void Core::memory(const Insn &insn)
         bool load = insn.op == OP_view_load;
         int s = load ? insn.a : insn.dst;
         const Slot &slot = code.slots[s];
-        if (insn.aux && !load) {
-            const State &from = state[insn.a];
-            char *to = at_step(slot, s);
-            for (int64_t r = 0; r < n_rows; r++) {
-                stream_copy(to + r * slot.row, from.p + r * from.rs, (size_t)(n_cols * size));
-            }
-            break;
-        }
         if (h.flat && !load) {
             flat_view(slot, state[insn.a].p, false);
             break;
@@ -596,7 +568,6 @@ void run_share(Job &job, int64_t core, int64_t cores)
     }
     Core machine(job.code, job.arguments, memory);
     machine.run(first, last);
-    _mm_sfence(); /* what was stored past the caches */
     if (!machine.in_bounds) {
         __atomic_fetch_or(&job.status, 1, __ATOMIC_RELAXED);
     }
