@@ -12,8 +12,9 @@ from torch.fx import GraphModule
 from magjit.plugin import BackendContext, CompiledGraph
 from magjit.plugin.aot import aot, dump_graph
 from magjit_dvm.fuser import fuse
-from magjit_dvm.lowering import lower_for_inference
+from magjit_dvm.lowering import decompositions, lower_for_inference
 from magjit_dvm.schedule import Schedule
+from magjit_dvm.simplify import simplify
 
 __all__ = ["DvmBackend", "schedules"]
 
@@ -47,11 +48,18 @@ class DvmBackend:
         if not _needs_gradients(example_inputs, context):
             lowered = lower_for_inference(gm, example_inputs, context.fake_mode)
         if lowered is None:
-            return aot(gm, example_inputs, context, forward=compile_aten)
+            return aot(
+                gm,
+                example_inputs,
+                context,
+                forward=compile_aten,
+                decompositions=decompositions(),
+            )
         dump_graph(context, "aten_inference.py", lowered)
         return self._schedule(lowered, context)
 
     def _schedule(self, gm: GraphModule, context: BackendContext) -> CompiledGraph:
+        simplify(gm.graph)
         schedule = Schedule(gm, fuse(gm.graph))
         _live.add(schedule)
         context.dump("dvm_schedule.py", schedule.source)

@@ -1,21 +1,65 @@
 """From the torch-level graph of a program to functional ATen, without AOTAutograd's cost.
 
-Where no gradient is asked for, one trace over fake tensors does: mutations of
-intermediate tensors become new values.
+Where no gradient is asked for, one trace over fake tensors does.  Programs that write
+intermediate tensors are traced through functionalisation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-__all__ = ["lower_for_inference"]
+__all__ = ["decompositions", "lower_for_inference"]
+
+aten = torch.ops.aten
+
+
+@cache
+def decompositions() -> dict[Any, Any]:
+    """Operators whose parts the VM has: those with several reductions, losses, backwards.
+
+    What only handlers know how to do well (softmax, layer norm, GELU …) is not among them.
+    """
+    names = (
+        "binary_cross_entropy",
+        "binary_cross_entropy_backward",
+        "binary_cross_entropy_with_logits",
+        "celu",
+        "elu_backward",
+        "glu_backward",
+        "hardsigmoid_backward",
+        "hardswish_backward",
+        "hardtanh_backward",
+        "huber_loss",
+        "huber_loss_backward",
+        "leaky_relu_backward",
+        "log_sigmoid_backward",
+        "log_sigmoid_forward",
+        "mish",
+        "mse_loss",
+        "mse_loss_backward",
+        "native_batch_norm_backward",
+        "native_group_norm",
+        "native_group_norm_backward",
+        "native_layer_norm_backward",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_functional",
+        "nll_loss_forward",
+        "nll_loss_backward",
+        "smooth_l1_loss",
+        "smooth_l1_loss_backward",
+        "soft_margin_loss",
+        "softplus_backward",
+    )
+    operators = [getattr(aten, name) for name in names if hasattr(aten, name)]
+    return dict(torch._decomp.get_decompositions(operators))
 
 
 def lower_for_inference(
@@ -24,21 +68,66 @@ def lower_for_inference(
     """The ATen graph that ``gm`` runs for inputs like these fake ones.
 
     Returns:
-        None where the program writes its inputs: what then holds of them (which of them
-        overlap) is for AOTAutograd to find out.
+        None where the program writes its inputs, or writes anything while sizes are symbols:
+        what then holds of them (which of them overlap) is for AOTAutograd to find out.
     """
-    function = torch.func.functionalize(gm.forward, remove="mutations")
-    with torch.no_grad(), _taking_constants(fake_mode):
-        lowered: GraphModule = make_fx(function, _allow_non_fake_inputs=True)(*example_inputs)
-    lowered.graph.eliminate_dead_code(_has_effects)
-    inputs = {node for node in lowered.graph.nodes if node.op == "placeholder"}
-    for node in lowered.graph.nodes:
-        if node.op == "call_function" and _writes(node, inputs):
+    lowered = None
+    if not any(_seems_to_write(node) for node in gm.graph.nodes):
+        lowered = _traced(gm.forward, example_inputs, fake_mode)
+    if lowered is None or _written(lowered):
+        if any(_has_symbols(one) for one in example_inputs):
+            return None
+        function = torch.func.functionalize(gm.forward, remove="mutations")
+        lowered = _traced(function, example_inputs, fake_mode)
+        if any(node.op == "placeholder" for node in _written(lowered)):
             return None
     return lowered
 
 
-def _has_effects(node: torch.fx.Node) -> bool:
+def _traced(
+    function: Callable[..., Any], example_inputs: Sequence[Any], fake_mode: FakeTensorMode | None
+) -> GraphModule:
+    def flat(*inputs: Any) -> Any:  # make_fx counts parameters, which bound methods hide
+        return function(*inputs)
+
+    with torch.no_grad(), _taking_constants(fake_mode):
+        lowered: GraphModule = make_fx(flat, decompositions(), _allow_non_fake_inputs=True)(
+            *example_inputs
+        )
+    lowered.graph.eliminate_dead_code(_has_effects)
+    return lowered
+
+
+def _seems_to_write(node: Node) -> bool:
+    """Whether a torch-level operator writes an operand, by the conventions of names."""
+    name = getattr(node.target, "__name__", str(node.target))
+    by_name = name.endswith("_") and not name.endswith("__")
+    return (
+        by_name
+        or name in ("setitem", "__setitem__")
+        or "out" in node.kwargs
+        or node.kwargs.get("inplace") is True
+        or (name.startswith("__i") and name.endswith("__"))
+    )
+
+
+def _written(gm: GraphModule) -> list[Node]:
+    """What the operators of an ATen graph write."""
+    found: list[Node] = []
+    for node in gm.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op == "call_function" and schema is not None and schema.is_mutable:
+            found += node.all_input_nodes
+    return found
+
+
+def _has_symbols(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(size, torch.SymInt) for size in value.shape)
+    return isinstance(value, (torch.SymInt, torch.SymFloat))
+
+
+def _has_effects(node: Node) -> bool:
     """Whether a node matters although nothing uses its result."""
     if node.op in ("placeholder", "output"):
         return True
@@ -60,10 +149,3 @@ def _taking_constants(fake_mode: FakeTensorMode | None) -> Iterator[None]:
             yield
     finally:
         fake_mode.allow_non_fake_inputs = before
-
-
-def _writes(node: torch.fx.Node, inputs: set[torch.fx.Node]) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return False
-    return any(one in inputs for one in node.all_input_nodes)

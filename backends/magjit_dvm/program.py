@@ -168,7 +168,7 @@ class Program:
 def varying(
     node: Node, before: Sequence[frozenset[int]], inputs: Sequence[Input]
 ) -> frozenset[int]:
-    """The dimensions that a node's value varies along, if no size is 1; ``before`` of the others."""
+    """The dimensions that a value varies along, if no size is 1; ``before`` has the others'."""
     dims = frozenset[int]().union(*(before[arg] for arg in node.args))
     if node.kind in (NodeKind.LOAD, NodeKind.INDEX):
         return dims | {d for d in inputs[node.aux].dims if d >= 0}

@@ -26,6 +26,7 @@ _FAST: dict[Any, Callable[..., Any]] = {
     aten.convolution.default: torch.convolution,
     aten.embedding.default: torch.embedding,
     aten.expand.default: torch.Tensor.expand,
+    aten.linear.default: torch.nn.functional.linear,
     aten.mm.default: torch.mm,
     aten.permute.default: torch.permute,
     aten.select.int: torch.select,

@@ -1,0 +1,75 @@
+"""Undoes what lowering to ATen took apart needlessly: views that change nothing, linear layers.
+
+A linear layer of three dimensions becomes ``view → addmm(bias, ·, t(weight)) → view``: four
+calls where ATen's ``linear`` is one, and the one that the program had made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from magjit_dvm.builder import size_key
+
+__all__ = ["simplify"]
+
+aten = torch.ops.aten
+_RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+
+
+def simplify(graph: Graph) -> None:
+    """Simplify a functional ATen graph in place."""
+    for node in list(graph.nodes):
+        if node.target in (*_RESHAPES, aten.expand.default) and _same(node, node.args[0]):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    for node in list(graph.nodes):
+        if node.target in (aten.addmm.default, aten.mm.default):
+            _make_linear(graph, node)
+
+
+def _shape(node: Any) -> tuple[Any, ...]:
+    return tuple(size_key(size) for size in node.meta["val"].shape)
+
+
+def _same(node: Node, other: Any) -> bool:
+    return isinstance(other, Node) and _shape(node) == _shape(other)
+
+
+def _make_linear(graph: Graph, node: Node) -> None:
+    bias, given, transposed = node.args if len(node.args) == 3 else (None, *node.args)
+    if node.kwargs or not isinstance(given, Node) or not isinstance(transposed, Node):
+        return
+    if transposed.target is not aten.t.default:
+        return
+    if bias is not None and len(_shape(bias)) != 1:
+        return
+    flattened = given.target in _RESHAPES and isinstance(given.args[0], Node)
+    if not flattened or _shape(given)[-1] != _shape(given.args[0])[-1]:
+        source = given
+    else:
+        source = given.args[0]  # type: ignore[assignment]
+    unflattened = (*_shape(source)[:-1], _shape(node)[-1])
+    users = list(node.users)
+    if source is not given:
+        if not all(user.target in _RESHAPES and _shape(user) == unflattened for user in users):
+            source, unflattened = given, _shape(node)
+    with graph.inserting_before(node):
+        made = graph.call_function(
+            aten.linear.default,
+            (source, transposed.args[0]) if bias is None else (source, transposed.args[0], bias),
+        )
+    if source is given:
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
+    else:
+        made.meta = dict(users[0].meta)
+        for user in users:
+            user.replace_all_uses_with(made)
+            graph.erase_node(user)
+    graph.erase_node(node)
+    for dead in {transposed, given} - {source}:
+        if not dead.users:
+            graph.erase_node(dead)
