@@ -86,15 +86,16 @@ class Builder:
         self.sizes: dict[int, Any] = {}
         self.reduced: frozenset[int] | None = None
         self._loaded: dict[Any, int] = {}
-        self._made: dict[Node, int] = {}
+        self._made: dict[Any, int] = {}
 
     # -- values --
 
     def add(self, node: Node) -> int:
         """The number of ``node``, made once."""
-        found = self._made.get(node)
+        key = (node, repr(node.number))  # 0 and −0 are equal, but not the same
+        found = self._made.get(key)
         if found is None:
-            found = self._made[node] = len(self.nodes)
+            found = self._made[key] = len(self.nodes)
             self.nodes.append(node)
             self.varies.append(varying(node, self.varies, self.inputs))
             if len(self.nodes) > MAX_NODES:
@@ -106,7 +107,7 @@ class Builder:
         if dtype in (DType.F32, DType.F64):
             number = float(number)
         else:
-            number = int(number)
+            number = int(bool(number)) if dtype is DType.BOOL else int(number)
         return self.add(Node(NodeKind.CONSTANT, dtype, number=number))
 
     def scalar(self, node: FxNode, dtype: DType) -> int:
@@ -358,17 +359,14 @@ class Builder:
             if dim == ONE and size_key(size) != 1:
                 raise NotFusable("a result that is expanded", node)
         number = self.cast(value.node, value.dtype, stored)
-        strides = [size_key(stride) for stride in tensor.stride()]
-        order = sorted(range(len(strides)), key=lambda k: _descending(strides, k))
+        strides = [_magnitude(stride) for stride in tensor.stride()]
+        order = sorted(range(len(strides)), key=lambda k: (-strides[k], k))
         return Output(number, value.dims, tuple(order))
 
 
-def _descending(strides: Sequence[Any], k: int) -> tuple[Any, int]:
-    """Sorts dimensions from the outermost in memory; symbols by their hints of magnitude."""
-    stride = strides[k]
-    if isinstance(stride, int):
-        return (-stride, k)
-    try:
-        return (-int(stride.subs(dict.fromkeys(stride.free_symbols, 64))), k)
-    except (TypeError, ValueError):
-        return (0, k)
+def _magnitude(stride: Any) -> int:
+    """A stride, or of a symbolic one that of the example."""
+    if isinstance(stride, torch.SymInt):
+        hint = stride.node.hint
+        return 0 if hint is None else int(hint)
+    return int(stride)

@@ -59,7 +59,20 @@ def decompositions() -> dict[Any, Any]:
         "softplus_backward",
     )
     operators = [getattr(aten, name) for name in names if hasattr(aten, name)]
-    return dict(torch._decomp.get_decompositions(operators))
+    table = dict(torch._decomp.get_decompositions(operators))
+    table[aten.native_dropout.default] = _native_dropout
+    return table
+
+
+def _native_dropout(
+    given: torch.Tensor, p: float, train: bool | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mask is drawn by ATen, from eager's generator in eager's order; the rest is the VM's."""
+    if train is False or p == 0 or p == 1 or not given.dtype.is_floating_point:
+        return NotImplemented
+    blank = torch.empty_like(given, dtype=torch.bool)
+    mask = aten.bernoulli.p(blank, 1 - p)
+    return given * mask * (1.0 / (1.0 - p)), mask
 
 
 def lower_for_inference(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,7 +49,10 @@ def _binary(instruction: str, promotion: Promotion) -> Handler:
     def handler(builder: Builder, node: Any) -> Value:
         if node.kwargs or len(node.args) != 2:
             raise NotFusable(f"{node.target} with further arguments")
-        block, result = elementwise(builder, node, node.args, promotion)
+        args = node.args
+        if instruction in ("fmod", "remainder"):
+            args = _as_half(args)
+        block, result = elementwise(builder, node, args, promotion)
         if block.dtype is DType.BOOL:
             if instruction == "mul":
                 return block.value(block("bitwise_and", *block.made), result)
@@ -62,9 +66,23 @@ def _binary(instruction: str, promotion: Promotion) -> Handler:
     return handler
 
 
+def _as_half(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Numbers beside tensors of half precision as torch takes them: rounded to it."""
+    tensors = [meta(one) for one in args if isinstance(meta(one), torch.Tensor)]
+    dtype = tensors[0].dtype
+    if dtype not in (torch.float16, torch.bfloat16) or len(tensors) == len(args):
+        return tuple(args)
+    if any(isinstance(meta(one), (torch.SymInt, torch.SymFloat)) for one in args):
+        raise NotFusable("a changing number beside half precision")
+    return tuple(
+        float(torch.tensor(one, dtype=dtype)) if isinstance(one, (int, float)) else one
+        for one in args
+    )
+
+
 def _compare(instruction: str) -> Handler:
     def handler(builder: Builder, node: Any) -> Value:
-        args = node.args
+        args = _as_half(node.args)
         tensor = one_result(builder, node)
         compute, _ = promoted(args, Promotion.DEFAULT)
         for one in args:
@@ -382,6 +400,14 @@ def _silu_backward(builder: Builder, node: Any) -> Value:
     s = block("sigmoid", x)
     inner = block("add", block("mul", x, block("sub", 1.0, s)), 1.0)
     return finished(block, block("mul", g, block("mul", s, inner)), result)
+
+
+@register(aten.native_dropout_backward.default)
+def _native_dropout_backward(builder: Builder, node: Any) -> Value:
+    gradient, mask, scale = node.args
+    block, result = elementwise(builder, node, (gradient, mask), Promotion.DEFAULT)
+    g, kept = block.made
+    return finished(block, block("mul", block("mul", g, kept), float(scale)), result)
 
 
 @register(aten.tanh_backward.default, aten.sigmoid_backward.default)

@@ -26,8 +26,22 @@ def simplify(graph: Graph) -> None:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     for node in list(graph.nodes):
+        _undo_twice(graph, node)
+    for node in list(graph.nodes):
         if node.target in (aten.addmm.default, aten.mm.default):
             _make_linear(graph, node)
+
+
+def _undo_twice(graph: Graph, node: Node) -> None:
+    """A matrix that is transposed twice."""
+    if node.target is not aten.t.default or not node.users:
+        return
+    (first,) = node.args
+    if isinstance(first, Node) and first.target is aten.t.default:
+        node.replace_all_uses_with(first.args[0])  # type: ignore[arg-type]
+        graph.erase_node(node)
+        if not first.users:
+            graph.erase_node(first)
 
 
 def _shape(node: Any) -> tuple[Any, ...]:
