@@ -332,11 +332,14 @@ class Builder:
             NotFusable: a result lacks a loop, or is no single tensor.
         """
         made = []
+        numbers = (NodeKind.CONSTANT, NodeKind.SCALAR, NodeKind.NUMEL)
         reduced = self.reduced or frozenset[int]()
         for node in outputs:
             value = self.values[node]
             if not isinstance(value, Value):
                 raise NotFusable("an operator with several results", node)
+            if self.nodes[value.node].kind in numbers:
+                raise NotFusable("a result that is a number", node)
             made.append(self._output(node, value))
         if len(made) > MAX_OUTPUTS:
             raise NotFusable("the group has too many results")

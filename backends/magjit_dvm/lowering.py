@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from magjit_dvm.simplify import make_functional
+
 __all__ = ["decompositions", "lower_for_inference"]
 
 aten = torch.ops.aten
@@ -69,9 +71,9 @@ def _native_dropout(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The mask is drawn by ATen, from eager's generator in eager's order; the rest is the VM's."""
     if train is False or p == 0 or p == 1 or not given.dtype.is_floating_point:
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]
     blank = torch.empty_like(given, dtype=torch.bool)
-    mask = aten.bernoulli.p(blank, 1 - p)
+    mask: torch.Tensor = aten.bernoulli.p(blank, 1 - p)
     return given * mask * (1.0 / (1.0 - p)), mask
 
 
@@ -84,10 +86,8 @@ def lower_for_inference(
         None where the program writes its inputs, or writes anything while sizes are symbols:
         what then holds of them (which of them overlap) is for AOTAutograd to find out.
     """
-    lowered = None
-    if not any(_seems_to_write(node) for node in gm.graph.nodes):
-        lowered = _traced(gm.forward, example_inputs, fake_mode)
-    if lowered is None or _written(lowered):
+    lowered = _traced(gm.forward, example_inputs, fake_mode)
+    if _written(lowered):
         if any(_has_symbols(one) for one in example_inputs):
             return None
         function = torch.func.functionalize(gm.forward, remove="mutations")
@@ -107,21 +107,9 @@ def _traced(
         lowered: GraphModule = make_fx(flat, decompositions(), _allow_non_fake_inputs=True)(
             *example_inputs
         )
+    make_functional(lowered.graph)
     lowered.graph.eliminate_dead_code(_has_effects)
     return lowered
-
-
-def _seems_to_write(node: Node) -> bool:
-    """Whether a torch-level operator writes an operand, by the conventions of names."""
-    name = getattr(node.target, "__name__", str(node.target))
-    by_name = name.endswith("_") and not name.endswith("__")
-    return (
-        by_name
-        or name in ("setitem", "__setitem__")
-        or "out" in node.kwargs
-        or node.kwargs.get("inplace") is True
-        or (name.startswith("__i") and name.endswith("__"))
-    )
 
 
 def _written(gm: GraphModule) -> list[Node]:

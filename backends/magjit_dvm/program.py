@@ -125,7 +125,7 @@ class Program:
         """
         from magjit_dvm.vm import Fused
 
-        return Fused(self.rank, *self._as_lists(), fallback)
+        return Fused(self.rank, *self._as_lists(), fallback, self)
 
     def verify(self) -> None:
         """Raise ValueError, with the reason, if the program is malformed."""
@@ -136,6 +136,8 @@ class Program:
         nodes = []
         for node in self.nodes:
             args = (*node.args, -1, -1, -1)[:3]
+            if not all(0 <= d < MAX_DIMS for d in node.dims):
+                raise ValueError(f"dimensions {sorted(node.dims)} are not all there")
             mask = sum(1 << d for d in node.dims)
             op = NUMBER.get(node.op, 0)
             integer = _as_int(node.number)

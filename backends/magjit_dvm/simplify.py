@@ -1,4 +1,4 @@
-"""Undoes what lowering to ATen took apart needlessly: views that change nothing, linear layers.
+"""Undoes what lowering to ATen took apart needlessly: writes, views that change nothing, linear.
 
 A linear layer of three dimensions becomes ``view → addmm(bias, ·, t(weight)) → view``: four
 calls where ATen's ``linear`` is one, and the one that the program had made.
@@ -6,6 +6,7 @@ calls where ATen's ``linear`` is one, and the one that the program had made.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -13,10 +14,72 @@ from torch.fx import Graph, Node
 
 from magjit_dvm.builder import size_key
 
-__all__ = ["simplify"]
+__all__ = ["make_functional", "simplify"]
 
 aten = torch.ops.aten
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+
+
+def make_functional(graph: Graph) -> None:
+    """Replace writes to tensors that the graph itself has made and that nothing else shares."""
+    for node in list(graph.nodes):
+        functional = _functional(node)
+        if functional is None:
+            continue
+        base = node.args[0]
+        node.target = functional
+        base.replace_all_uses_with(node, delete_user_cb=_after(node))
+
+
+def _functional(node: Node) -> Any:
+    """The operator that computes what ``node`` writes into its first operand, if that is all."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable or node.kwargs.get("out") is not None:
+        return None
+    base = node.args[0] if node.args else None
+    if not isinstance(base, Node) or not _is_fresh(base):
+        return None
+    packet, _, overload = str(node.target).removeprefix("aten.").partition(".")
+    found = getattr(getattr(aten, packet.removesuffix("_"), None), overload, None)
+    if not packet.endswith("_") or found is None or found._schema.is_mutable:
+        return None
+    written = base.meta["val"]
+    for other in node.all_input_nodes:
+        value = other.meta["val"]
+        if isinstance(value, torch.Tensor) and value.dtype != written.dtype:
+            return None
+    names = [one.name for one in schema.arguments]
+    return found if [one.name for one in found._schema.arguments] == names else None
+
+
+def _is_fresh(node: Node) -> bool:
+    """Whether nobody but direct users of ``node`` sees its memory."""
+    maker = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(maker, Node) or not _makes_new(maker):
+        return False
+    return all(_makes_new(user) or _writes_only_first(user, node) for user in node.users)
+
+
+def _makes_new(node: Node) -> bool:
+    if node.op == "output":
+        return True
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or schema.is_mutable:
+        return False
+    return all(one.alias_info is None for one in schema.returns)
+
+
+def _writes_only_first(node: Node, base: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable or node.args[0] is not base:
+        return False
+    return str(node.target).split(".")[1].endswith("_")
+
+
+def _after(node: Node) -> Any:
+    """Whether a user of what ``node`` wrote comes after it, and so reads the new value."""
+    order = {one: k for k, one in enumerate(node.graph.nodes)}
+    return lambda user: user is not node and order[user] > order[node]
 
 
 def simplify(graph: Graph) -> None:

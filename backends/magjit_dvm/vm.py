@@ -6,7 +6,7 @@ import torch
 
 import magjit_dvm._vm as _vm
 
-__all__ = ["Fused", "NotEncodable", "level", "machine", "timing", "verify"]
+__all__ = ["Fused", "NotEncodable", "level", "machine", "observe", "timing", "verify"]
 
 
 def _bind() -> None:
@@ -21,5 +21,6 @@ Fused = _vm.Fused
 NotEncodable = _vm.NotEncodable
 level = _vm.level
 machine = _vm.machine
+observe = _vm.observe
 timing = _vm.timing
 verify = _vm.verify

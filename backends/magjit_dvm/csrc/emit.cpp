@@ -269,7 +269,7 @@ const char *Encoder::emit_step_node(int n, int phase)
                 which = 3 + k;
             }
         }
-        put(OP_iota, DT_i64, shape, s, NO_SLOT, NO_SLOT, NO_SLOT, (uint8_t)std::max(which, 0));
+        put(OP_iota, DT_i64, shape, s, NO_SLOT, NO_SLOT, NO_SLOT, (uint8_t)which < 0 ? 0 : which);
         step_slot[n] = (int16_t)s;
         return nullptr;
     }

@@ -25,7 +25,11 @@ struct Fused {
     vectorcallfunc call;
     Program *program;
     PyObject *fallback; /* called with the same arguments where a program cannot be encoded */
+    PyObject *source;   /* the program as Python has it, for people */
 };
+
+/* A list that gets (fused operator, arguments) of each call, while somebody wants to know. */
+PyObject *observer;
 
 /* ---- the arguments of a call ---- */
 
@@ -127,6 +131,21 @@ PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyO
     if (keywords && PyTuple_GET_SIZE(keywords)) {
         PyErr_SetString(PyExc_TypeError, "a fused operator takes no keywords");
         return nullptr;
+    }
+    if (observer) {
+        PyObject *seen = PyTuple_New(n + 1);
+        if (!seen) {
+            return nullptr;
+        }
+        PyTuple_SET_ITEM(seen, 0, Py_NewRef(object));
+        for (Py_ssize_t i = 0; i < n; i++) {
+            PyTuple_SET_ITEM(seen, i + 1, Py_NewRef(args[i]));
+        }
+        int failed = PyList_Append(observer, seen);
+        Py_DECREF(seen);
+        if (failed) {
+            return nullptr;
+        }
     }
     Given given[MAX_INPUTS];
     Code &code = own_code();
@@ -236,8 +255,10 @@ int fill_program(Program &program, PyObject *inputs, PyObject *nodes, PyObject *
             return -1;
         }
         if (kind < 0 || kind >= N_NODE_KINDS || dtype < 0 || dtype >= N_DTYPES || op < 0 ||
-            op >= N_OPS || aux < -1 || aux > 1 << 14) {
-            PyErr_SetString(PyExc_ValueError, "a node of an unknown kind, dtype or instruction");
+            op >= N_OPS || aux < -1 || aux > 1 << 14 || std::max({a, b, c}) >= MAX_NODES ||
+            std::min({a, b, c}) < -1) {
+            PyErr_SetString(PyExc_ValueError,
+                            "a node of an unknown kind, dtype, instruction or operand");
             return -1;
         }
         node.kind = (NodeKind)kind;
@@ -256,8 +277,14 @@ int fill_program(Program &program, PyObject *inputs, PyObject *nodes, PyObject *
         int node;
         int8_t n_order;
         PyObject *dims, *order;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(outputs, i), "iOO:output", &node, &dims, &order) ||
-            !read_dims(dims, out.dims, &out.ndim, DIM_one, program.rank) ||
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(outputs, i), "iOO:output", &node, &dims, &order)) {
+            return -1;
+        }
+        if (node < 0 || node >= MAX_NODES) {
+            PyErr_SetString(PyExc_ValueError, "an output of a node that is not there");
+            return -1;
+        }
+        if (!read_dims(dims, out.dims, &out.ndim, DIM_one, program.rank) ||
             !read_dims(order, out.order, &n_order, 0, out.ndim)) {
             return -1;
         }
@@ -279,9 +306,9 @@ int fill_program(Program &program, PyObject *inputs, PyObject *nodes, PyObject *
 PyObject *fused_new(PyTypeObject *type, PyObject *args, PyObject *)
 {
     int rank;
-    PyObject *inputs, *nodes, *outputs, *fallback = Py_None;
-    if (!PyArg_ParseTuple(args, "iO!O!O!|O:Fused", &rank, &PyList_Type, &inputs, &PyList_Type,
-                          &nodes, &PyList_Type, &outputs, &fallback)) {
+    PyObject *inputs, *nodes, *outputs, *fallback = Py_None, *source = Py_None;
+    if (!PyArg_ParseTuple(args, "iO!O!O!|OO:Fused", &rank, &PyList_Type, &inputs, &PyList_Type,
+                          &nodes, &PyList_Type, &outputs, &fallback, &source)) {
         return nullptr;
     }
     if (rank < 0 || rank > MAX_DIMS) {
@@ -298,6 +325,7 @@ PyObject *fused_new(PyTypeObject *type, PyObject *args, PyObject *)
         self->call = fused_call;
         self->program = program.release();
         self->fallback = Py_NewRef(fallback);
+        self->source = Py_NewRef(source);
     }
     return (PyObject *)self;
 }
@@ -305,6 +333,7 @@ PyObject *fused_new(PyTypeObject *type, PyObject *args, PyObject *)
 int fused_traverse(PyObject *object, visitproc visit, void *arg)
 {
     Py_VISIT(((Fused *)object)->fallback);
+    Py_VISIT(((Fused *)object)->source);
     Py_VISIT(Py_TYPE(object));
     return 0;
 }
@@ -312,6 +341,7 @@ int fused_traverse(PyObject *object, visitproc visit, void *arg)
 int fused_clear(PyObject *object)
 {
     Py_CLEAR(((Fused *)object)->fallback);
+    Py_CLEAR(((Fused *)object)->source);
     return 0;
 }
 
@@ -401,6 +431,7 @@ PyMethodDef fused_methods[] = {
 PyMemberDef fused_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Fused, call), READONLY, nullptr},
     {"fallback", T_OBJECT, offsetof(Fused, fallback), READONLY, nullptr},
+    {"source", T_OBJECT, offsetof(Fused, source), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr}};
 
 PyType_Slot fused_slots[] = {{Py_tp_new, (void *)fused_new},
@@ -497,6 +528,16 @@ PyObject *py_machine(PyObject *, PyObject *args)
     return before;
 }
 
+PyObject *py_observe(PyObject *, PyObject *list)
+{
+    if (list != Py_None && !PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "observe takes a list or None");
+        return nullptr;
+    }
+    Py_XSETREF(observer, list == Py_None ? nullptr : Py_NewRef(list));
+    Py_RETURN_NONE;
+}
+
 PyObject *py_level(PyObject *, PyObject *) { return PyUnicode_FromString(kernels().level); }
 
 PyMethodDef functions[] = {
@@ -506,6 +547,8 @@ PyMethodDef functions[] = {
     {"verify", py_verify, METH_VARARGS, "verify(image, extents): what is wrong, or None."},
     {"machine", py_machine, METH_VARARGS,
      "machine([local bytes, step bytes, grain]): the settings before."},
+    {"observe", py_observe, METH_O,
+     "observe(list): each call of a fused operator appends (operator, *arguments); None ends it."},
     {"level", py_level, METH_NOARGS, "level(): of x86-64, whose kernels run."},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -517,7 +560,7 @@ int fill_module(PyObject *module)
         machine.local_bytes = std::clamp<int64_t>(l2 / 2, 128 << 10, 1 << 20);
     }
     if (l1 > 0) {
-        machine.step_bytes = std::clamp<int64_t>(l1 * 5 / 8, 16 << 10, 64 << 10);
+        machine.step_bytes = std::clamp<int64_t>(l1 * 9 / 8, 24 << 10, 96 << 10);
     }
     PyObject *type = PyType_FromModuleAndSpec(module, &fused_spec, nullptr);
     not_encodable = PyErr_NewExceptionWithDoc("magjit_dvm._vm.NotEncodable",

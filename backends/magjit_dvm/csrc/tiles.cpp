@@ -152,6 +152,12 @@ const char *Encoder::run()
         return error;
     }
     strides();
+    for (const Output &out : program.outputs) {
+        uint32_t mask = has[out.node];
+        if ((mask & ~reduced) != (active & ~reduced) || ((mask & reduced) && (mask & reduced) != reduced)) {
+            return "an output lacks a dimension";
+        }
+    }
     if (code.empty) {
         for (int d = 0; d < program.rank; d++) {
             if (size[d] == 0 && reduced >> d & 1) {
@@ -159,12 +165,6 @@ const char *Encoder::run()
             }
         }
         return nullptr;
-    }
-    for (const Output &out : program.outputs) {
-        uint32_t mask = has[out.node];
-        if ((mask & ~reduced) != (active & ~reduced) || ((mask & reduced) && (mask & reduced) != reduced)) {
-            return "an output lacks a dimension";
-        }
     }
     order();
     geometry();

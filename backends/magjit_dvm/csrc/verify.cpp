@@ -46,6 +46,9 @@ std::string check_node(const Program &program, size_t n)
         if ((in.kind == INPUT_tensor) == (node.kind == NODE_scalar)) {
             return "an input of another kind";
         }
+        if (node.kind == NODE_scalar && (node.dtype == DT_f16 || node.dtype == DT_bf16)) {
+            return "a number of half precision";
+        }
         if (node.kind != NODE_scalar && in.dtype != node.dtype) {
             return "an input of another dtype";
         }
@@ -61,6 +64,12 @@ std::string check_node(const Program &program, size_t n)
         }
         break;
     }
+    case NODE_constant:
+    case NODE_numel:
+        if (node.dtype == DT_f16 || node.dtype == DT_bf16) {
+            return "a number of half precision";
+        }
+        break;
     case NODE_iota:
         if (node.aux < 0 || node.aux >= program.rank || node.dtype != DT_i64) {
             return "positions along a dimension that is not there";
@@ -129,6 +138,10 @@ std::string Program::verify() const
     for (const Output &out : outputs) {
         if (out.node < 0 || out.node >= (int)nodes.size()) {
             return "an output of a node that is not there";
+        }
+        NodeKind kind = nodes[out.node].kind;
+        if (kind == NODE_constant || kind == NODE_scalar || kind == NODE_numel) {
+            return "an output that is a number";
         }
         uint32_t seen = 0, ordered = 0;
         for (int k = 0; k < out.ndim; k++) {
