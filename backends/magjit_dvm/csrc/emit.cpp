@@ -269,7 +269,7 @@ const char *Encoder::emit_step_node(int n, int phase)
                 which = 3 + k;
             }
         }
-        put(OP_iota, DT_i64, shape, s, NO_SLOT, NO_SLOT, NO_SLOT, (uint8_t)which < 0 ? 0 : which);
+        put(OP_iota, DT_i64, shape, s, NO_SLOT, NO_SLOT, NO_SLOT, (uint8_t)(which < 0 ? 0 : which));
         step_slot[n] = (int16_t)s;
         return nullptr;
     }
@@ -457,8 +457,11 @@ void Encoder::plan_merges(int phase)
             continue;
         }
         int a = node.args[0], b = node.args[1];
-        if (node.kind == NODE_reduce && node.op == OP_sum &&
-            code.header.reduces == REDUCES_columns) {
+        if (node.kind == NODE_reduce) {
+            if (!reduces_in(n, phase) || node.op != OP_sum ||
+                code.header.reduces != REDUCES_columns) {
+                continue;
+            }
             const Node &from = program.nodes[a];
             if (merged[a] == OP_sub_square && uses[a] == 1 && !kept[a] &&
                 !(stores[a] && avail[a] == phase) &&

@@ -1,0 +1,150 @@
+"""What programs mean, in plain Python over small tensors.
+
+``run`` interprets a ``Program`` by the definition of its nodes: every value is a tensor with all
+of the group's dimensions.  ``run_bytecode`` does the same for what ``Fused.encode`` returns; it
+is in ``reference_machine``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from magjit_dvm.instructions import INSTRUCTIONS, DType
+from magjit_dvm.program import INDEXED, ONE, InputKind, Node, NodeKind, Output, Program
+from magjit_dvm.reference_machine import BytecodeError, run_bytecode
+
+__all__ = ["BytecodeError", "run", "run_bytecode"]
+
+_BY_NAME = {one.name: one for one in INSTRUCTIONS}
+_ADDS = ("sum", "prod")
+
+
+def run(program: Program, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """The results of ``program`` for these arguments.
+
+    Raises:
+        ValueError: sizes do not agree, or a result lacks a dimension.
+        IndexError: a position is out of bounds.
+    """
+    sizes = _sizes(program, arguments)
+    values: list[torch.Tensor] = []
+    for node in program.nodes:
+        values.append(_value(program, node, values, arguments, sizes))
+    return tuple(_result(values[one.node], one, sizes) for one in program.outputs)
+
+
+def _sizes(program: Program, arguments: Sequence[Any]) -> list[int]:
+    sizes = [1] * program.rank
+    for given, value in zip(program.inputs, arguments, strict=True):
+        if given.kind is not InputKind.TENSOR:
+            continue
+        for dim, size in zip(given.dims, value.shape, strict=True):
+            if dim == INDEXED or size == 1:
+                continue
+            if dim == ONE or sizes[dim] not in (1, size):
+                raise ValueError("sizes do not agree")
+            sizes[dim] = size
+    return sizes
+
+
+def _value(
+    program: Program,
+    node: Node,
+    values: Sequence[torch.Tensor],
+    arguments: Sequence[Any],
+    sizes: Sequence[int],
+) -> torch.Tensor:
+    """A node's value: along each of the group's dimensions its size, or 1."""
+    rank, dtype = program.rank, node.dtype.torch
+    args = [values[number] for number in node.args]
+    match node.kind:
+        case NodeKind.LOAD:
+            return _spread(arguments[node.aux], program.inputs[node.aux].dims, rank)
+        case NodeKind.CONSTANT:
+            return _number(node.number, dtype, rank)
+        case NodeKind.SCALAR:
+            return _number(arguments[node.aux], dtype, rank)
+        case NodeKind.NUMEL:
+            return _number(torch.Size([sizes[d] for d in node.dims]).numel(), dtype, rank)
+        case NodeKind.IOTA:
+            return _along(torch.arange(sizes[node.aux]), node.aux, rank)
+        case NodeKind.INDEX:
+            return _looked_up(arguments[node.aux], program.inputs[node.aux].dims, args[0])
+        case NodeKind.COMPUTE:
+            reference = _BY_NAME[node.op].reference
+            assert reference is not None
+            return torch.as_tensor(reference(*args)).to(dtype)
+        case NodeKind.CAST:
+            return args[0].to(dtype)
+        case NodeKind.REDUCE:
+            return _reduced(node, args[0], sizes)
+    return args[0].expand([n if d in node.dims else -1 for d, n in enumerate(sizes)])
+
+
+def _number(number: float | int, dtype: torch.dtype, rank: int) -> torch.Tensor:
+    exact = torch.float64 if isinstance(number, float) else torch.int64
+    return torch.tensor(number, dtype=exact).to(dtype).reshape((1,) * rank)
+
+
+def _along(line: torch.Tensor, dim: int, rank: int) -> torch.Tensor:
+    return line.reshape([-1 if d == dim else 1 for d in range(rank)])
+
+
+def _spread(tensor: torch.Tensor, dims: Sequence[int], rank: int) -> torch.Tensor:
+    """A tensor whose dimensions are ``dims`` as one with all of the group's."""
+    places = [k for k, dim in enumerate(dims) if dim >= 0]
+    ones = [k for k, dim in enumerate(dims) if dim == ONE]
+    small = tensor.permute([*places, *ones]).flatten(len(places)) if ones else tensor
+    small = small.squeeze(-1) if ones else small.permute(places)
+    order = sorted(range(len(places)), key=lambda k: dims[places[k]])
+    small = small.permute(order)
+    shape = [1] * rank
+    for k in places:
+        shape[dims[k]] = tensor.shape[k]
+    return small.reshape(shape)
+
+
+def _looked_up(table: torch.Tensor, dims: Sequence[int], at: torch.Tensor) -> torch.Tensor:
+    index = []
+    for dim, size in zip(dims, table.shape, strict=True):
+        if dim == INDEXED:
+            if bool(((at < 0) | (at >= size)).any()):
+                raise IndexError("index out of range in self")
+            index.append(at.long())
+        else:
+            index.append(_along(torch.arange(size), dim, at.dim()))
+    return table[tuple(index)]
+
+
+def _reduced(node: Node, value: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    reference = _BY_NAME[node.op].reference
+    assert reference is not None
+    wide = node.op in _ADDS and node.dtype is DType.F32
+    value = value.double() if wide else value
+    for dim in node.dims:
+        if value.shape[dim] != sizes[dim]:
+            raise ValueError("a reduction over a dimension that is broadcast")
+        if sizes[dim] == 0:
+            raise ValueError("a reduction over nothing")
+        value = reference(value, dim=dim, keepdim=True)
+    return value.to(node.dtype.torch)
+
+
+def _result(value: torch.Tensor, output: Output, sizes: Sequence[int]) -> torch.Tensor:
+    """The value along the output's dimensions, laid out in its order."""
+    kept = [dim for dim in output.dims if dim >= 0]
+    if any(value.shape[d] != 1 and d not in kept for d in range(value.dim())):
+        raise ValueError("a result varies along a dimension that it does not have")
+    if any(value.shape[d] != sizes[d] for d in kept):
+        raise ValueError("an output lacks a dimension")
+    shape = [1 if dim == ONE else sizes[dim] for dim in output.dims]
+    others = [d for d in range(value.dim()) if d not in kept]
+    moved = value.permute([*kept, *others]).reshape(shape)
+    strides, stride = [0] * len(shape), 1
+    for k in reversed(output.order):
+        strides[k] = stride
+        stride *= max(shape[k], 1)
+    return torch.empty_strided(shape, strides, dtype=value.dtype).copy_(moved)
