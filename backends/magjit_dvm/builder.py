@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
-from magjit_dvm.instructions import DType, dtype_of
+from magjit_dvm.instructions import INSTRUCTIONS, DType, dtype_of
 from magjit_dvm.program import (
     INDEXED,
     MAX_DIMS,
@@ -70,6 +70,7 @@ def size_key(size: Any) -> Any:
     return int(size)
 
 
+_TAKES = {one.name: frozenset(one.dtypes) for one in INSTRUCTIONS}
 _COMPUTED_IN = {DType.F16: DType.F32, DType.BF16: DType.F32}
 
 
@@ -161,7 +162,13 @@ class Builder:
         return self.add(Node(NodeKind.CAST, to, (node,)))
 
     def compute(self, op: str, dtype: DType, *args: int, to_bool: bool = False) -> int:
-        """One instruction."""
+        """One instruction; ``dtype`` is that of its operands.
+
+        Raises:
+            NotFusable: the instruction is not there for it.
+        """
+        if dtype not in _TAKES[op]:
+            raise NotFusable(f"{op} of {dtype.text}")
         return self.add(Node(NodeKind.COMPUTE, DType.BOOL if to_bool else dtype, args, op))
 
     # -- loops --
@@ -341,7 +348,7 @@ class Builder:
             if self.nodes[value.node].kind in numbers:
                 raise NotFusable("a result that is a number", node)
             made.append(self._output(node, value))
-        if len(made) > MAX_OUTPUTS:
+        if not made or len(made) > MAX_OUTPUTS:
             raise NotFusable("the group has too many results")
         program = Program(len(self.loops), tuple(self.inputs), tuple(self.nodes), tuple(made))
         used = frozenset[int]().union(*self.varies)
@@ -351,6 +358,10 @@ class Builder:
                 raise NotFusable("a result that is expanded", node)
             if dims - reduced != used - reduced or (dims & reduced and not reduced <= dims):
                 raise NotFusable("a result lacks a loop of the group", node)
+        try:
+            program.verify()
+        except ValueError as error:
+            raise NotFusable(str(error)) from error
         return program
 
     def _output(self, node: FxNode, value: Value) -> Output:

@@ -129,8 +129,8 @@ def _sum(builder: Builder, node: Any, left: Any, right: Any) -> Value:
     a, b = block.made
     instruction = "sub" if "sub" in str(node.target) else "add"
     if block.dtype is DType.BOOL:
-        if instruction == "sub":
-            raise NotFusable("a difference of bools")
+        if instruction == "sub" or (alpha is not True and alpha != 1):
+            raise NotFusable("a difference or multiple of bools")
         return block.value(block("bitwise_or", a, b), result)
     if isinstance(alpha, FxNode):
         alpha_node = builder.scalar(alpha, block.dtype)
@@ -406,6 +406,8 @@ def _silu_backward(builder: Builder, node: Any) -> Value:
 def _native_dropout_backward(builder: Builder, node: Any) -> Value:
     gradient, mask, scale = node.args
     block, result = elementwise(builder, node, (gradient, mask), Promotion.DEFAULT)
+    if block.dtype not in (DType.F32, DType.F64):
+        raise NotFusable("a gradient that is not of floats")
     g, kept = block.made
     return finished(block, block("mul", block("mul", g, kept), float(scale)), result)
 

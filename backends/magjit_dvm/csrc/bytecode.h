@@ -100,8 +100,7 @@ struct Slot {
     uint8_t shape;     /* the extents that the value has: SHAPE_* */
     uint8_t argument;  /* of SLOT_global */
     uint32_t local;    /* offset in local memory, number of a constant */
-    int64_t row, col;  /* strides in bytes, of SLOT_global */
-    int64_t outer[MAX_DIMS]; /* of the dimensions that tiles enumerate, then of those that steps do */
+    int64_t row, col;  /* strides in bytes, of SLOT_global; the others are in Code::outer */
 };
 
 struct Phase {

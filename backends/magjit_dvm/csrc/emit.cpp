@@ -3,6 +3,8 @@
 
 namespace magjit_dvm {
 
+void encoder_begins() {}
+
 /* ---- slots and instructions ---- */
 
 int Encoder::new_slot(SlotKind kind, DType dtype, uint8_t shape)
@@ -20,7 +22,7 @@ int Encoder::new_slot(SlotKind kind, DType dtype, uint8_t shape)
     slot.local = 0;
     slot.row = slot.col = 0;
     for (int i = 0; i < h.n_outer + h.n_inner; i++) {
-        slot.outer[i] = 0;
+        code.outer[h.n_slots][i] = 0;
     }
     return h.n_slots++;
 }
@@ -35,8 +37,8 @@ int Encoder::global_slot(int op, int argument, DType dtype, uint8_t shape, bool 
         bool contiguous = true;
         int64_t expected = bytes(dtype);
         for (int i = n_dims - 1; i >= 0; i--) {
-            slot.outer[i] = stride_along(op, i);
-            contiguous &= slot.outer[i] == expected;
+            code.outer[s][i] = stride_along(op, i);
+            contiguous &= code.outer[s][i] == expected;
             expected *= dim_size[i];
         }
         slot.col = contiguous ? bytes(dtype) : 0;
@@ -48,7 +50,8 @@ int Encoder::global_slot(int op, int argument, DType dtype, uint8_t shape, bool 
         if (i == row || i == col) {
             continue;
         }
-        slot.outer[dim_section[i] == SECTION_reduced ? inner++ : at++] = stride_along(op, i);
+        int k = dim_section[i] == SECTION_reduced ? inner++ : at++;
+        code.outer[s][k] = stride_along(op, i);
     }
     slot.row = stride_along(op, row);
     slot.col = stride_along(op, col);
@@ -247,7 +250,8 @@ const char *Encoder::emit_step_node(int n, int phase)
         if (direct(code.slots[from])) {
             put(OP_load, node.dtype, shape, from, from);
             step_slot[n] = (int16_t)from;
-            moved_units += bytes(node.dtype);
+            /* What all rows share takes its place once. */
+            moved_units += shape & SHAPE_ROWS || row < 0 ? bytes(node.dtype) : 0;
         } else {
             int s = step_buffer(n);
             put(OP_view_load, node.dtype, shape, s, from);

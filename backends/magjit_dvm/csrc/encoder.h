@@ -16,6 +16,9 @@ struct Operand {
     int64_t stride[MAX_DIMS]; /* bytes, of the group's dimensions; 0 where it has none */
 };
 
+/* The first function of the encoder's code; `encode` is the last. */
+void encoder_begins();
+
 struct Encoder {
     const Program &program;
     const Given *given;

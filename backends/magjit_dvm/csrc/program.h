@@ -78,6 +78,9 @@ struct Shape {
 struct Code {
     Header header;
     Slot slots[MAX_SLOTS];
+    /* Strides in bytes of the dimensions that tiles enumerate, then of those that steps do. Apart from
+     * the slots, since most programs have no such dimensions: encoding is bound by cache misses. */
+    int64_t outer[MAX_SLOTS][MAX_DIMS];
     uint64_t constants[MAX_CONSTANTS];
     uint64_t words[8 * MAX_SLOTS];
     Shape outputs[MAX_OUTPUTS];
@@ -90,6 +93,14 @@ struct Machine {
     int64_t step_bytes;  /* what a step's blocks may take */
     int64_t grain;       /* elements below which a second core does not pay */
 };
+
+/* Memory that the calling thread keeps for its next program, on huge pages where the kernel has them:
+ * encoding is short enough to be bound by walks through page tables. */
+enum Purpose { FOR_code, FOR_encoder };
+void *thread_memory(Purpose purpose, size_t bytes);
+
+/* Bring the encoder's own code into the caches, all at once. */
+void fetch_encoder();
 
 /* Shapes, tiles and bytecode of one instance; nothing is allocated. Returns an error message (a
  * literal) or nullptr. Arguments of the code are the program's inputs, then its outputs. */

@@ -1,4 +1,7 @@
 /* Tiles by Algorithm 1 (DVM, §4.2), and places in local memory. */
+#include <new>
+#include <type_traits>
+
 #include "encoder.h"
 
 namespace magjit_dvm {
@@ -180,10 +183,24 @@ const char *Encoder::run()
     return overflow;
 }
 
+void fetch_encoder()
+{
+    const char *first = (const char *)&encoder_begins, *last = (const char *)&encode + 1024;
+    if (last > first && last - first < 1 << 16) {
+        for (; first < last; first += 64) {
+            __builtin_prefetch(first, 0, 2);
+        }
+    }
+}
+
 const char *encode(const Program &program, const Given *given, const Machine &machine, Code &code)
 {
-    Encoder encoder(program, given, machine, code);
-    return encoder.run();
+    static_assert(std::is_trivially_destructible_v<Encoder>, "its memory is only reused");
+    void *memory = thread_memory(FOR_encoder, sizeof(Encoder));
+    if (!memory) {
+        return "no memory";
+    }
+    return (new (memory) Encoder(program, given, machine, code))->run();
 }
 
 } // namespace magjit_dvm

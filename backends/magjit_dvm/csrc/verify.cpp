@@ -253,6 +253,7 @@ const char *Checker::header()
 /* All that a slot can address lies within its argument. */
 const char *Checker::global(const Slot &s, bool tile_level)
 {
+    const int64_t *outer = code.outer[&s - code.slots];
     if (s.argument >= h.n_arguments) {
         return "an argument that is not there";
     }
@@ -265,12 +266,12 @@ const char *Checker::global(const Slot &s, bool tile_level)
             along(s.col, h.cols);
         } else {
             for (int i = 0; i < h.n_outer; i++) {
-                along(s.outer[i], h.outer[i]);
+                along(outer[i], h.outer[i]);
             }
         }
     } else {
         for (int i = 0; i < h.n_outer + h.n_inner; i++) {
-            along(s.outer[i], h.outer[i]);
+            along(outer[i], h.outer[i]);
         }
         if (tile_level) {
             along(s.col, h.reduces == REDUCES_columns ? h.rows : h.cols);

@@ -1,5 +1,6 @@
 /* The virtual machine (DVM, Algorithm 2): each core decodes the bytecode for its share of tiles. */
 #include <dlfcn.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -75,7 +76,7 @@ struct Core {
     void memory(const Insn &insn);
     void view(const Slot &slot, char *global, char *block, int64_t n_rows, int64_t n_cols,
               bool load, const State *from);
-    void flat_view(const Slot &slot, char *block, bool load);
+    void flat_view(int s, char *block, bool load);
     void index_load(const Insn &insn, int64_t n_rows, int64_t n_cols);
 };
 
@@ -89,7 +90,7 @@ char *Core::at_step(const Slot &slot, int s) const
     }
     p += row * slot.row + col * slot.col;
     for (int i = h.n_outer; i < h.n_outer + h.n_inner; i++) {
-        p += index[i] * slot.outer[i];
+        p += index[i] * code.outer[s][i];
     }
     return p;
 }
@@ -197,23 +198,25 @@ void copy_bytes(int size, char *global, int64_t row, int64_t col, char *block, i
 }
 
 /* A range of the flattened shape, by an odometer over its dimensions: in runs of the last two. */
-void Core::flat_view(const Slot &slot, char *block, bool load)
+void Core::flat_view(int s, char *block, bool load)
 {
+    const Slot &slot = code.slots[s];
+    const int64_t *stride = code.outer[s];
     int n = h.n_outer, size = DTYPE_BYTES[slot.dtype];
     int64_t at[MAX_DIMS], rest = col, left = cols;
     char *global = arguments[slot.argument];
     for (int i = n - 1; i >= 0; i--) {
         at[i] = rest % h.outer[i];
         rest /= h.outer[i];
-        global += at[i] * slot.outer[i];
+        global += at[i] * stride[i];
     }
-    int64_t inner = h.outer[n - 1], inner_stride = slot.outer[n - 1];
+    int64_t inner = h.outer[n - 1], inner_stride = stride[n - 1];
     while (left > 0) {
         int64_t rows_now = 1, cols_now = std::min(left, inner - at[n - 1]);
         if (at[n - 1] == 0 && cols_now == inner) {
             rows_now = std::min(left / inner, h.outer[n - 2] - at[n - 2]);
         }
-        copy_bytes(size, global, slot.outer[n - 2], inner_stride, block, cols_now * size, size,
+        copy_bytes(size, global, stride[n - 2], inner_stride, block, cols_now * size, size,
                    rows_now, cols_now, load);
         int64_t done = rows_now * cols_now;
         block += done * size;
@@ -224,12 +227,12 @@ void Core::flat_view(const Slot &slot, char *block, bool load)
             global -= inner * inner_stride;
             at[n - 1] = 0;
             at[n - 2] += rows_now;
-            global += rows_now * slot.outer[n - 2];
+            global += rows_now * stride[n - 2];
             for (int i = n - 2; i > 0 && at[i] == h.outer[i]; i--) {
-                global -= at[i] * slot.outer[i];
+                global -= at[i] * stride[i];
                 at[i] = 0;
                 at[i - 1]++;
-                global += slot.outer[i - 1];
+                global += stride[i - 1];
             }
         }
     }
@@ -319,11 +322,11 @@ void Core::memory(const Insn &insn)
         int s = load ? insn.a : insn.dst;
         const Slot &slot = code.slots[s];
         if (h.flat && !load) {
-            flat_view(slot, state[insn.a].p, false);
+            flat_view(s, state[insn.a].p, false);
             break;
         }
         if (h.flat) {
-            flat_view(slot, state[insn.dst].p, true);
+            flat_view(s, state[insn.dst].p, true);
             break;
         }
         char *global = at_step(slot, s);
@@ -482,7 +485,7 @@ void Core::run(int64_t first, int64_t last)
             if (slot.kind == SLOT_global) {
                 char *p = arguments[slot.argument];
                 for (int i = 0; i < h.n_outer && !h.flat; i++) {
-                    p += index[i] * slot.outer[i];
+                    p += index[i] * code.outer[s][i];
                 }
                 base[s] = p;
             }
@@ -512,6 +515,12 @@ struct Local {
     ~Local() { std::free(memory); }
 };
 thread_local Local local_memory;
+
+struct Arena {
+    char *memory = nullptr;
+    ~Arena() { std::free(memory); }
+};
+thread_local Arena arena;
 
 /* torch's own OpenMP runtime, by name: another one would mean another pool of threads. */
 struct Runtime {
@@ -579,6 +588,19 @@ void run_on_core(void *data)
 }
 
 } // namespace
+
+void *thread_memory(Purpose purpose, size_t bytes)
+{
+    constexpr size_t HUGE_PAGE = (size_t)2 << 20, SHARE = HUGE_PAGE / 2;
+    if (!arena.memory) {
+        arena.memory = (char *)std::aligned_alloc(HUGE_PAGE, HUGE_PAGE);
+        if (!arena.memory) {
+            return nullptr;
+        }
+        (void)madvise(arena.memory, HUGE_PAGE, MADV_HUGEPAGE);
+    }
+    return bytes <= SHARE ? arena.memory + (purpose == FOR_code ? 0 : SHARE) : nullptr;
+}
 
 int execute(const Code &code, char *const *arguments, int threads)
 {
