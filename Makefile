@@ -75,6 +75,7 @@ format: setup
 bench: setup
 	$(BIN)/python benchmarks/front_end.py --json benchmarks/results/front_end.json
 	$(BIN)/python benchmarks/call_cost.py --json benchmarks/results/call_cost.json
+	$(BIN)/python benchmarks/dvm.py --device cpu --json benchmarks/results/dvm.json
 
 CORPUS ?= minicorpus
 SAMPLE ?= 200

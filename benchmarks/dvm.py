@@ -10,6 +10,7 @@ varied    40 batch and sequence sizes through BERT
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -24,7 +25,17 @@ from torch import Tensor
 
 import dvm_models
 import magjit
-from dvm_cases import CHAINS, SETS, Arguments, OperatorSet, Program, drawn, layer_norm
+from dvm_cases import (
+    CHAINS,
+    LARGEST,
+    LARGEST_QUICK,
+    SETS,
+    Arguments,
+    OperatorSet,
+    Program,
+    drawn,
+    layer_norm,
+)
 from dvm_peers import (
     PEERS,
     Entrants,
@@ -41,6 +52,7 @@ SEED = 1
 ROUNDS = 9
 SHAPES = 60
 STATIC_SHAPES = 6
+FIRST_CALLS = 5
 NEW_SHAPES = 10_000
 SIZES = {"64 KB": 64 << 10, "1 MB": 1 << 20, "16 MB": 16 << 20, "64 MB": 64 << 20}
 SIZES |= {"256 MB": 256 << 20}
@@ -57,49 +69,47 @@ def counted(threads: int) -> str:
 def measure_set(
     benchmark: Benchmark, operators: OperatorSet, threads: int, options: argparse.Namespace
 ) -> None:
-    """Times of every shape, then encodings in another order of the shapes."""
-    count = 4 if options.quick else SHAPES
-    case = f"{operators.program.name}, {counted(threads)}"
+    """Encodings at shapes that have not been seen, then times."""
+    count, largest = (4, LARGEST_QUICK) if options.quick else (SHAPES, LARGEST)
+    case = f"sets: {operators.program.name}, {counted(threads)}"
     sampled = set(range(0, count, max(1, count // STATIC_SHAPES)))
     entrants = Entrants(operators.program, [name for name in options.peers if name in COMPARED])
     times: list[dict[str, float]] = []
-    # Before any shape but two was seen, for the virtual machine and for its caches.
-    calls = [lambda given=given: entrants.magjit(*given) for given in few(operators, 2)]
-    for call in calls * 2:
-        call()
-    taken, ran = encoded(entrants, drawn(operators, count, SEED))
-    for number, arguments in enumerate(drawn(operators, count, SEED)):
+    for arguments in drawn(operators, 2, SEED + 1, largest):  # loads the backend
+        entrants.magjit(*arguments)
+    taken, ran = encoded(entrants, drawn(operators, count, SEED, largest))
+    for number, arguments in enumerate(drawn(operators, count, SEED, largest)):
         tasks = entrants.tasks(arguments, static=number in sampled)
         times.append(median_times(tasks, rounds=options.rounds, seconds=0.01))
     add_encoding(benchmark, case, taken)
     if taken:
-        note = f"first and second calls at {count} shapes"
-        share = sum(taken) / ran
-        benchmark.add(Row(case, "compile/run ratio", "share", share, note=note))
-    static = sum("inductor-static" in one for one in times)
-    notes = [f"{count} shapes, inductor-static on {static}", *entrants.wrong[:3]]
-    add_speed(benchmark, case, times, "; ".join(notes))
+        benchmark.add(Row(case, "compile/run ratio", "share", sum(taken) / ran))
+    add_speed(benchmark, case, times, "; ".join(entrants.wrong[:3]))
     total = {name: sum(one[name] for one in times if name in one) for name in ("magjit", "eager")}
     total = {name: value / 1000 for name, value in total.items() if value}
-    benchmark.add(Row.of(case, "run_ms", "ms", total, "sum over the shapes"))
+    benchmark.add(Row.of(case, "total_ms", "ms", total))
 
 
 COMPARED = ("eager", "inductor-static", "inductor-dynamic")
 
 
-def few(operators: OperatorSet, count: int) -> list[Arguments]:
-    """Arguments of shapes other than those of the measurement."""
-    return list(drawn(operators, count, SEED + 1))
-
-
 def encoded(entrants: Entrants, calls: Iterator[Arguments]) -> tuple[list[int], float]:
-    """Nanoseconds of each encoding, and of all calls, in two calls at each shape."""
+    """Nanoseconds of each encoding, and of all calls, in the first calls at each shape.
+
+    Calls that capture count neither here nor there.
+    """
     taken: list[int] = []
     ran = 0
     for arguments in calls:
-        start = time.perf_counter_ns()
-        taken += encodings(lambda arguments=arguments: entrants.magjit(*arguments), 2)
-        ran += time.perf_counter_ns() - start
+        task = functools.partial(entrants.magjit, *arguments)
+        for _ in range(FIRST_CALLS):
+            captures = magjit.stats(entrants.magjit).captures
+            start = time.perf_counter_ns()
+            found = encodings(task, 1)
+            spent = time.perf_counter_ns() - start
+            if magjit.stats(entrants.magjit).captures == captures:
+                taken += found
+                ran += spent
     return taken, ran
 
 
@@ -132,11 +142,11 @@ def measure_chain(
             for name, value in median_times(tasks, rounds=rounds, seconds=0.02).items()
         }
         found[title] = times
-        case = f"{program.name}, {title}, {counted(threads)}"
+        case = f"chains: {program.name}, {title}, {counted(threads)}"
         benchmark.add(Row.of(case, "run_ms", "ms", times, "; ".join(entrants.wrong)))
         if "magjit" in tasks and size < 64 << 20:
             taken += encodings(tasks["magjit"], 50)
-    add_encoding(benchmark, f"{program.name}, {counted(threads)}", taken)
+    add_encoding(benchmark, f"chains: {program.name}, {counted(threads)}", taken)
     return found
 
 
@@ -151,7 +161,7 @@ def part_chains(benchmark: Benchmark, options: argparse.Namespace) -> None:
                 found.append(measure_chain(benchmark, program, threads, options))
         for title in options.sizes:
             times = [one[title] for one in found]
-            add_speed(benchmark, f"all chains, {title}, {counted(threads)}", times)
+            add_speed(benchmark, f"chains: all, {title}, {counted(threads)}", times)
 
 
 # -- new shapes ---------------------------------------------------------------------------------
@@ -192,9 +202,10 @@ def first_and_repeated(
         for batch, length, width in shapes:
             x = base[0][: batch * length * width].view(batch, length, width)
             arguments = x, base[1][:width], base[2][:width]
-            first.append(timed(lambda arguments=arguments: function(*arguments)))
-            timed(lambda arguments=arguments: function(*arguments))
-            repeated.append(timed(lambda arguments=arguments: function(*arguments)))
+            call = functools.partial(function, *arguments)
+            first.append(timed(call))
+            timed(call)
+            repeated.append(timed(call))
     return first, repeated
 
 
@@ -218,7 +229,7 @@ def part_shapes(benchmark: Benchmark, options: argparse.Namespace) -> None:
         found |= {"repeated_us_p50": percentile(repeated, 0.5)}
         for metric, value in found.items():
             rows.setdefault(metric, {})[name] = value
-    case = f"{len(shapes)} shapes, 1 thread"
+    case = f"shapes: {len(shapes)}, 1 thread"
     for metric, values in rows.items():
         unit = "MB" if metric.endswith("mb") else "µs"
         benchmark.add(Row.of(case, metric, unit, values))
@@ -237,7 +248,7 @@ def part_varied(benchmark: Benchmark, options: argparse.Namespace) -> None:
         for name in ("eager", "magjit", "inductor-dynamic"):
             if name == "magjit" or name in options.peers:
                 runs[name] = dvm_models.varied(name, count)
-        case = f"BERT-12, {count} shapes, {counted(threads)}"
+        case = f"varied: BERT-12, {count} shapes, {counted(threads)}"
         notes = [f"{name}: {note}" for name, run in runs.items() for note in run["notes"]]
         for metric, unit in dvm_models.VARIED.items():
             values = {name: run[metric] for name, run in runs.items() if metric in run}
@@ -248,8 +259,7 @@ def part_varied(benchmark: Benchmark, options: argparse.Namespace) -> None:
 
 
 def part_models(benchmark: Benchmark, options: argparse.Namespace) -> None:
-    sizes = ("small",) if options.quick else ("small", "full")
-    for size in sizes:
+    for size in options.model_sizes:
         for name in options.models:
             if name in dvm_models.COLD:
                 with benchmark.console.status(f"{name}, {size}, cold"):
@@ -258,7 +268,7 @@ def part_models(benchmark: Benchmark, options: argparse.Namespace) -> None:
             for name in options.models:
                 with benchmark.console.status(f"{name}, {size}, {threads}"):
                     set_up(threads)
-                    case = f"{name}, {size}, {counted(threads)}"
+                    case = f"models: {name}, {size}, {counted(threads)}"
                     dvm_models.add_steady(benchmark, case, name, size, options)
 
 
@@ -281,13 +291,24 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--programs", nargs="+", choices=[one.name for one in CHAINS])
     names = list(dvm_models.MODELS)
     parser.add_argument("--models", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--model-sizes", nargs="+", choices=("small", "full"))
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--quick", action="store_true", help="few shapes, sizes and rounds")
+    parser.add_argument("--keep", action="store_true", help="rows of other parts stay in FILE")
     parser.add_argument("--one", nargs=4, metavar="ARG", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.rounds = options.rounds or (3 if options.quick else ROUNDS)
     options.sizes = options.sizes or (QUICK_SIZES if options.quick else list(SIZES))
+    options.model_sizes = options.model_sizes or (["small"] if options.quick else ["small", "full"])
     return options
+
+
+def kept(options: argparse.Namespace) -> Iterator[Row]:
+    """Rows of the file, if it is there, of parts that are not measured now."""
+    if options.keep and options.json is not None and options.json.is_file():
+        for row in json.loads(options.json.read_text())["rows"]:
+            if row["case"].partition(":")[0] not in options.only:
+                yield Row(**row)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -299,8 +320,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             json.dump(dvm_models.cold(*options.one[:3]), sys.stdout)
             return 0
         benchmark = Benchmark.start(options)
+        benchmark.rows += kept(options)
         for part in options.only:
             PARTS[part](benchmark, options)
+            torch.set_num_threads(max(options.threads))  # what the file says of the machine
             benchmark.write()
     benchmark.finish()
     return int(any("magjit" in row.note for row in benchmark.rows))

@@ -20,7 +20,7 @@ Arguments = tuple[Any, ...]
 WIDTH = 1024
 HEAD = 64
 DROPPED = 0.1
-LARGEST = 64 << 20
+LARGEST, LARGEST_QUICK = 64 << 20, 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,40 +217,42 @@ MATRICES = (
 
 @dataclass(frozen=True, slots=True)
 class OperatorSet:
-    """An operator and a way to draw the arguments of a call."""
+    """An operator and a way to draw the arguments of a call, tensors of at most so many bytes."""
 
     program: Program
-    draw: Callable[[random.Random], Arguments]
+    draw: Callable[[random.Random, int], Arguments]
 
 
 def if_else_add(x: Tensor, y: Tensor, larger: bool) -> Tensor:
     return (x * 2 if larger else x * 4) + y
 
 
-def cube(chosen: random.Random, widths: tuple[int, ...] | range) -> tuple[int, int, int]:
-    """Batch, length and width of at most LARGEST bytes."""
+def cube(
+    chosen: random.Random, widths: tuple[int, ...] | range, largest: int
+) -> tuple[int, int, int]:
+    """Batch, length and width of a tensor of at most so many bytes."""
     batch, width = chosen.choice((1, 2, 4, 8)), chosen.choice(widths)
-    most = LARGEST // (4 * batch * width)
+    most = largest // (4 * batch * width)
     return batch, chosen.randint(1, min(most, 2048)), width
 
 
-def draw_norm(chosen: random.Random) -> Arguments:
-    shape = cube(chosen, (1024, 2048, 3072, 4096))
+def draw_norm(chosen: random.Random, largest: int) -> Arguments:
+    shape = cube(chosen, (1024, 2048, 3072, 4096), largest)
     return torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape[-1])
 
 
-def draw_branch(chosen: random.Random) -> Arguments:
-    shape = cube(chosen, range(64, 4097))
+def draw_branch(chosen: random.Random, largest: int) -> Arguments:
+    shape = cube(chosen, range(64, 4097), largest)
     return torch.randn(shape), torch.randn(shape), chosen.random() < 0.5
 
 
-def draw_addmm(chosen: random.Random) -> Arguments:
-    n, k = chosen.choice(MATRICES)
+def draw_addmm(chosen: random.Random, largest: int) -> Arguments:
+    n, k = chosen.choice([(n, k) for n, k in MATRICES if 4 * n * k <= largest])
     return torch.randn(n), torch.randn(chosen.randint(1, 512), k), torch.randn(k, n)
 
 
-def draw_matmul(chosen: random.Random) -> Arguments:
-    return draw_addmm(chosen)[1:]
+def draw_matmul(chosen: random.Random, largest: int) -> Arguments:
+    return draw_addmm(chosen, largest)[1:]
 
 
 def no_inputs(size: int) -> Arguments:
@@ -274,9 +276,11 @@ SETS = (
 )
 
 
-def drawn(operators: OperatorSet, count: int, seed: int) -> Iterator[Arguments]:
+def drawn(
+    operators: OperatorSet, count: int, seed: int, largest: int = LARGEST
+) -> Iterator[Arguments]:
     """Arguments of ``count`` calls, the same for the same seed, each made when it is asked for."""
     chosen = random.Random(seed)
     torch.manual_seed(seed)
     for _ in range(count):
-        yield operators.draw(chosen)
+        yield operators.draw(chosen, largest)

@@ -12,6 +12,7 @@ operators      ATen operators dispatched in a warm call, views left out
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import random
 import statistics
@@ -22,16 +23,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
+from torch._dynamo.utils import counters
 
 import magjit
-import models
 from agreement import differences
 from compilers import warm_up
+from dvm_networks import LlamaBlock, VisionTransformer
 from dvm_peers import dvm
 from harness import Benchmark, Row, add_medians, in_fresh_process, median_times
-from models import small_bert, small_resnet
+from models import MODELS as EXAMPLES
+from models import ResNet, small_bert, small_resnet
 from profiling import aten_operators, views
 
 Example = tuple[nn.Module, tuple[Any, ...]]
@@ -41,114 +43,33 @@ COLD = ("BERT-12", "ResNet-50", "LSTM")
 LONGEST = 256
 VARIED = {
     "captures": "count",
+    "compile_s": "s",
     "first_ms_p50": "ms",
     "first_ms_max": "ms",
     "repeated_ms_p50": "ms",
     "total_s": "s",
 }
-OTHERS = (
-    "mm",
-    "conv",
-    "attention",
-    "lstm",
-    "rnn",
-    "embedding",
-)
+# Parts of names: what an operator that works element by element or along rows is not.
+OTHERS = ("mm", "linear", "conv", "attention", "lstm", "rnn", "embedding", "_unsafe_view")
 
 
-# -- two models that the examples lack ------------------------------------------------------------
-
-
-class VisionLayer(nn.Module):
-    """Attention and a perceptron, each behind a norm (Dosovitskiy et al., 2020)."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.mixed, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        mixed = self.mixed(self.norms[0](x)).view(batch, length, 3, self.heads, -1)
-        query, key, value = mixed.permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(query, key, value)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(F.gelu(self.up(self.norms[1](x))))
-
-
-class VisionTransformer(nn.Module):
-    """Images (batch, 3, side, side) to class scores."""
-
-    def __init__(self, side: int, patch: int, width: int, layers: int, heads: int) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, width, patch, patch)
-        self.first = nn.Parameter(torch.zeros(1, 1, width))
-        self.places = nn.Parameter(torch.randn(1, (side // patch) ** 2 + 1, width) * 0.02)
-        self.layers = nn.ModuleList(VisionLayer(width, heads) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 1000)
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.patches(images).flatten(2).transpose(1, 2)
-        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.places
-        for layer in self.layers:
-            x = layer(x)
-        y: Tensor = self.head(self.norm(x)[:, 0])
-        return y
-
-
-class LlamaBlock(nn.Module):
-    """RMSNorm, rotary attention, gated perceptron (Touvron et al., 2023); (batch, length, width)."""
-
-    def __init__(self, width: int, heads: int, inner: int) -> None:
-        super().__init__()
-        self.heads, self.size = heads, width // heads
-        self.norms = nn.ParameterList(torch.ones(width) for _ in range(2))
-        self.mixed = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
-        self.down = nn.Linear(inner, width, bias=False)
-        powers = torch.arange(0, self.size, 2) / self.size
-        self.register_buffer("frequencies", 10000.0**-powers)
-
-    def normed(self, x: Tensor, number: int) -> Tensor:
-        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return x * scale * self.norms[number]
-
-    def turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        first, second = x.chunk(2, dim=-1)
-        return x * cos + torch.cat([-second, first], dim=-1) * sin
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        assert isinstance(self.frequencies, Tensor)
-        angles = torch.arange(length)[:, None] * self.frequencies
-        angles = torch.cat([angles, angles], -1)
-        cos, sin = angles.cos(), angles.sin()
-        mixed = self.mixed(self.normed(x, 0)).view(batch, length, 3, self.heads, self.size)
-        query, key, value = mixed.permute(2, 0, 3, 1, 4)
-        query, key = self.turned(query, cos, sin), self.turned(key, cos, sin)
-        y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
-        y = self.normed(x, 1)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+# -- models ---------------------------------------------------------------------------------------
 
 
 def bert(size: str) -> Example:
     if size == "full":
-        return models.MODELS["BERT"]("full")
+        return EXAMPLES["BERT"]("full")
     return small_bert()
 
 
 def resnet(size: str) -> Example:
     if size == "full":
-        return models.ResNet((3, 4, 6, 3)), (torch.randn(1, 3, 224, 224),)
+        return ResNet((3, 4, 6, 3)), (torch.randn(1, 3, 224, 224),)
     return small_resnet()
 
 
 def lstm(size: str) -> Example:
-    return models.MODELS["LSTM tagger"]("full" if size == "full" else "small")
+    return EXAMPLES["LSTM tagger"]("full" if size == "full" else "small")
 
 
 def vision(size: str) -> Example:
@@ -223,7 +144,7 @@ def add_cold(
                 found[compiler].append(in_fresh_process(script, "--one", compiler, name, size, "1"))
                 del os.environ["TORCHINDUCTOR_CACHE_DIR"]
     metrics = (("cold_s", "s"), ("first_use_s", "s"))
-    add_medians(benchmark, f"{name}, {size}, 1 thread", found, metrics, "cold_s")
+    add_medians(benchmark, f"models: {name}, {size}, 1 thread", found, metrics, "cold_s")
 
 
 # -- steady state ---------------------------------------------------------------------------------
@@ -244,7 +165,7 @@ def add_steady(
         wrong = [note for one in results for note in differences(expected, one, "", TOLERANCE)]
         notes += [f"{compiler}: {note}" for note in wrong[:1]]
         if not wrong:
-            tasks[compiler] = lambda compiled=compiled: compiled(*arguments)
+            tasks[compiler] = functools.partial(compiled, *arguments)
     rounds = options.rounds if size == "small" else max(3, options.rounds // 2)
     times = median_times(tasks, rounds=rounds)
     times = {compiler: value / 1000 for compiler, value in times.items()}
@@ -252,7 +173,7 @@ def add_steady(
     share, rest = in_machine([one for one in schedules() if id(one) not in before])
     left = ", ".join(f"{count} {operator}" for operator, count in rest.most_common(6))
     benchmark.add(Row(case, "in_vm", "share", share, note=f"outside: {left}" if left else ""))
-    dispatched = {
+    dispatched: dict[str, float] = {
         compiler: sum(aten_operators(tasks[compiler]).values())
         for compiler in ("magjit", "eager")
         if compiler in tasks
@@ -313,7 +234,10 @@ def varied(compiler: str, count: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = small_bert(positions=LONGEST)[0].eval()
     compiled = compiled_by(compiler, model, dynamic=True)
+    counters.clear()
+    start = time.perf_counter()
     compiled(torch.randint(0, 100, (3, 20)))
+    compile_s = time.perf_counter() - start
     first, repeated, notes = [], [], []
     for shape in varied_shapes(count):
         ids = torch.randint(0, 100, shape)
@@ -326,6 +250,7 @@ def varied(compiler: str, count: int) -> dict[str, Any]:
         repeated.append(moments[2] - moments[1])
         notes += list(differences(expected, result, tolerance=TOLERANCE))
     found: dict[str, Any] = {
+        "compile_s": compile_s,
         "first_ms_p50": statistics.median(first) * 1e3,
         "first_ms_max": max(first) * 1e3,
         "repeated_ms_p50": statistics.median(repeated) * 1e3,
@@ -335,5 +260,5 @@ def varied(compiler: str, count: int) -> dict[str, Any]:
     if compiler == "magjit":
         found["captures"] = magjit.stats(compiled).captures
     elif compiler != "eager":
-        found["captures"] = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        found["captures"] = counters["stats"]["unique_graphs"]
     return found

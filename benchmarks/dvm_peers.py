@@ -156,9 +156,8 @@ def add_encoding(benchmark: Benchmark, case: str, taken: Sequence[int]) -> None:
     """Rows of the median and the 99th percentile; none where no operator was encoded."""
     if not taken:
         return
-    note = f"{len(taken)} encodings"
     for metric, share in (("encode_us_p50", 0.5), ("encode_us_p99", 0.99)):
-        benchmark.add(Row(case, metric, "µs", percentile(taken, share) / 1000, note=note))
+        benchmark.add(Row(case, metric, "µs", percentile(taken, share) / 1000))
 
 
 # -- ratios -------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@
     python benchmarks/readme_tables.py --check   exit with 1 when one is stale
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`; NAME is a key of `TABLES`. A file
-that is not there makes a line that says so.
+that is not there makes a line that says so. `FILE#PART` stands for the rows whose case begins with
+`PART: `.
 """
 
 from __future__ import annotations
@@ -56,6 +57,19 @@ class Results:
 
     def value(self, case: str, metric: str, name: str = "magjit") -> float | None:
         return self.rows.get((case, metric), {}).get(name)
+
+    def part(self, name: str) -> Results:
+        """The cases that begin with a part's name, without it."""
+        start = f"{name}: "
+        rows, notes = (
+            {
+                (case.removeprefix(start), metric): value
+                for (case, metric), value in table.items()
+                if case.startswith(start)
+            }
+            for table in (self.rows, self.notes)
+        )
+        return Results(rows, notes, self.machine, self.versions)  # type: ignore[arg-type]
 
     def caption(self) -> str:
         """What the figures were measured on."""
@@ -220,6 +234,73 @@ def _gpu(results: Results) -> str:
     return _compared(results, {"graphs": "graphs", **_TIMES})
 
 
+def _dvm_sets(results: Results) -> str:
+    peers = ("eager", "inductor-static", "inductor-dynamic")
+    header = ["operators", "encoding p50, µs", "p99, µs", "encoding ÷ run"]
+    header += [f"{peer} ÷ MagJIT" for peer in peers]
+    rows = []
+    for case in results.cases("speed"):
+        own = ("encode_us_p50", "encode_us_p99", "compile/run ratio")
+        values = [results.value(case, metric) for metric in own]
+        values += [results.value(case, "speed", peer) for peer in peers]
+        rows.append([case, *map(number, values)])
+    return markdown(header, rows)
+
+
+def _dvm_chains(results: Results) -> str:
+    """A row for each chain and number of threads, a column for each size."""
+    peers = ("eager", "inductor-static", "clone")
+    cells: dict[str, dict[str, str]] = {}
+    for case in results.cases("run_ms"):
+        chain, size, threads = case.rsplit(", ", 2)
+        ours = results.value(case, "run_ms")
+        found = [
+            NOTHING if theirs is None or not ours else number(theirs / ours, 2)
+            for theirs in (results.value(case, "run_ms", peer) for peer in peers)
+        ]
+        cells.setdefault(f"{chain}, {threads}", {})[size] = " / ".join(found)
+    sizes = list(dict.fromkeys(size for row in cells.values() for size in row))
+    rows = [[name, *(row.get(size, NOTHING) for size in sizes)] for name, row in cells.items()]
+    return markdown(["eager / Inductor / copy, ÷ MagJIT", *sizes], rows)
+
+
+def _dvm_models(results: Results) -> str:
+    header = ["model", "cold start, MagJIT, s", "Inductor, s", "a call, MagJIT, ms"]
+    header += ["eager, ms", "Inductor, ms", "in the VM", "operators", "of eager"]
+    wanted = [("cold_s", "magjit"), ("cold_s", "inductor-static"), ("run_ms", "magjit")]
+    wanted += [("run_ms", "eager"), ("run_ms", "inductor-static"), ("in_vm", "magjit")]
+    wanted += [("operators", "magjit"), ("operators", "eager")]
+    rows = [
+        [case, *(number(results.value(case, metric, name)) for metric, name in wanted)]
+        for case in results.cases("in_vm")
+    ]
+    return markdown(header, rows)
+
+
+_DVM_SHAPES = {
+    "captures": "captures",
+    "compile_s": "first capture, s",
+    "rss_growth_mb": "growth of resident memory, MB",
+    "first_us_p50": "first call at a shape, median, µs",
+    "repeated_us_p50": "repeated call, median, µs",
+    "first_ms_p50": "first call at a shape, median, ms",
+    "first_ms_max": "first call at a shape, longest, ms",
+    "repeated_ms_p50": "repeated call, median, ms",
+}
+
+
+def _dvm_shapes(results: Results) -> str:
+    peers = ("magjit", "inductor-dynamic", "eager")
+    rows = [
+        [case, title, *(number(results.value(case, metric, peer)) for peer in peers)]
+        for metric, title in _DVM_SHAPES.items()
+        for case in results.cases(metric)
+    ]
+    return markdown(["shapes", "metric", "MagJIT", "inductor-dynamic", "eager"], rows)
+
+
+_DVM = "python benchmarks/dvm.py --device cpu"
+
 TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
     "models": ("demo.json", "python benchmarks/demo.py", _models),
     "inductor": ("demo.json", "python benchmarks/demo.py", _inductor),
@@ -237,6 +318,11 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
         _control_flow,
     ),
     "gpu": ("gpu_models.json", "python benchmarks/gpu_models.py", _gpu),
+    "dvm_sets": ("dvm.json#sets", _DVM, _dvm_sets),
+    "dvm_chains": ("dvm.json#chains", _DVM, _dvm_chains),
+    "dvm_models": ("dvm.json#models", _DVM, _dvm_models),
+    "dvm_shapes": ("dvm.json#shapes", _DVM, _dvm_shapes),
+    "dvm_varied": ("dvm.json#varied", _DVM, _dvm_shapes),
 }
 """Name of the table: its file, the command that measures it, what draws it."""
 
@@ -247,11 +333,13 @@ def table(name: str, folder: Path) -> str:
     Raises:
         KeyError: no table has this name.
     """
-    file, command, draw = TABLES[name]
+    source, command, draw = TABLES[name]
+    file, _, part = source.partition("#")
     missing = f"Not measured yet: `{command} --json benchmarks/results/{file}` measures it."
     if not (folder / file).is_file():
         return missing
     results = Results.read(folder / file)
+    results = results.part(part) if part else results
     drawn = draw(results)
     if not drawn:
         return missing

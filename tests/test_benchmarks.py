@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
+import random
+import subprocess
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +21,12 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 import agreement
+import dvm_cases
+import dvm_peers
 import harness
 import profiling
+
+BENCHMARKS = Path(harness.__file__).parent
 
 
 def options(**values: object) -> argparse.Namespace:
@@ -155,3 +165,52 @@ def test_operator_differences_have_signs() -> None:
     eager, replay = Counter({"aten::mm": 2, "aten::add": 1}), Counter({"aten::mm": 3})
     assert agreement.operator_differences(eager, replay) == "-1 aten::add +1 aten::mm"
     assert not agreement.operator_differences(eager, eager)
+
+
+def test_the_dvm_benchmark_runs(tmp_path) -> None:
+    file = tmp_path / "dvm.json"
+    kept = {"case": "models: a model", "metric": "run_ms", "unit": "ms", "magjit": 1, "peers": {}}
+    dropped = kept | {"case": "sets: old"}
+    file.write_text(json.dumps({"rows": [kept, dropped]}))
+    words = ["--quick", "--force", "--keep", "--rounds", "1", "--threads", "1"]
+    words += ["--peers", "eager", "numexpr", "clone", "--only", "sets", "chains", "shapes"]
+    words += ["--sizes", "64 KB", "--json", str(file)]
+    command = [sys.executable, str(BENCHMARKS / "dvm.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {(row["case"], row["metric"]): row for row in json.loads(file.read_text())["rows"]}
+    assert ("models: a model", "run_ms") in rows and ("sets: old", "run_ms") not in rows
+    for program in dvm_cases.CHAINS:
+        chain = rows[f"chains: {program.name}, 64 KB, 1 thread", "run_ms"]
+        assert chain["magjit"] > 0 and {"eager", "clone"} <= chain["peers"].keys()
+        installed = importlib.util.find_spec("numexpr") is not None
+        assert ("numexpr" in chain["peers"]) == bool(installed and program.expression)
+    for name in ("LayerNorm", "if-else-add"):
+        case = f"sets: {name}, 1 thread"
+        assert 0 < rows[case, "encode_us_p50"]["magjit"] <= rows[case, "encode_us_p99"]["magjit"]
+        assert 0 < rows[case, "compile/run ratio"]["magjit"] < 1
+    assert rows["shapes: 200, 1 thread", "rss_growth_mb"]["magjit"] < 20
+
+
+def test_percentiles() -> None:
+    values = [4.0, 1.0, 3.0, 2.0]
+    shares = [0.01, 0.25, 0.5, 0.99]
+    assert [dvm_peers.percentile(values, share) for share in shares] == [1, 1, 2, 4]
+
+
+def test_drawn_shapes_are_the_same_each_time_and_small_enough() -> None:
+    first, second = (list(dvm_cases.drawn(dvm_cases.SETS[1], 3, 3, 1 << 20)) for _ in range(2))
+    assert all(one[0].equal(other[0]) and one[2] == other[2] for one, other in zip(first, second))
+    chosen = random.Random(1)
+    for _ in range(200):
+        batch, length, width = dvm_cases.cube(chosen, range(64, 4097), 1 << 22)
+        assert 4 * batch * length * width <= 1 << 22
+
+
+def test_a_wrong_dropout_is_found() -> None:
+    x, residual = torch.randn(64, 64), torch.randn(64, 64)
+    kept = torch.rand(64, 64) >= dvm_cases.DROPPED
+    right = x * kept / (1 - dvm_cases.DROPPED) + residual
+    assert not dvm_cases.check_dropout((x, residual), right)
+    assert "scaled" in dvm_cases.check_dropout((x, residual), x * kept + residual)
+    assert "dropped" in dvm_cases.check_dropout((x, residual), residual.clone())

@@ -276,3 +276,17 @@ def test_check_says_which_document_is_stale(tmp_path, monkeypatch, capsys) -> No
     assert document.read_text() == DOCUMENT
     assert readme_tables.main([]) == 0
     assert readme_tables.main(["--check"]) == 0
+
+
+def test_a_table_of_a_part_has_its_rows_and_notes_alone(tmp_path) -> None:
+    times = {"eager": 3.0, "inductor-static": 1.0, "clone": 0.5}
+    chain = row("chains: a, b, 1 MB, 1 thread", "run_ms", 2.0, "a chain's note")
+    chain["peers"] = times
+    rows = [chain, row("models: M", "in_vm", 0.5, "a model's note"), row("sets: S", "speed", 1.0)]
+    (tmp_path / "dvm.json").write_text(results(rows))
+    chains, models = (readme_tables.table(f"dvm_{name}", tmp_path) for name in ("chains", "models"))
+    assert "| a, b, 1 thread | 1.5 / 0.5 / 0.25 |" in chains
+    assert "a chain's note" in chains and "model" not in chains
+    assert "| M | – |" in models and "chain" not in models
+    assert "| S | – | – | – | – | – | – |" in readme_tables.table("dvm_sets", tmp_path)
+    assert "Not measured yet" in readme_tables.table("dvm_varied", tmp_path)
