@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from magjit.plugin import runnable
+from magjit_dvm.recording import NotRecorded, record
 from magjit_dvm.simplify import make_functional
 
 __all__ = ["decompositions", "lower_for_inference"]
@@ -86,12 +88,19 @@ def lower_for_inference(
         None where the program writes its inputs, or writes anything while sizes are symbols:
         what then holds of them (which of them overlap) is for AOTAutograd to find out.
     """
-    lowered = _traced(gm.forward, example_inputs, fake_mode)
+    function = runnable(gm)
+    try:
+        if fake_mode is None or any(_has_symbols(one) for one in example_inputs):
+            raise NotRecorded("symbolic sizes")
+        with _taking_constants(fake_mode):
+            lowered = _cleaned(record(function, example_inputs, fake_mode, decompositions()))
+    except NotRecorded:
+        lowered = _traced(function, example_inputs, fake_mode)
     if _written(lowered):
         if any(_has_symbols(one) for one in example_inputs):
             return None
-        function = torch.func.functionalize(gm.forward, remove="mutations")
-        lowered = _traced(function, example_inputs, fake_mode)
+        functional = torch.func.functionalize(function, remove="mutations")
+        lowered = _traced(functional, example_inputs, fake_mode)
         if any(node.op == "placeholder" for node in _written(lowered)):
             return None
     return lowered
@@ -107,6 +116,10 @@ def _traced(
         lowered: GraphModule = make_fx(flat, decompositions(), _allow_non_fake_inputs=True)(
             *example_inputs
         )
+    return _cleaned(lowered)
+
+
+def _cleaned(lowered: GraphModule) -> GraphModule:
     make_functional(lowered.graph)
     lowered.graph.eliminate_dead_code(_has_effects)
     return lowered
