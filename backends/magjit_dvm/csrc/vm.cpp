@@ -74,6 +74,7 @@ struct Core {
     void bind(int s);
     char *at_step(const Slot &slot, int s) const;
     void memory(const Insn &insn);
+    bool turn(const Insn &insn, State *turned) const;
     void view(const Slot &slot, char *global, char *block, int64_t n_rows, int64_t n_cols,
               bool load, const State *from);
     void flat_view(int s, char *block, bool load);
@@ -370,6 +371,27 @@ void Core::memory(const Insn &insn)
 
 /* ---- decoding ---- */
 
+/* One column is a row, where its elements follow one another: the operands seen so. */
+bool Core::turn(const Insn &insn, State *turned) const
+{
+    int64_t size = DTYPE_BYTES[insn.dtype];
+    uint16_t slots[4] = {insn.dst, insn.a, insn.b, insn.c};
+    for (int k = 0; k < 4; k++) {
+        if (slots[k] == NO_SLOT) {
+            turned[k] = turned[1];
+            continue;
+        }
+        const State &s = state[slots[k]];
+        bool own = k == 0 || (k == 1 && (insn.op == OP_cast || insn.op == OP_select));
+        int64_t step = own ? DTYPE_BYTES[code.slots[slots[k]].dtype] : size;
+        if (s.rs != step && s.rs != 0) {
+            return false;
+        }
+        turned[k] = {s.p, 0, s.rs == step};
+    }
+    return true;
+}
+
 void Core::run_block(uint32_t from, uint32_t to)
 {
     const uint64_t *words = code.words;
@@ -384,35 +406,21 @@ void Core::run_block(uint32_t from, uint32_t to)
         bool tile = insn.shape & SHAPE_TILE;
         int64_t n_rows = !tile && insn.shape & SHAPE_ROWS ? rows : 1;
         int64_t n_cols = tile ? tile_length() : insn.shape & SHAPE_COLS ? cols : 1;
-        State d = state[insn.dst], a = state[insn.a];
-        State b = insn.b == NO_SLOT ? a : state[insn.b], c = insn.c == NO_SLOT ? a : state[insn.c];
-        if (n_cols == 1 && n_rows > 1 && kind < KIND_reduce) {
-            /* One column is a row, where its elements follow one another. */
-            auto turn = [&](State &s, int64_t size) {
-                bool ok = s.rs == size || s.rs == 0;
-                s.cs = s.rs == size;
-                s.rs = 0;
-                return ok;
-            };
-            int64_t size = DTYPE_BYTES[insn.dtype];
-            int64_t to_size = DTYPE_BYTES[code.slots[insn.dst].dtype];
-            int64_t a_size = insn.op == OP_cast || insn.op == OP_select
-                                 ? DTYPE_BYTES[code.slots[insn.a].dtype]
-                                 : size;
-            State td = d, ta = a, tb = b, tc = c;
-            bool turned = turn(td, to_size) && turn(ta, a_size);
-            turned = turned && (insn.b == NO_SLOT || turn(tb, size));
-            turned = turned && (insn.c == NO_SLOT || turn(tc, size));
-            if (turned) {
-                d = td, a = ta, b = tb, c = tc;
-                std::swap(n_rows, n_cols);
-            }
+        /* By reference: a copy would read with one wide load what `bind` has just written in parts,
+         * which the processor cannot forward. */
+        const State *d = &state[insn.dst], *a = &state[insn.a];
+        const State *b = insn.b == NO_SLOT ? a : &state[insn.b];
+        const State *c = insn.c == NO_SLOT ? a : &state[insn.c];
+        State turned[4];
+        if (n_cols == 1 && n_rows > 1 && kind < KIND_reduce && turn(insn, turned)) {
+            d = &turned[0], a = &turned[1], b = &turned[2], c = &turned[3];
+            std::swap(n_rows, n_cols);
         }
         Kernel kernel = insn.op == OP_cast ? k.cast[insn.aux][insn.dtype]
                         : kind == KIND_reduce && h.reduces == REDUCES_rows
                             ? k.along_rows[insn.op][insn.dtype]
                             : k.op[insn.op][insn.dtype];
-        kernel(d, a, b, c, n_rows, n_cols);
+        kernel(*d, *a, *b, *c, n_rows, n_cols);
     }
 }
 
