@@ -487,6 +487,7 @@ PyObject *py_bind(PyObject *, PyObject *args)
         bind_torch(example, impl, tensor, parameter, steal)) {
         return nullptr;
     }
+    find_runtime();
     Py_RETURN_NONE;
 }
 

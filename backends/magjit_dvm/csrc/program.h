@@ -117,6 +117,9 @@ const char *verify(const Code &code, const Extent *extents, int n_arguments);
  * memory. */
 int execute(const Code &code, char *const *arguments, int threads);
 
+/* Looks up torch's OpenMP runtime; its threads belong to the process that calls this. */
+void find_runtime();
+
 const Kernels &kernels();
 
 } // namespace magjit_dvm
