@@ -141,6 +141,7 @@ def run_bytecode(
     arguments: Sequence[Any],
     outputs: Sequence[torch.Tensor],
     extents: Sequence[tuple[int, int]] | None = None,
+    initialised: bool = True,
 ) -> None:
     """Execute a program of bytecode, which writes ``outputs``.
 
@@ -150,6 +151,7 @@ def run_bytecode(
         outputs: tensors of the results' shapes and strides.
         extents: bytes below and above each argument's address that belong to it; without
             them, those of its storage.
+        initialised: whether local memory must be written before it is read.
 
     Raises:
         BytecodeError: the program reads or writes what it may not.
@@ -164,7 +166,7 @@ def run_bytecode(
         memory, base = _memory(one, writable, extents[number] if extents else None)
         memories.append(memory)
         bases.append(base)
-    _Core(encoded, memories, bases).run()
+    _Core(encoded, memories, bases, initialised).run()
 
 
 def _memory(one: Any, writable: bool, extent: tuple[int, int] | None) -> tuple[Memory | None, int]:
@@ -182,7 +184,11 @@ class _Core:
     """One core that runs all tiles: ``Core`` of ``csrc/vm.cpp``."""
 
     def __init__(
-        self, encoded: Mapping[str, Any], memories: Sequence[Memory | None], bases: Sequence[int]
+        self,
+        encoded: Mapping[str, Any],
+        memories: Sequence[Memory | None],
+        bases: Sequence[int],
+        initialised: bool,
     ) -> None:
         self.h = encoded
         self.memories, self.bases = memories, bases
@@ -191,7 +197,8 @@ class _Core:
         self.n_outer: int = encoded["n_outer"]
         self.outer: list[int] = encoded["outer"]
         local = np.full(encoded["local_bytes"], _POISON, np.uint8)
-        self.local = Memory(local, True, np.zeros(len(local), bool))
+        written = np.zeros(len(local), bool) if initialised else None
+        self.local = Memory(local, True, written)
         constants = np.array(encoded["constants"], np.uint64)
         self.constants = Memory(constants.view(np.uint8), False)
         self.state = [self._first_state(slot) for slot in self.slots]
@@ -230,8 +237,8 @@ class _Core:
                     outer = zip(self.index, slot.outer[: self.n_outer], strict=False)
                     moved = 0 if h["flat"] else sum(i * stride for i, stride in outer)
                     self.base[number] = self.bases[slot.argument] + moved
-            assert self.local.written is not None
-            self.local.written[:] = False
+            if self.local.written is not None:
+                self.local.written[:] = False
             self._run_tile()
 
     def _enumerate(self, number: int, first: int, last: int) -> None:

@@ -116,6 +116,7 @@ struct Header {
     uint8_t n_outer; /* dimensions that tiles enumerate */
     uint8_t n_inner; /* reduced dimensions that steps enumerate */
     uint16_t n_slots, n_phases, n_constants, n_arguments;
+    uint16_t n_inputs; /* of the arguments, the first ones: they are only read */
     uint32_t code_words;
     uint32_t local_bytes;
     int64_t tiles;

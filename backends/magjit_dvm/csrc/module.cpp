@@ -77,12 +77,8 @@ const char *take(const Input &in, PyObject *object, Given &given)
     return "not a number";
 }
 
-/* One for each thread: a Code is some 100 KB. */
-Code &own_code()
-{
-    void *memory = thread_memory(FOR_code, sizeof(Code));
-    return *(Code *)memory;
-}
+/* One for each thread: a Code is some 100 KB. NULL: no memory. */
+Code *own_code() { return (Code *)thread_memory(FOR_code, sizeof(Code)); }
 
 /* Between two operators their tensors have driven everything else out of the caches: fetch what
  * encoding will touch all at once, not miss by miss. */
@@ -176,7 +172,11 @@ PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyO
         }
     }
     Given given[MAX_INPUTS];
-    Code &code = own_code();
+    Code *own = own_code();
+    if (!own) {
+        return PyErr_NoMemory();
+    }
+    Code &code = *own;
     if (const char *error = prepare(self, args, n, given, code)) {
         return otherwise(self, error, args, n);
     }
@@ -402,7 +402,11 @@ PyObject *fused_encode(PyObject *object, PyObject *const *args, Py_ssize_t n)
 {
     Fused *self = (Fused *)object;
     Given given[MAX_INPUTS];
-    Code &code = own_code();
+    Code *own = own_code();
+    if (!own) {
+        return PyErr_NoMemory();
+    }
+    Code &code = *own;
     if (const char *error = prepare(self, args, n, given, code)) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(not_encodable, error);

@@ -147,6 +147,7 @@ const char *Encoder::run()
     h.code_words = 0;
     h.tiles = 0;
     h.n_outer = h.n_inner = 0;
+    h.n_inputs = (uint16_t)n_inputs();
     h.n_arguments = (uint16_t)(n_inputs() + program.outputs.size());
     if (const char *error = sizes()) {
         return error;

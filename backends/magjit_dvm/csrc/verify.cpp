@@ -189,8 +189,12 @@ struct Checker {
     const char *slot(const Slot &s);
     const char *global(const Slot &s, bool tile_level);
     const char *step_slots(const Insn &insn, const Phase &phase);
+    const char *bindings(const Insn &insn, bool prologue);
+    const char *table(const Insn &insn);
     const char *insn(const Insn &insn, bool prologue);
     const char *run();
+
+    bool bound[MAX_SLOTS]; /* slots that the step has been given an address for */
 };
 
 const char *Checker::header()
@@ -203,7 +207,7 @@ const char *Checker::header()
     }
     if (h.n_outer + h.n_inner > MAX_DIMS || h.n_slots > MAX_SLOTS || h.n_phases > MAX_PHASES ||
         h.n_constants > MAX_CONSTANTS || h.code_words > 8 * MAX_SLOTS ||
-        h.n_arguments > n_arguments || (h.flat && (h.n_outer < 2 || h.n_inner))) {
+        h.n_arguments > n_arguments || h.n_inputs > h.n_arguments || (h.flat && (h.n_outer < 2 || h.n_inner))) {
         return "too many of something";
     }
     int64_t outer = 1;
@@ -332,7 +336,9 @@ const char *Checker::insn(const Insn &insn, bool prologue)
         return fits(s) && s->dtype == dtype;
     };
     if (binds) {
-        return prologue ? "an address of a step in a prologue" : nullptr;
+        return prologue               ? "an address of a step in a prologue"
+               : d->kind == SLOT_step ? "an address for what has one"
+                                      : nullptr;
     }
     if (kind == KIND_memory) {
         switch (insn.op) {
@@ -403,6 +409,78 @@ const char *Checker::insn(const Insn &insn, bool prologue)
     return fine ? nullptr : "operands of other dtypes or shapes";
 }
 
+/* Slots that move from step to step have an address only once they are bound in that step, and only
+ * outputs are written. */
+const char *Checker::bindings(const Insn &insn, bool prologue)
+{
+    OpKind kind = OPS[insn.op].kind;
+    const Slot &d = code.slots[insn.dst];
+    bool binds = insn.op == OP_load || insn.op == OP_store;
+    if (d.kind == SLOT_global && d.argument < h.n_inputs && insn.op != OP_load) {
+        return "an input is written";
+    }
+    if (binds) {
+        bound[insn.dst] = true;
+        return nullptr;
+    }
+    auto placed = [&](uint16_t s) {
+        if (s >= h.n_slots || prologue) {
+            return s >= h.n_slots || code.slots[s].kind != SLOT_global;
+        }
+        SlotKind at = (SlotKind)code.slots[s].kind;
+        return at == SLOT_step || at == SLOT_constant || bound[s];
+    };
+    if (insn.op == OP_view_load) {
+        return placed(insn.dst) ? nullptr : "a slot without an address";
+    }
+    if (insn.op == OP_view_store) {
+        return placed(insn.a) ? nullptr : "a slot without an address";
+    }
+    if (insn.op == OP_index_load) {
+        return placed(insn.dst) && placed(insn.b) ? table(insn) : "a slot without an address";
+    }
+    if (insn.op == OP_iota || insn.op == OP_fill) {
+        return placed(insn.dst) ? nullptr : "a slot without an address";
+    }
+    if (!placed(insn.dst) || !placed(insn.a) || (kind >= KIND_binary && !placed(insn.b)) ||
+        !placed(insn.c)) {
+        return "a slot without an address";
+    }
+    bool reduces = kind == KIND_reduce || kind == KIND_reduce2;
+    if (!prologue && d.kind == SLOT_tile && !reduces) {
+        return "a value of the tile is written in a step";
+    }
+    if (d.kind == SLOT_global && insn.shape & SHAPE_COLS &&
+        (d.col != DTYPE_BYTES[d.dtype] || (h.flat && d.row))) {
+        return "a result that is not contiguous";
+    }
+    return nullptr;
+}
+
+/* The rows of a table that positions can name. */
+const char *Checker::table(const Insn &insn)
+{
+    int64_t stride = (int64_t)code.constants[insn.c], rows = (int64_t)code.constants[insn.c + 1];
+    if (rows < 0 || rows >= MOST || stride <= -MOST || stride >= MOST) {
+        return "a table of another size";
+    }
+    if (rows == 0) {
+        return nullptr; /* every position is out of range */
+    }
+    Slot s = code.slots[insn.a];
+    const int64_t *outer = code.outer[insn.a];
+    int64_t low = 0, high = DTYPE_BYTES[s.dtype];
+    auto along = [&](int64_t by, int64_t n) { (by < 0 ? low : high) += times(by, n - 1); };
+    for (int i = 0; i < h.n_outer + h.n_inner; i++) {
+        along(outer[i], h.outer[i]);
+    }
+    along(s.row, h.rows);
+    along(s.col, h.cols);
+    along(stride, rows);
+    const Extent &e = extents[s.argument];
+    return low < e.low || high > e.high ? "an address outside of its argument" : nullptr;
+}
+
 /* The blocks of local memory that an instruction touches hold a step of its phase. */
 const char *Checker::step_slots(const Insn &insn, const Phase &phase)
 {
@@ -430,11 +508,13 @@ const char *Checker::run()
     }
     for (int p = 0; p < h.n_phases; p++) {
         const Phase &phase = h.phases[p];
+        std::fill(bound, bound + MAX_SLOTS, false);
         for (uint32_t at = phase.prologue; at < phase.end; at += INSN_WORDS) {
             Insn one;
             memcpy(&one, &code.words[at], sizeof(one));
             const char *error = insn(one, at < phase.step);
-            if (error || (error = step_slots(one, phase))) {
+            if (error || (error = bindings(one, at < phase.step)) ||
+                (error = step_slots(one, phase))) {
                 return error;
             }
         }

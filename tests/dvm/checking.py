@@ -1,0 +1,151 @@
+"""One program, three ways: the machine in C++, the reference over nodes, the one over bytecode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from magjit_dvm import reference, vm
+from magjit_dvm.instructions import DType
+from magjit_dvm.program import Input, InputKind, Node, NodeKind, Output, Program
+
+SMALL = (4096, 4096, 1)
+MEDIUM = (16384, 4096, 64)
+_BYTECODE_ELEMENTS = 3000
+
+
+@contextmanager
+def machine(settings: tuple[int, int, int] | None) -> Iterator[None]:
+    """Local bytes, step bytes and grain of the machine; None leaves it as it is."""
+    if settings is None:
+        yield
+        return
+    before = vm.machine(*settings)
+    try:
+        yield
+    finally:
+        vm.machine(*before)
+
+
+def tensor(dtype: DType, *dims: int) -> Input:
+    return Input(InputKind.TENSOR, dtype, dims)
+
+
+def load(number: int, dtype: DType) -> Node:
+    return Node(NodeKind.LOAD, dtype, aux=number)
+
+
+def compute(op: str, dtype: DType, *args: int) -> Node:
+    return Node(NodeKind.COMPUTE, dtype, args, op)
+
+
+def reduce(op: str, dtype: DType, arg: int, *dims: int) -> Node:
+    return Node(NodeKind.REDUCE, dtype, (arg,), op, dims=frozenset(dims))
+
+
+def cast(to: DType, arg: int) -> Node:
+    return Node(NodeKind.CAST, to, (arg,))
+
+
+def output(node: int, *dims: int, order: Sequence[int] | None = None) -> Output:
+    return Output(node, dims, tuple(range(len(dims)) if order is None else order))
+
+
+def fresh(like: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same layout, full of bytes that no result has by chance."""
+    made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+    torch.empty(0, dtype=torch.uint8).set_(made.untyped_storage()).fill_(0xA5)
+    return made
+
+
+def extent(value: Any) -> tuple[int, int]:
+    """Bytes below and above an argument's address that belong to it."""
+    if not isinstance(value, torch.Tensor):
+        return 0, 0
+    low = -value.storage_offset() * value.element_size()
+    return low, low + value.untyped_storage().nbytes()
+
+
+def same(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Where elements are equal, NaN included."""
+    return (left == right) | ((left != left) & (right != right))
+
+
+def require_close(
+    got: torch.Tensor, wanted: torch.Tensor, what: str, tolerance: float = 0.0
+) -> None:
+    """Equal metadata; equal elements, or ``tolerance`` apart relative to the largest (or 1)."""
+    assert got.dtype == wanted.dtype, f"{what}: {got.dtype}, not {wanted.dtype}"
+    assert got.shape == wanted.shape, f"{what}: {tuple(got.shape)}, not {tuple(wanted.shape)}"
+    assert got.stride() == wanted.stride() or got.numel() <= 1, f"{what}: strides {got.stride()}"
+    fine = same(got, wanted)
+    if tolerance and got.dtype.is_floating_point:
+        wide, other = got.double(), wanted.double()
+        finite = other[other.isfinite()].abs()
+        largest = float(finite.max()) if finite.numel() else 0.0
+        fine |= (wide - other).abs() <= tolerance * (other.abs() + max(largest, 1.0))
+    if not bool(fine.all()):
+        at = int((~fine).flatten().nonzero()[0])
+        left, right = got.flatten()[at].item(), wanted.flatten()[at].item()
+        raise AssertionError(f"{what}: {left!r}, not {right!r}, at {at} of {tuple(got.shape)}")
+
+
+def results_of(program: Program, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """What the machine computes; there is no fallback."""
+    result = program.compiled()(*arguments)
+    return result if isinstance(result, tuple) else (result,)
+
+
+_LOOSE = {
+    torch.float32: 1e-5,
+    torch.float64: 1e-13,
+    torch.float16: 2e-3,
+    torch.bfloat16: 1.6e-2,
+}
+
+
+def _tolerance(program: Program) -> float:
+    """Of the coarsest dtype that the program computes in or rounds to."""
+    return max(_LOOSE.get(node.dtype.torch, 0.0) for node in program.nodes)
+
+
+def check_program(
+    program: Program,
+    arguments: Sequence[Any],
+    *,
+    exact: bool = False,
+    bytecode: bool = True,
+) -> tuple[torch.Tensor, ...]:
+    """Run a program in all three ways and compare; the results of the machine."""
+    before = [one.clone() if isinstance(one, torch.Tensor) else one for one in arguments]
+    results = results_of(program, arguments)
+    for one, copy in zip(arguments, before, strict=True):
+        assert not isinstance(one, torch.Tensor) or bool(same(one, copy).all()), "an input changed"
+    wanted = reference.run(program, arguments)
+    tolerance = 0.0 if exact else _tolerance(program)
+    for number, (got, other) in enumerate(zip(results, wanted, strict=True)):
+        require_close(got, other, f"output {number}", tolerance)
+    if bytecode:
+        check_bytecode(program, arguments, results)
+    return results
+
+
+def check_bytecode(
+    program: Program, arguments: Sequence[Any], results: Sequence[torch.Tensor]
+) -> None:
+    """The bytecode for these arguments is verified, and means the same in Python."""
+    encoded = program.compiled().encode(*arguments)
+    if "empty" in encoded:
+        assert any(one.numel() == 0 for one in results)
+        return
+    extents = [extent(one) for one in (*arguments, *results)]
+    assert vm.verify(encoded["image"], extents) is None
+    if encoded["elements"] > _BYTECODE_ELEMENTS:
+        return
+    made = [fresh(one) for one in results]
+    reference.run_bytecode(encoded, arguments, made)
+    for number, (got, other) in enumerate(zip(made, results, strict=True)):
+        require_close(got, other, f"bytecode's output {number}", _tolerance(program))
