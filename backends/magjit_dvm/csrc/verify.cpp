@@ -266,12 +266,14 @@ const char *Checker::global(const Slot &s, bool tile_level)
         (stride < 0 ? low : high) += times(stride, n - 1);
     };
     if (h.flat) {
+        /* Kernels go along the columns, copies along the dimensions. */
+        for (int i = 0; i < h.n_outer; i++) {
+            along(outer[i], h.outer[i]);
+        }
         if (s.row == 0) {
-            along(s.col, h.cols);
-        } else {
-            for (int i = 0; i < h.n_outer; i++) {
-                along(outer[i], h.outer[i]);
-            }
+            int64_t whole = times(s.col, h.cols - 1);
+            low = std::min(low, whole);
+            high = std::max(high, whole + DTYPE_BYTES[s.dtype]);
         }
     } else {
         for (int i = 0; i < h.n_outer + h.n_inner; i++) {
