@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import weakref
 from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
@@ -58,6 +59,7 @@ class Schedule:
         self.source, name = self._emit(gm.graph)
         code = compile(self.source, name, "exec")
         linecache.cache[name] = (len(self.source), None, self.source.splitlines(True), name)
+        weakref.finalize(self, linecache.cache.pop, name, None)
         exec(code, self._globals)
         self.call: Callable[..., tuple[Any, ...]] = self._globals["call"]
 

@@ -186,32 +186,42 @@ def judge(image: bytes, arguments: list[Any], results: list[torch.Tensor]) -> st
     return "in bounds"
 
 
-def run_mutations(name: str, seed: int, count: int) -> None:
-    """Print what became of ``count`` mutations; the child process of the test below."""
-    program, arguments = PROGRAMS[name]()
-    chosen = random.Random(seed)
-    with machine(SMALL if seed % 2 else None):
-        image = program.compiled().encode(*arguments)["image"]
-    results = list(results_of(program, arguments))
-    for number in range(count):
-        print(number, judge(mutated(image, chosen), arguments, results), flush=True)
+def run_mutations(seed: int, count: int) -> None:
+    """Print what becomes of ``count`` mutations of each program; run in a process of its own."""
+    for name, make in PROGRAMS.items():
+        program, arguments = make()
+        chosen = random.Random(seed)
+        with machine(SMALL if seed % 2 else None):
+            image = program.compiled().encode(*arguments)["image"]
+        results = list(results_of(program, arguments))
+        for number in range(count):
+            outcome = judge(mutated(image, chosen), arguments, results)
+            print(f"{name} {number}: {outcome}", flush=True)
+
+
+def _check_mutations(seed: int, count: int) -> None:
+    call = f"from tests.dvm.test_verifier import run_mutations; run_mutations({seed}, {count})"
+    done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, f"crashed after {lines[-1:]}: {done.stderr[-800:]}"
+    assert len(lines) == count * len(PROGRAMS)
+    outcomes = [line.split(": ", 1)[1] for line in lines]
+    fine = ("rejected", "in bounds", "large")
+    wrong = [line for line, outcome in zip(lines, outcomes, strict=True) if outcome not in fine]
+    assert not wrong, f"{len(wrong)} accepted: {wrong[:5]}"
+    assert outcomes.count("rejected") > count and outcomes.count("in bounds") > count
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("name", list(PROGRAMS))
-def test_mutations(name: str, seed: int) -> None:
-    count = 150
-    call = f"from tests.dvm.test_verifier import *; run_mutations({name!r}, {seed}, {count})"
-    done = subprocess.run(
-        [sys.executable, "-c", call], capture_output=True, text=True, timeout=300, check=False
-    )
-    lines = [line.split(" ", 1) for line in done.stdout.splitlines()]
-    assert done.returncode == 0, f"crashed at {len(lines)}: {done.stderr[-800:]}"
-    assert len(lines) == count
-    wrong = [line for line in lines if line[1] not in ("rejected", "in bounds", "large")]
-    assert not wrong, f"{len(wrong)} accepted: {wrong[:5]}"
-    outcomes = [line[1] for line in lines]
-    assert "rejected" in outcomes and "in bounds" in outcomes
+def test_mutations(seed: int) -> None:
+    _check_mutations(seed, 80)
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", range(100, 112))
+def test_many_mutations(seed: int) -> None:
+    _check_mutations(seed, 400)
 
 
 # -- malformed programs --

@@ -106,6 +106,9 @@ int threads_now()
     return torch_library.num_threads ? torch_library.num_threads() : 1;
 }
 
+/* Counts the programs that this thread has encoded into its one Code. */
+thread_local uint64_t encoded;
+
 int64_t nanoseconds()
 {
     auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -129,6 +132,7 @@ const char *prepare(Fused *self, PyObject *const *args, Py_ssize_t n, Given *giv
     Machine now = machine;
     now.threads = std::max(1, threads_now());
     begin = timing ? nanoseconds() : 0;
+    encoded++;
     const char *error = encode(program, given, now, code);
     if (timing) {
         timings->push_back(spent + nanoseconds() - begin);
@@ -181,6 +185,7 @@ PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyO
         return otherwise(self, error, args, n);
     }
     const Program &program = *self->program;
+    uint64_t mine = encoded;
     size_t n_outputs = program.outputs.size();
     char *arguments[MAX_INPUTS + MAX_OUTPUTS];
     for (Py_ssize_t i = 0; i < n; i++) {
@@ -196,6 +201,15 @@ PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyO
                 Py_DECREF(made[k]);
             }
             return nullptr;
+        }
+    }
+    if (encoded != mine) {
+        /* A new object may have set off a garbage collection, whose finalizers may call anything. */
+        if (const char *error = prepare(self, args, n, given, code)) {
+            for (size_t o = 0; o < n_outputs; o++) {
+                Py_DECREF(made[o]);
+            }
+            return otherwise(self, error, args, n);
         }
     }
     int status = 0;
