@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <new>
 
 #include "program.h"
 
@@ -77,8 +78,32 @@ const char *take(const Input &in, PyObject *object, Given &given)
     return "not a number";
 }
 
-/* One for each thread: a Code is some 100 KB. NULL: no memory. */
-Code *own_code() { return (Code *)thread_memory(FOR_code, sizeof(Code)); }
+/* The thread's memory for a program of bytecode, for as long as one call needs it. A call within the
+ * call (allocating an object may collect garbage, whose finalizers may call anything) has its own. */
+class CodeClaim {
+public:
+    CodeClaim()
+        : nested(claimed),
+          code(nested ? new (std::nothrow) Code : (Code *)thread_memory(FOR_code, sizeof(Code)))
+    {
+        claimed = true;
+    }
+    ~CodeClaim()
+    {
+        claimed = nested;
+        if (nested) {
+            delete code;
+        }
+    }
+    CodeClaim(const CodeClaim &) = delete;
+    Code *get() const { return code; } /* NULL: no memory */
+
+private:
+    static thread_local bool claimed;
+    bool nested;
+    Code *code;
+};
+thread_local bool CodeClaim::claimed = false;
 
 /* Between two operators their tensors have driven everything else out of the caches: fetch what
  * encoding will touch all at once, not miss by miss. */
@@ -106,9 +131,6 @@ int threads_now()
     return torch_library.num_threads ? torch_library.num_threads() : 1;
 }
 
-/* Counts the programs that this thread has encoded into its one Code. */
-thread_local uint64_t encoded;
-
 int64_t nanoseconds()
 {
     auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -132,7 +154,6 @@ const char *prepare(Fused *self, PyObject *const *args, Py_ssize_t n, Given *giv
     Machine now = machine;
     now.threads = std::max(1, threads_now());
     begin = timing ? nanoseconds() : 0;
-    encoded++;
     const char *error = encode(program, given, now, code);
     if (timing) {
         timings->push_back(spent + nanoseconds() - begin);
@@ -176,16 +197,15 @@ PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyO
         }
     }
     Given given[MAX_INPUTS];
-    Code *own = own_code();
-    if (!own) {
+    CodeClaim claim;
+    if (!claim.get()) {
         return PyErr_NoMemory();
     }
-    Code &code = *own;
+    Code &code = *claim.get();
     if (const char *error = prepare(self, args, n, given, code)) {
         return otherwise(self, error, args, n);
     }
     const Program &program = *self->program;
-    uint64_t mine = encoded;
     size_t n_outputs = program.outputs.size();
     char *arguments[MAX_INPUTS + MAX_OUTPUTS];
     for (Py_ssize_t i = 0; i < n; i++) {
@@ -201,15 +221,6 @@ PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyO
                 Py_DECREF(made[k]);
             }
             return nullptr;
-        }
-    }
-    if (encoded != mine) {
-        /* A new object may have set off a garbage collection, whose finalizers may call anything. */
-        if (const char *error = prepare(self, args, n, given, code)) {
-            for (size_t o = 0; o < n_outputs; o++) {
-                Py_DECREF(made[o]);
-            }
-            return otherwise(self, error, args, n);
         }
     }
     int status = 0;
@@ -416,11 +427,11 @@ PyObject *fused_encode(PyObject *object, PyObject *const *args, Py_ssize_t n)
 {
     Fused *self = (Fused *)object;
     Given given[MAX_INPUTS];
-    Code *own = own_code();
-    if (!own) {
+    CodeClaim claim;
+    if (!claim.get()) {
         return PyErr_NoMemory();
     }
-    Code &code = *own;
+    Code &code = *claim.get();
     if (const char *error = prepare(self, args, n, given, code)) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(not_encodable, error);
