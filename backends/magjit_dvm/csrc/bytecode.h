@@ -2,7 +2,7 @@
  * verifier and the printer.
  *
  *   program   = header slot* phase* constant*
- *   phase     = prologue step epilogue          each a run of instructions
+ *   phase     = prologue step                   each a run of instructions
  *   insn      = op dtype length shape aux dst a b c
  *
  * A slot says where a value is: in global memory (an input or an output, read or written in place),
@@ -31,7 +31,14 @@ enum Op : uint16_t {
     N_OPS
 };
 
-enum OpKind : uint8_t { KIND_memory, KIND_unary, KIND_binary, KIND_ternary, KIND_reduce, KIND_reduce2 };
+enum OpKind : uint8_t {
+    KIND_memory,
+    KIND_unary,
+    KIND_binary,
+    KIND_ternary,
+    KIND_reduce,
+    KIND_reduce2
+};
 
 struct OpInfo {
     const char *name;
@@ -125,8 +132,25 @@ struct Header {
     int64_t tile_rows, tile_cols;
     int64_t elements; /* of the whole iteration space */
     Phase phases[MAX_PHASES];
+
+    /* How often steps go over their part of a tile: the sizes that they enumerate. */
+    int64_t inner_steps() const
+    {
+        int64_t n = 1;
+        for (int i = n_outer; i < n_outer + n_inner; i++) {
+            n *= outer[i];
+        }
+        return n;
+    }
 };
 enum : uint32_t { MAGIC = 0x6d766431u };
+
+/* What a reduction adds up in from step to step. */
+inline constexpr DType accumulator_of(uint16_t op, DType dtype)
+{
+    bool adds = op == OP_sum || op == OP_prod || OPS[op].kind == KIND_reduce2;
+    return adds && dtype == DT_f32 ? DT_f64 : dtype;
+}
 
 /* What differs from level to level of x86-64: the kernels. */
 using Kernel = void (*)(const State &d, const State &a, const State &b, const State &c,

@@ -167,63 +167,68 @@ int Encoder::value_in_tile(int n)
     return tile_slot[n];
 }
 
+int Encoder::tile_buffer(DType dtype)
+{
+    int s = new_slot(SLOT_tile, dtype, SHAPE_TILE);
+    code.slots[s].local = (uint32_t)tile_units;
+    tile_units += bytes(dtype);
+    return s;
+}
+
+/* The instruction of a node that computes; false where the node is of another kind. */
+bool Encoder::put_node(int n, uint8_t shape, int dst, const int *args)
+{
+    const Node &node = program.nodes[n];
+    auto of = [&](int k) { return program.nodes[node.args[k]].dtype; };
+    switch (node.kind) {
+    case NODE_compute:
+        put(node.op, of(node.op == OP_select), shape, dst, args[0], args[1], args[2]);
+        return true;
+    case NODE_cast:
+        put(OP_cast, node.dtype, shape, dst, args[0], NO_SLOT, NO_SLOT, of(0));
+        return true;
+    case NODE_broadcast:
+    case NODE_reduce: put(OP_copy, node.dtype, shape, dst, args[0]); return true;
+    default: return false;
+    }
+}
+
 const char *Encoder::emit_tile_node(int n)
 {
     const Node &node = program.nodes[n];
-    auto buffer = [&](DType dtype) {
-        int s = new_slot(SLOT_tile, dtype, SHAPE_TILE);
-        code.slots[s].local = (uint32_t)tile_units;
-        tile_units += bytes(dtype);
-        return s;
-    };
     if (node.kind == NODE_load) {
         int from = global_slot(node.aux, node.aux, node.dtype, SHAPE_TILE, true);
-        int s = buffer(node.dtype);
+        int s = tile_buffer(node.dtype);
         put(OP_view_load, node.dtype, SHAPE_TILE, s, from);
         tile_slot[n] = (int16_t)s;
         return nullptr;
     }
-    bool reduces = node.kind == NODE_reduce && (node.mask & active);
-    if (reduces) {
+    if (reduces(n)) {
         int acc = accumulator[n];
         DType from = (DType)code.slots[acc].dtype;
         if (from == node.dtype) {
             tile_slot[n] = (int16_t)acc;
         } else {
-            int s = buffer(node.dtype);
+            int s = tile_buffer(node.dtype);
             put(OP_finish, node.dtype, SHAPE_TILE, s, acc, NO_SLOT, NO_SLOT, from);
             tile_slot[n] = (int16_t)s;
         }
         return nullptr;
     }
-    int s = buffer(node.dtype), args[3] = {NO_SLOT, NO_SLOT, NO_SLOT};
+    int s = tile_buffer(node.dtype), args[3] = {NO_SLOT, NO_SLOT, NO_SLOT};
     for (int k = 0; k < 3; k++) {
         if (node.args[k] >= 0) {
             args[k] = value_in_tile(node.args[k]);
         }
     }
     tile_slot[n] = (int16_t)s;
-    switch (node.kind) {
-    case NODE_compute: {
-        DType of = program.nodes[node.args[node.op == OP_select ? 1 : 0]].dtype;
-        put(node.op, of, SHAPE_TILE, s, args[0], args[1], args[2]);
-        break;
-    }
-    case NODE_cast:
-        put(OP_cast, node.dtype, SHAPE_TILE, s, args[0], NO_SLOT, NO_SLOT,
-            program.nodes[node.args[0]].dtype);
-        break;
-    case NODE_broadcast:
-    case NODE_reduce: put(OP_copy, node.dtype, SHAPE_TILE, s, args[0]); break;
-    default: return "this value cannot be had for a whole tile";
-    }
-    return nullptr;
+    return put_node(n, SHAPE_TILE, s, args) ? nullptr : "this value cannot be had for a whole tile";
 }
 
 /* ---- the values of a step ---- */
 
-/* The slot to read a value from in a step of `phase`; binds it on first use. */
-int Encoder::value_in_step(int n, int phase)
+/* The slot to read a value from in a step; binds it on first use. */
+int Encoder::value_in_step(int n)
 {
     if (is_number(n)) {
         return constant(n);
@@ -236,9 +241,31 @@ int Encoder::value_in_step(int n, int phase)
             tile_slot[n]);
         return step_slot[n] = tile_slot[n];
     }
-    (void)phase;
     overflow = "a value is read before it is made";
     return 0;
+}
+
+void Encoder::put_index_load(int n, uint8_t shape, int dst, int positions)
+{
+    const Node &node = program.nodes[n];
+    const Input &table = program.inputs[node.aux];
+    int from = global_slot(node.aux, node.aux, table.dtype, shape, false);
+    int64_t stride = 0, rows = 0;
+    for (int k = 0; k < table.ndim; k++) {
+        if (table.dims[k] == DIM_indexed) {
+            stride = given[node.aux].strides[k] * bytes(table.dtype);
+            rows = given[node.aux].sizes[k];
+        }
+    }
+    Header &h = code.header;
+    if (h.n_constants + 2 > MAX_CONSTANTS) {
+        overflow = "too many constants";
+        return;
+    }
+    put(OP_index_load, node.dtype, shape, dst, from, positions, h.n_constants,
+        program.nodes[node.args[0]].dtype);
+    code.constants[h.n_constants++] = (uint64_t)stride;
+    code.constants[h.n_constants++] = (uint64_t)rows;
 }
 
 const char *Encoder::emit_step_node(int n, int phase)
@@ -277,12 +304,11 @@ const char *Encoder::emit_step_node(int n, int phase)
         step_slot[n] = (int16_t)s;
         return nullptr;
     }
-    bool reduces = node.kind == NODE_reduce && (node.mask & active);
     const int16_t *operands = merged[n] ? merged_args[n] : node.args;
     int args[3] = {NO_SLOT, NO_SLOT, NO_SLOT};
     for (int k = 0; k < 3; k++) {
         if (operands[k] >= 0) {
-            args[k] = value_in_step(operands[k], phase);
+            args[k] = value_in_step(operands[k]);
         }
     }
     /* Operands that are used for the last time, each once. */
@@ -292,7 +318,7 @@ const char *Encoder::emit_step_node(int n, int phase)
             dying[n_dying++] = operands[k];
         }
     }
-    if (reduces) {
+    if (reduces(n)) {
         int acc = accumulator[n];
         put(OP_load, (DType)code.slots[acc].dtype, SHAPE_TILE, acc, acc);
         put(merged[n] ? merged[n] : node.op, node.dtype, SHAPE_ROWS | SHAPE_COLS, acc, args[0],
@@ -328,41 +354,10 @@ const char *Encoder::emit_step_node(int n, int phase)
     step_slot[n] = (int16_t)s;
     if (merged[n]) {
         put(merged[n], node.dtype, shape, s, args[0], args[1], args[2]);
-    }
-    switch (merged[n] ? N_NODE_KINDS : node.kind) {
-    case N_NODE_KINDS: break;
-    case NODE_compute: {
-        DType of = program.nodes[node.args[node.op == OP_select ? 1 : 0]].dtype;
-        put(node.op, of, shape, s, args[0], args[1], args[2]);
-        break;
-    }
-    case NODE_cast:
-        put(OP_cast, node.dtype, shape, s, args[0], NO_SLOT, NO_SLOT,
-            program.nodes[node.args[0]].dtype);
-        break;
-    case NODE_broadcast:
-    case NODE_reduce: put(OP_copy, node.dtype, shape, s, args[0]); break;
-    case NODE_index: {
-        const Input &table = program.inputs[node.aux];
-        int from = global_slot(node.aux, node.aux, table.dtype, shape, false);
-        int64_t stride = 0, rows = 0;
-        for (int k = 0; k < table.ndim; k++) {
-            if (table.dims[k] == DIM_indexed) {
-                stride = given[node.aux].strides[k] * bytes(table.dtype);
-                rows = given[node.aux].sizes[k];
-            }
-        }
-        Header &h = code.header;
-        if (h.n_constants + 2 > MAX_CONSTANTS) {
-            return "too many constants";
-        }
-        put(OP_index_load, node.dtype, shape, s, from, args[0], h.n_constants,
-            program.nodes[node.args[0]].dtype);
-        code.constants[h.n_constants++] = (uint64_t)stride;
-        code.constants[h.n_constants++] = (uint64_t)rows;
-        break;
-    }
-    default: return "this value cannot be made in a step";
+    } else if (node.kind == NODE_index) {
+        put_index_load(n, shape, s, args[0]);
+    } else if (!put_node(n, shape, s, args)) {
+        return "this value cannot be made in a step";
     }
     for (int k = 0; k < n_dying; k++) {
         if (dying[k] >= 0) {
@@ -408,7 +403,8 @@ void Encoder::store_outputs(int n, int from, int done, bool tile_level)
             code.header.n_slots--;
             continue;
         }
-        put(OP_view_store, program.nodes[n].dtype, tile_level ? SHAPE_TILE : shape_of(n), s, from);
+        put(OP_view_store, program.nodes[n].dtype, tile_level ? (uint8_t)SHAPE_TILE : shape_of(n), s,
+            from);
     }
 }
 
@@ -416,8 +412,7 @@ void Encoder::store_outputs(int n, int from, int done, bool tile_level)
 
 bool Encoder::reduces_in(int n, int phase) const
 {
-    const Node &node = program.nodes[n];
-    return node.kind == NODE_reduce && (node.mask & active) && phases[n] && avail[n] == phase + 1;
+    return reduces(n) && phases[n] && avail[n] == phase + 1;
 }
 
 bool Encoder::in_step(int n, int phase) const
@@ -547,11 +542,8 @@ const char *Encoder::emit_phase(int phase)
             continue;
         }
         const Node &node = program.nodes[n];
-        bool adds = node.op == OP_sum || node.op == OP_prod;
-        DType as = adds && node.dtype == DT_f32 ? DT_f64 : node.dtype;
-        int acc = new_slot(SLOT_tile, as, SHAPE_TILE);
-        code.slots[acc].local = (uint32_t)tile_units;
-        tile_units += bytes(as);
+        DType as = accumulator_of(node.op, node.dtype);
+        int acc = tile_buffer(as);
         accumulator[n] = (int16_t)acc;
         put(OP_fill, as, SHAPE_TILE, acc, NO_SLOT, NO_SLOT, NO_SLOT, (uint8_t)node.op);
     }

@@ -89,6 +89,11 @@ struct Encoder {
         return kind == NODE_constant || kind == NODE_scalar || kind == NODE_numel;
     }
     int bytes(DType dtype) const { return DTYPE_BYTES[dtype]; }
+    /* Whether a node reduces in this instance, rather than over sizes of 1. */
+    bool reduces(int n) const
+    {
+        return program.nodes[n].kind == NODE_reduce && (program.nodes[n].mask & active);
+    }
     uint8_t shape_of(int n) const;
     int64_t stride_along(int op, int dim) const
     {
@@ -108,8 +113,11 @@ struct Encoder {
              int c = NO_SLOT, uint8_t aux = 0);
     bool direct(const Slot &slot) const;
     int constant(int n);
-    int value_in_step(int n, int phase);
+    int value_in_step(int n);
     int value_in_tile(int n);
+    int tile_buffer(DType dtype);
+    bool put_node(int n, uint8_t shape, int dst, const int *args);
+    void put_index_load(int n, uint8_t shape, int dst, int positions);
     const char *emit_tile_node(int n);
     const char *emit_step_node(int n, int phase);
     int output_slot(int n, bool tile_level, bool direct_only, int *which);

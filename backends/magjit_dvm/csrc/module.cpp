@@ -225,13 +225,10 @@ PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyO
     }
     int status = 0;
     if (!code.empty) {
-        int threads = code.header.elements < machine.grain ? 1 : threads_now();
-        if (code.header.elements > 16384) {
-            Py_BEGIN_ALLOW_THREADS
-            status = execute(code, arguments, threads);
-            Py_END_ALLOW_THREADS
-        } else {
-            status = execute(code, arguments, 1);
+        PyThreadState *state = code.header.elements > 16384 ? PyEval_SaveThread() : nullptr;
+        status = execute(code, arguments);
+        if (state) {
+            PyEval_RestoreThread(state);
         }
     }
     if (status) {

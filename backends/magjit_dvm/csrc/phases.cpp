@@ -41,10 +41,9 @@ void Encoder::levels()
                 cost[n] += in_tile(arg) ? 0 : cost[arg];
             }
         }
-        bool reduces = node.kind == NODE_reduce && (node.mask & active);
-        avail[n] = (int8_t)(at + reduces);
+        avail[n] = (int8_t)(at + reduces(n));
         cost[n] = std::min(cost[n], 1000);
-        n_phases = std::max(n_phases, at + reduces + 1);
+        n_phases = std::max(n_phases, avail[n] + 1);
         phases[n] = 0;
         kept[n] = false;
     }
@@ -64,13 +63,11 @@ void Encoder::levels()
     }
     for (int n = n_nodes() - 1; n >= 0; n--) {
         const Node &node = program.nodes[n];
-        bool reduces = node.kind == NODE_reduce && (node.mask & active);
         uint8_t at = phases[n];
-        if (in_tile(n) && !reduces) {
-            at = (uint8_t)(at ? 1u << avail[n] : 0);
-        }
-        if (reduces) {
+        if (reduces(n)) {
             at = (uint8_t)(at ? 1u << (avail[n] - 1) : 0);
+        } else if (in_tile(n)) {
+            at = (uint8_t)(at ? 1u << avail[n] : 0);
         }
         bool several = (at & (at - 1)) != 0;
         if (several && !in_tile(n) && !is_number(n) && cost[n] >= 3 &&
@@ -87,7 +84,7 @@ void Encoder::levels()
                 phases[arg] |= at;
             }
         }
-        if (reduces || in_tile(n)) {
+        if (reduces(n) || in_tile(n)) {
             phases[n] = (uint8_t)(phases[n] ? 1u << avail[n] : 0);
         }
     }

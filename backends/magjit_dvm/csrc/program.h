@@ -61,7 +61,7 @@ struct Program {
     std::string verify() const;
 };
 
-enum : int { MAX_NODES = 224, MAX_INPUTS = 64, MAX_OUTPUTS = 32, MAX_LEVELS = MAX_PHASES - 1 };
+enum : int { MAX_NODES = 224, MAX_INPUTS = 64, MAX_OUTPUTS = 32 };
 
 /* An input of one call. */
 struct Given {
@@ -85,6 +85,7 @@ struct Code {
     uint64_t words[8 * MAX_SLOTS];
     Shape outputs[MAX_OUTPUTS];
     bool empty; /* nothing to compute: some size is 0 */
+    int cores;  /* that are worth while */
 };
 
 struct Machine {
@@ -113,9 +114,8 @@ struct Extent {
 };
 const char *verify(const Code &code, const Extent *extents, int n_arguments);
 
-/* Runs the tiles of a program on `threads` cores: 0, or bits: 1 a position was out of bounds, 2 no
- * memory. */
-int execute(const Code &code, char *const *arguments, int threads);
+/* Runs the tiles of a program on its cores: 0, or bits: 1 a position was out of bounds, 2 no memory. */
+int execute(const Code &code, char *const *arguments);
 
 /* Looks up torch's OpenMP runtime; its threads belong to the process that calls this. */
 void find_runtime();

@@ -44,7 +44,7 @@ int64_t even(int64_t n, int64_t step)
 void Encoder::tiles()
 {
     Header &h = code.header;
-    int cores = h.elements < machine.grain ? 1 : machine.threads;
+    int cores = code.cores = h.elements < machine.grain ? 1 : machine.threads;
     int64_t units = 1, steps[MAX_PHASES];
     for (int p = 0; p < n_phases; p++) {
         /* A step's blocks stay in the first-level cache. */
@@ -54,12 +54,9 @@ void Encoder::tiles()
     }
     int64_t step = *std::max_element(steps, steps + n_phases);
     int64_t limit = std::max<int64_t>(step, machine.local_bytes / units);
-    int64_t outer = 1, inner = 1;
+    int64_t outer = 1, inner = h.inner_steps();
     for (int i = 0; i < h.n_outer && !h.flat; i++) {
         outer *= h.outer[i];
-    }
-    for (int i = 0; i < h.n_inner; i++) {
-        inner *= h.outer[h.n_outer + i];
     }
     int64_t share = (h.elements + cores - 1) / cores;
     if (h.reduces == REDUCES_nothing) {
@@ -106,13 +103,9 @@ void Encoder::tiles()
 void Encoder::place()
 {
     Header &h = code.header;
-    int64_t inner = 1;
-    for (int i = 0; i < h.n_inner; i++) {
-        inner *= h.outer[h.n_outer + i];
-    }
     auto aligned = [](int64_t n) { return (n + 63) / 64 * 64; };
     int64_t along = aligned(h.reduces == REDUCES_columns ? h.tile_rows : h.tile_cols);
-    int64_t whole = aligned(h.tile_rows * h.tile_cols * inner);
+    int64_t whole = aligned(h.tile_rows * h.tile_cols * h.inner_steps());
     int64_t step[MAX_PHASES], tile_at = 0;
     for (int p = 0; p < n_phases; p++) {
         step[p] = aligned(h.phases[p].step_rows * h.phases[p].step_cols);
@@ -158,7 +151,8 @@ const char *Encoder::run()
     strides();
     for (const Output &out : program.outputs) {
         uint32_t mask = has[out.node];
-        if ((mask & ~reduced) != (active & ~reduced) || ((mask & reduced) && (mask & reduced) != reduced)) {
+        bool all = (mask & reduced) == reduced, none = !(mask & reduced);
+        if ((mask & ~reduced) != (active & ~reduced) || !(all || none)) {
             return "an output lacks a dimension";
         }
     }

@@ -389,17 +389,16 @@ const char *Checker::insn(const Insn &insn, bool prologue)
         return "an instruction that is not there for its dtype";
     }
     if (kind == KIND_reduce) {
-        bool adds = insn.op == OP_sum || insn.op == OP_prod;
-        int as = adds && insn.dtype == DT_f32 ? (int)DT_f64 : insn.dtype;
-        return !tile && h.reduces && d->kind == SLOT_tile && d->dtype == as &&
+        return !tile && h.reduces && d->kind == SLOT_tile &&
+                       d->dtype == accumulator_of(insn.op, (DType)insn.dtype) &&
                        reads(insn.a, insn.dtype)
                    ? nullptr
                    : "no accumulator";
     }
     if (kind == KIND_reduce2) {
         return !tile && h.reduces == REDUCES_columns && d->kind == SLOT_tile &&
-                       d->dtype == DT_f64 && insn.dtype == DT_f32 && reads(insn.a, insn.dtype) &&
-                       reads(insn.b, insn.dtype)
+                       d->dtype == accumulator_of(insn.op, (DType)insn.dtype) &&
+                       reads(insn.a, insn.dtype) && reads(insn.b, insn.dtype)
                    ? nullptr
                    : "no accumulator";
     }

@@ -75,8 +75,6 @@ struct Core {
     char *at_step(const Slot &slot, int s) const;
     void memory(const Insn &insn);
     bool turn(const Insn &insn, State *turned) const;
-    void view(const Slot &slot, char *global, char *block, int64_t n_rows, int64_t n_cols,
-              bool load, const State *from);
     void flat_view(int s, char *block, bool load);
     void index_load(const Insn &insn, int64_t n_rows, int64_t n_cols);
 };
@@ -117,11 +115,7 @@ void Core::bind(int s)
         break;
     case SLOT_kept:
         if (h.reduces == REDUCES_columns) {
-            int64_t inner = 1;
-            for (int i = h.n_outer; i < h.n_outer + h.n_inner; i++) {
-                inner *= h.outer[i];
-            }
-            int64_t length = inner * h.cols;
+            int64_t length = h.inner_steps() * h.cols;
             st = {local + slot.local +
                       ((row - tile_row) * length + inner_index * h.cols + col) * size,
                   length * size, 1};
@@ -311,7 +305,7 @@ uint64_t identity_of(int op, int dtype)
 void Core::memory(const Insn &insn)
 {
     bool tile = insn.shape & SHAPE_TILE;
-    int64_t n_rows = tile ? 1 : insn.shape & SHAPE_ROWS ? rows : 1;
+    int64_t n_rows = !tile && insn.shape & SHAPE_ROWS ? rows : 1;
     int64_t n_cols = tile ? tile_length() : insn.shape & SHAPE_COLS ? cols : 1;
     int size = DTYPE_BYTES[insn.dtype];
     switch (insn.op) {
@@ -322,12 +316,9 @@ void Core::memory(const Insn &insn)
         bool load = insn.op == OP_view_load;
         int s = load ? insn.a : insn.dst;
         const Slot &slot = code.slots[s];
-        if (h.flat && !load) {
-            flat_view(s, state[insn.a].p, false);
-            break;
-        }
+        const State &block = state[load ? insn.dst : insn.a];
         if (h.flat) {
-            flat_view(s, state[insn.dst].p, true);
+            flat_view(s, block.p, load);
             break;
         }
         char *global = at_step(slot, s);
@@ -335,7 +326,6 @@ void Core::memory(const Insn &insn)
             int64_t first = h.reduces == REDUCES_columns ? tile_row : tile_col;
             global = base[s] + first * slot.col;
         }
-        const State &block = state[load ? insn.dst : insn.a];
         copy_bytes(size, global, slot.row, slot.col, block.p, block.rs, block.cs * size, n_rows,
                    n_cols, load);
         break;
@@ -429,10 +419,7 @@ void Core::run_steps(const Phase &phase)
     if (phase.step == phase.end) {
         return;
     }
-    int64_t inner = 1;
-    for (int i = h.n_outer; i < h.n_outer + h.n_inner; i++) {
-        inner *= h.outer[i];
-    }
+    int64_t inner = h.inner_steps();
     int64_t last_cols = -1;
     for (row = tile_row; row < tile_row + tile_rows; row += phase.step_rows) {
         rows = std::min(phase.step_rows, tile_row + tile_rows - row);
@@ -612,11 +599,11 @@ void *thread_memory(Purpose purpose, size_t bytes)
     return bytes <= SHARE ? arena.memory + (purpose == FOR_code ? 0 : SHARE) : nullptr;
 }
 
-int execute(const Code &code, char *const *arguments, int threads)
+int execute(const Code &code, char *const *arguments)
 {
     Job job{code, arguments, 0};
-    int64_t cores = std::min<int64_t>(threads, code.header.tiles);
-    if (cores > 1 && code.header.elements > 0 && runtime().usable()) {
+    int64_t cores = std::min<int64_t>(code.cores, code.header.tiles);
+    if (cores > 1 && runtime().usable()) {
         runtime().parallel(run_on_core, &job, (unsigned)cores, 0);
     } else {
         run_share(job, 0, 1);
