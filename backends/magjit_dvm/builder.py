@@ -8,7 +8,7 @@ expressions, so that what is fused for one shape is fused for all (DVM, §5.2).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from magjit_dvm.program import (
     varying,
 )
 
-__all__ = ["Builder", "NotFusable", "Value", "size_key"]
+__all__ = ["Builder", "NotFusable", "Value", "computed_in", "size_key", "stored_as"]
 
 
 class NotFusable(Exception):
@@ -72,6 +72,24 @@ def size_key(size: Any) -> Any:
 
 _TAKES = {one.name: frozenset(one.dtypes) for one in INSTRUCTIONS}
 _COMPUTED_IN = {DType.F16: DType.F32, DType.BF16: DType.F32}
+
+
+def stored_as(dtype: torch.dtype) -> DType:
+    """The VM's dtype for tensors of torch's.
+
+    Raises:
+        NotFusable: it has none.
+    """
+    found = dtype_of(dtype)
+    if found is None:
+        raise NotFusable(f"dtype {dtype}")
+    return found
+
+
+def computed_in(dtype: torch.dtype) -> DType:
+    """The VM's dtype for computing with torch's: half precision is computed in single."""
+    found = stored_as(dtype)
+    return _COMPUTED_IN.get(found, found)
 
 
 class Builder:
@@ -133,9 +151,9 @@ class Builder:
     def load(self, node: FxNode, dims: tuple[int, ...]) -> Value:
         """A tensor from outside; ``dims`` are the loops of its dimensions."""
         tensor = node.meta["val"]
-        stored = dtype_of(tensor.dtype)
-        if stored is None:
-            raise NotFusable(f"dtype {tensor.dtype}")
+        if tensor.device.type != "cpu":
+            raise NotFusable(f"a tensor on {tensor.device}")
+        stored = stored_as(tensor.dtype)
         if len(set(dims) - {ONE}) < len([d for d in dims if d != ONE]):
             raise NotFusable("a tensor of which two dimensions share a loop")
         number = self._input(node, Input(InputKind.TENSOR, stored, dims))
@@ -173,9 +191,7 @@ class Builder:
 
     # -- loops --
 
-    def loops_of(
-        self, shape: Sequence[Any], known: Iterable[Value | None], skip: Callable[[int], bool]
-    ) -> tuple[int, ...]:
+    def loops_of(self, shape: Sequence[Any], known: Iterable[Value | None] = ()) -> tuple[int, ...]:
         """The loop of each dimension of a result, given the operands that have theirs.
 
         Raises:
@@ -198,7 +214,7 @@ class Builder:
         if len(taken) < len([dim for dim in dims if dim != ONE]):
             raise NotFusable("two dimensions share a loop")
         for at, size in enumerate(shape):
-            if dims[at] != ONE or size_key(size) == 1 or skip(at):
+            if dims[at] != ONE or size_key(size) == 1:
                 continue
             dims[at] = self._loop_for(size, dims, at)
         return tuple(dims)
@@ -241,29 +257,25 @@ class Builder:
     ) -> tuple[list[int], tuple[int, ...]]:
         """Operands of an elementwise operator as values of ``compute``, and the result's loops."""
         known = [self.known(one) for one in args]
-        dims = self.loops_of(shape, known, lambda at: False)
-        made = []
-        for arg, value in zip(args, known, strict=True):
-            made.append(self.operand(arg, value, shape, dims, compute))
+        dims = self.loops_of(shape, known)
+        made = [self.operand(arg, shape, dims, compute) for arg in args]
         return made, dims
 
     def operand(
         self,
         arg: Any,
-        value: Value | None,
         shape: Sequence[Any],
         dims: tuple[int, ...],
         compute: DType,
     ) -> int:
         """One operand: a value of the group, a tensor from outside or a number."""
+        value = self.known(arg)
         if value is not None:
             return self.cast(value.node, value.dtype, compute)
         if isinstance(arg, FxNode):
             given = arg.meta["val"]
             if not isinstance(given, torch.Tensor):
                 return self.scalar(arg, compute)
-            if given.device.type != "cpu":
-                raise NotFusable(f"a tensor on {given.device}")
             loaded = self.load(arg, self.dims_of_operand(given, shape, dims))
             return self.cast(loaded.node, loaded.dtype, compute)
         if isinstance(arg, (bool, int, float)):
@@ -276,11 +288,7 @@ class Builder:
             return arg
         value = self.values.get(arg)
         if value is None:
-            given = arg.meta["val"]
-            if given.device.type != "cpu":
-                raise NotFusable(f"a tensor on {given.device}")
-            dims = self.loops_of(given.shape, (), lambda at: False)
-            return self.load(arg, dims)
+            return self.load(arg, self.loops_of(arg.meta["val"].shape))
         if not isinstance(value, Value):
             raise NotFusable("an operator with several results")
         return value
@@ -291,10 +299,13 @@ class Builder:
         """Reduce ``value`` over ``axes`` of its own dimensions.
 
         Raises:
-            NotFusable: the group reduces other loops already.
+            NotFusable: the group reduces other loops already, or the dtype cannot be reduced.
         """
         rank = len(value.dims)
         over = sorted({axis % rank for axis in axes}) if rank else []
+        compute = dtype or value.dtype
+        if compute not in _TAKES[op]:
+            raise NotFusable(f"{op} of {compute.text}")
         loops = frozenset(value.dims[a] for a in over if value.dims[a] != ONE)
         if any(value.dims[a] == ONE and size_key(value.shape[a]) != 1 for a in over):
             raise NotFusable("a reduction over an expanded dimension")
@@ -304,7 +315,6 @@ class Builder:
             if self.reduced is not None and self.reduced != loops:
                 raise NotFusable("the group reduces other dimensions")
             self.reduced = loops
-        compute = dtype or value.dtype
         node = self.cast(value.node, value.dtype, compute)
         made = self.add(Node(NodeKind.REDUCE, compute, (node,), op, dims=loops))
         kept = range(rank) if keepdim else [a for a in range(rank) if a not in over]
@@ -318,16 +328,12 @@ class Builder:
         loops = frozenset(value.dims[a % rank] for a in axes) - {ONE} if rank else frozenset[int]()
         return self.add(Node(NodeKind.NUMEL, dtype, dims=loops))
 
-    def index(self, table: FxNode, axis: int, positions: Value, dims: tuple[int, ...]) -> int:
+    def index(self, table: FxNode, positions: Value, dims: tuple[int, ...]) -> int:
         """Rows of ``table`` at ``positions``; ``dims`` are the loops of its other dimensions."""
-        tensor = table.meta["val"]
-        stored = dtype_of(tensor.dtype)
-        if stored is None:
-            raise NotFusable(f"dtype {tensor.dtype}")
+        stored = stored_as(table.meta["val"].dtype)
         if stored in _COMPUTED_IN:
             raise NotFusable("an index into half precision")
-        full = (*dims[:axis], INDEXED, *dims[axis:])
-        number = self._input(table, Input(InputKind.TENSOR, stored, full))
+        number = self._input(table, Input(InputKind.TENSOR, stored, (INDEXED, *dims)))
         return self.add(Node(NodeKind.INDEX, stored, (positions.node,), aux=number))
 
     # -- the whole --
@@ -366,13 +372,10 @@ class Builder:
 
     def _output(self, node: FxNode, value: Value) -> Output:
         tensor = node.meta["val"]
-        stored = dtype_of(tensor.dtype)
-        if stored is None:
-            raise NotFusable(f"dtype {tensor.dtype}")
         for dim, size in zip(value.dims, value.shape, strict=True):
             if dim == ONE and size_key(size) != 1:
                 raise NotFusable("a result that is expanded", node)
-        number = self.cast(value.node, value.dtype, stored)
+        number = self.cast(value.node, value.dtype, stored_as(tensor.dtype))
         strides = [_magnitude(stride) for stride in tensor.stride()]
         order = sorted(range(len(strides)), key=lambda k: (-strides[k], k))
         return Output(number, value.dims, tuple(order))

@@ -93,8 +93,7 @@ class _Fuser:
         for node in self.graph.nodes:
             if handles(node):
                 self.place(node)
-        groups = {id(group): group for group in self.group_of.values()}
-        for group in list(groups.values()):
+        for group in {id(group): group for group in self.group_of.values()}.values():
             self.complete(group)
         return Fusion(self.schedule(), self.reasons)
 
@@ -262,34 +261,28 @@ class _Fuser:
 
     def schedule(self) -> list[FusedGroup | FxNode]:
         """All steps in an order in which operands come first, near the graph's own."""
-        made_by_group = {node for group in self.group_of.values() for node in group.nodes}
         outputs = {node for group in self.group_of.values() for node in group.outputs}
         units: dict[int, FusedGroup | FxNode] = {}
         unit_of: dict[FxNode, int] = {}
         for node in self.graph.nodes:
-            outside = node in made_by_group and node in self.views_outside(node, outputs)
-            if node not in made_by_group or outside:
-                units[id(node)] = node
-                unit_of[node] = id(node)
-            else:
-                group = self.group_of[node]
-                units[id(group)] = group
-                unit_of[node] = id(group)
+            group = self.group_of.get(node)
+            unit = node if group is None or self.made_outside(node, outputs) else group
+            units[id(unit)] = unit
+            unit_of[node] = id(unit)
         needs = {
             key: {unit_of[one] for one in _operands(unit)} - {key} for key, unit in units.items()
         }
         return _sorted(units, needs, self.position)
 
-    def views_outside(self, node: FxNode, outputs: set[FxNode]) -> tuple[FxNode, ...]:
-        """``node`` itself, if it is a view in a group that is needed outside of it."""
-        group = self.group_of[node]
+    def made_outside(self, node: FxNode, outputs: set[FxNode]) -> bool:
+        """Whether a node of a group is a view that ATen makes, since it is needed outside of it."""
         if node.target not in VIEWS or node in outputs:
-            return ()
-        inside = set(group.nodes)
-        used = any(
-            user not in inside or user in self.views_outside(user, outputs) for user in node.users
+            return False
+        group = self.group_of[node]
+        return any(
+            self.group_of.get(user) is not group or self.made_outside(user, outputs)
+            for user in node.users
         )
-        return (node,) if used else ()
 
 
 def _built(nodes: Sequence[FxNode]) -> Builder:

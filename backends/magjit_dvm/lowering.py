@@ -89,21 +89,30 @@ def lower_for_inference(
         what then holds of them (which of them overlap) is for AOTAutograd to find out.
     """
     function = runnable(gm)
-    try:
-        if fake_mode is None or any(_has_symbols(one) for one in example_inputs):
-            raise NotRecorded("symbolic sizes")
-        with _taking_constants(fake_mode):
-            lowered = _cleaned(record(function, example_inputs, fake_mode, decompositions()))
-    except NotRecorded:
+    symbolic = any(_has_symbols(one) for one in example_inputs)
+    lowered = None if symbolic else _recorded(function, example_inputs, fake_mode)
+    if lowered is None:
         lowered = _traced(function, example_inputs, fake_mode)
     if _written(lowered):
-        if any(_has_symbols(one) for one in example_inputs):
+        if symbolic:
             return None
         functional = torch.func.functionalize(function, remove="mutations")
         lowered = _traced(functional, example_inputs, fake_mode)
         if any(node.op == "placeholder" for node in _written(lowered)):
             return None
     return lowered
+
+
+def _recorded(
+    function: Callable[..., Any], example_inputs: Sequence[Any], fake_mode: FakeTensorMode | None
+) -> GraphModule | None:
+    if fake_mode is None:
+        return None
+    try:
+        with _taking_constants(fake_mode):
+            return _cleaned(record(function, example_inputs, fake_mode, decompositions()))
+    except NotRecorded:
+        return None
 
 
 def _traced(

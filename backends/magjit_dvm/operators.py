@@ -9,8 +9,8 @@ import torch
 from torch._prims_common import elementwise_dtypes
 from torch.fx import Node as FxNode
 
-from magjit_dvm.builder import Builder, NotFusable, Value
-from magjit_dvm.instructions import DType, dtype_of
+from magjit_dvm.builder import Builder, NotFusable, Value, computed_in
+from magjit_dvm.instructions import DType
 from magjit_dvm.tables import Promotion
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "Block",
     "Handler",
     "argument",
-    "computed_in",
     "elementwise",
     "finished",
     "meta",
@@ -76,17 +75,7 @@ def promoted(args: Sequence[Any], promotion: Promotion) -> tuple[DType, torch.dt
     return computed_in(compute), result
 
 
-def computed_in(dtype: torch.dtype) -> DType:
-    """The VM's dtype for computing with ``dtype``: half precision is computed in single."""
-    found = dtype_of(dtype)
-    if found is None:
-        raise NotFusable(f"dtype {dtype}")
-    if found in (DType.F16, DType.BF16):
-        return DType.F32
-    return found
-
-
-def one_result(builder: Builder, node: Any) -> torch.Tensor:
+def one_result(node: Any) -> torch.Tensor:
     """The operator's result, if that is one tensor on the CPU."""
     tensor = node.meta["val"]
     if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
@@ -133,16 +122,16 @@ class Block:
         return Value(node, dtype or self.dtype, self.dims, self.shape, logical)
 
 
-def finished(block: Block, node: int, logical: torch.dtype, dtype: DType | None = None) -> Value:
+def finished(block: Block, node: int, logical: torch.dtype) -> Value:
     """The result in its own dtype, where that is not the one computed in."""
-    have = dtype or block.dtype
     want = computed_in(logical)
-    return block.value(block.builder.cast(node, have, want), logical, want)
+    return block.value(block.builder.cast(node, block.dtype, want), logical, want)
 
 
 def elementwise(
     builder: Builder, node: Any, args: Sequence[Any], promotion: Promotion
 ) -> tuple[Block, torch.dtype]:
-    tensor = one_result(builder, node)
+    """The block of an elementwise operator, and its result's dtype."""
+    tensor = one_result(node)
     compute, result = promoted(args, promotion)
     return Block(builder, args, tensor.shape, compute), result

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
-from magjit_dvm.builder import Builder, NotFusable, Value
+from magjit_dvm.builder import Builder, NotFusable, Value, computed_in
 from magjit_dvm.instructions import DType
 from magjit_dvm.operators import (
     HANDLERS,
     Block,
     Handler,
     argument,
-    computed_in,
     elementwise,
     finished,
     meta,
@@ -36,8 +35,6 @@ def _unary(instruction: str, promotion: Promotion) -> Handler:
         rounding = instruction in ("ceil", "floor", "round", "trunc")
         if rounding and block.dtype not in (DType.F32, DType.F64):
             return block.value(block.made[0], result)
-        if block.dtype is DType.BOOL and instruction not in ("bitwise_not", "logical_not"):
-            raise NotFusable(f"{instruction} of bool")
         if node.kwargs or len(node.args) > 1:
             raise NotFusable(f"{node.target} with further arguments")
         return finished(block, block(instruction, *block.made), result)
@@ -45,22 +42,16 @@ def _unary(instruction: str, promotion: Promotion) -> Handler:
     return handler
 
 
-def _binary(instruction: str, promotion: Promotion) -> Handler:
+def _binary(instruction: str) -> Handler:
     def handler(builder: Builder, node: Any) -> Value:
         if node.kwargs or len(node.args) != 2:
             raise NotFusable(f"{node.target} with further arguments")
         args = node.args
         if instruction in ("fmod", "remainder"):
             args = _as_half(args)
-        block, result = elementwise(builder, node, args, promotion)
-        if block.dtype is DType.BOOL:
-            if instruction == "mul":
-                return block.value(block("bitwise_and", *block.made), result)
-            if instruction not in ("maximum", "minimum") and "bitwise" not in instruction:
-                raise NotFusable(f"{instruction} of bool")
-        is_int = block.dtype not in (DType.F32, DType.F64)
-        if is_int and instruction in ("fmod", "remainder", "pow"):
-            raise NotFusable(f"{instruction} of ints")
+        block, result = elementwise(builder, node, args, Promotion.DEFAULT)
+        if block.dtype is DType.BOOL and instruction == "mul":
+            return block.value(block("bitwise_and", *block.made), result)
         return finished(block, block(instruction, *block.made), result)
 
     return handler
@@ -83,7 +74,7 @@ def _as_half(args: Sequence[Any]) -> tuple[Any, ...]:
 def _compare(instruction: str) -> Handler:
     def handler(builder: Builder, node: Any) -> Value:
         args = _as_half(node.args)
-        tensor = one_result(builder, node)
+        tensor = one_result(node)
         compute, _ = promoted(args, Promotion.DEFAULT)
         for one in args:
             # A number that the tensor's dtype cannot hold is compared exactly by torch.
@@ -98,13 +89,13 @@ def _compare(instruction: str) -> Handler:
     return handler
 
 
-for _name, (_instruction, _promotion) in UNARY.items():
-    HANDLERS[getattr(aten, _name).default] = _unary(_instruction, _promotion)
-for _name, (_instruction, _promotion) in BINARY.items():
+for _name, _promotion in UNARY.items():
+    HANDLERS[getattr(aten, _name).default] = _unary(_name, _promotion)
+for _name in BINARY:
     _packet = getattr(aten, _name)
     for _overload in ("default", "Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar"):
         if _overload in _packet.overloads():
-            HANDLERS[getattr(_packet, _overload)] = _binary(_instruction, _promotion)
+            HANDLERS[getattr(_packet, _overload)] = _binary(_name)
 for _name in COMPARE:
     for _overload in ("Tensor", "Scalar"):
         HANDLERS[getattr(getattr(aten, _name), _overload)] = _compare(_name)
@@ -133,15 +124,11 @@ def _sum(builder: Builder, node: Any, left: Any, right: Any) -> Value:
             raise NotFusable("a difference or multiple of bools")
         return block.value(block("bitwise_or", a, b), result)
     if isinstance(alpha, FxNode):
-        alpha_node = builder.scalar(alpha, block.dtype)
-        b = block("mul", b, alpha_node)
+        b = block("mul", b, builder.scalar(alpha, block.dtype))
     elif alpha != 1:
         if not isinstance(alpha, int) and block.dtype not in (DType.F32, DType.F64):
             raise NotFusable("a fraction times ints")
-        if node.target is aten.rsub.Scalar or node.target is aten.rsub.Tensor:
-            b = block("mul", b, block.constant(alpha))
-        else:
-            b = block("mul", b, block.constant(alpha))
+        b = block("mul", b, block.constant(alpha))
     return finished(block, block(instruction, a, b), result)
 
 
@@ -156,8 +143,6 @@ def _div_mode(builder: Builder, node: Any) -> Value:
     mode = "floor" if node.target is aten.floor_divide.default else node.kwargs["rounding_mode"]
     promotion = Promotion.INT_TO_FLOAT if mode is None else Promotion.DEFAULT
     block, result = elementwise(builder, node, node.args[:2], promotion)
-    if block.dtype not in (DType.F32, DType.F64):
-        raise NotFusable("a division of ints")
     if mode == "floor":
         return finished(block, block("floor_div", *block.made), result)
     quotient = block("div", *block.made)
@@ -171,13 +156,10 @@ def _pow(builder: Builder, node: Any) -> Value:
     if isinstance(exponent, FxNode):
         raise NotFusable("a changing exponent")
     x = block.made[0]
-    is_float = block.dtype in (DType.F32, DType.F64)
     if exponent == 2:
         return finished(block, block("mul", x, x), result)
     if exponent == 3:
         return finished(block, block("mul", block("mul", x, x), x), result)
-    if not is_float:
-        raise NotFusable("a power of ints")
     if exponent == 0.5:
         return finished(block, block("sqrt", x), result)
     if exponent == -0.5:
@@ -197,7 +179,7 @@ def _square(builder: Builder, node: Any) -> Value:
 
 @register(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default)
 def _logical(builder: Builder, node: Any) -> Value:
-    tensor = one_result(builder, node)
+    tensor = one_result(node)
     block = Block(builder, node.args, tensor.shape, DType.BOOL)
     name = str(node.target).split(".")[1].removeprefix("logical")
     return block.value(block(f"bitwise{name}", *block.made), torch.bool)
@@ -212,8 +194,6 @@ def _logical_not(builder: Builder, node: Any) -> Value:
 @register(aten.isnan.default, aten.isinf.default, aten.isfinite.default)
 def _is(builder: Builder, node: Any) -> Value:
     block, _ = elementwise(builder, node, node.args, Promotion.DEFAULT)
-    if block.dtype not in (DType.F32, DType.F64):
-        raise NotFusable("a test of ints")
     name = {"isnan": "is_nan", "isinf": "is_inf", "isfinite": "is_finite"}
     instruction = name[str(node.target).split(".")[1]]
     return block.value(block.compare(instruction, *block.made), torch.bool, DType.BOOL)
@@ -230,34 +210,18 @@ def _where(builder: Builder, node: Any) -> Value:
 @register(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def _masked_fill(builder: Builder, node: Any) -> Value:
     given, mask, value = node.args
-    result = one_result(builder, node)
-    return _select(builder, node, mask, value, given, result.dtype)
+    return _select(builder, node, mask, value, given)
 
 
-def _select(
-    builder: Builder,
-    node: Any,
-    condition: Any,
-    left: Any,
-    right: Any,
-    logical: torch.dtype | None = None,
-) -> Value:
-    tensor = one_result(builder, node)
-    result = logical or tensor.dtype
-    compute = computed_in(result)
-    known = [
-        builder.values.get(a) if isinstance(a, FxNode) else None for a in (condition, left, right)
-    ]
-    known = [one if isinstance(one, Value) else None for one in known]
-    dims = builder.loops_of(tensor.shape, known, lambda at: False)
-    shape = tensor.shape
-    when = builder.operand(condition, known[0], shape, dims, DType.BOOL)
-    made = [
-        builder.operand(one, value, shape, dims, compute)
-        for one, value in zip((left, right), known[1:], strict=True)
-    ]
-    chosen = builder.compute("select", compute, when, *made)
-    return Value(chosen, compute, dims, tuple(shape), result)
+def _select(builder: Builder, node: Any, condition: Any, left: Any, right: Any) -> Value:
+    tensor = one_result(node)
+    compute, shape = computed_in(tensor.dtype), tuple(tensor.shape)
+    dims = builder.loops_of(shape, [builder.known(one) for one in (condition, left, right)])
+    when = builder.operand(condition, shape, dims, DType.BOOL)
+    made = [builder.operand(one, shape, dims, compute) for one in (left, right)]
+    return Value(
+        builder.compute("select", compute, when, *made), compute, dims, shape, tensor.dtype
+    )
 
 
 @register(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default, aten.clamp.Tensor)
@@ -291,11 +255,9 @@ def _addc(builder: Builder, node: Any) -> Value:
     if block.dtype not in (DType.F32, DType.F64) or isinstance(value, FxNode):
         raise NotFusable(f"{node.target} of ints")
     x, a, b = block.made
-    if node.target is aten.addcdiv.default:
-        scaled = a if value == 1 else block("mul", a, float(value))
-        return finished(block, block("add", x, block("div", scaled, b)), result)
     scaled = a if value == 1 else block("mul", a, float(value))
-    return finished(block, block("add", x, block("mul", scaled, b)), result)
+    combine = "div" if node.target is aten.addcdiv.default else "mul"
+    return finished(block, block("add", x, block(combine, scaled, b)), result)
 
 
 @register(aten.lerp.Scalar, aten.lerp.Tensor)

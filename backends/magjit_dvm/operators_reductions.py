@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from magjit_dvm.builder import Builder, NotFusable, Value
+from magjit_dvm.builder import Builder, NotFusable, Value, computed_in
 from magjit_dvm.instructions import DType
 from magjit_dvm.operators import (
     argument,
-    computed_in,
     elementwise,
     one_result,
     register,
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 # -- reductions --
 
 
-def _axes(node: Any, value: Value, axes: Any) -> list[int]:
+def _axes(value: Value, axes: Any) -> list[int]:
     rank = len(value.dims)
     if axes is None or (isinstance(axes, (list, tuple)) and not axes):
         return list(range(rank))
@@ -33,53 +33,40 @@ def _axes(node: Any, value: Value, axes: Any) -> list[int]:
     return [axis % rank for axis in axes] if rank else []
 
 
-def _reduced(value: Value, made: Value, logical: torch.dtype, builder: Builder) -> Value:
-    want = computed_in(logical)
-    node = builder.cast(made.node, made.dtype, want)
-    return Value(node, want, made.dims, made.shape, logical)
-
-
 @register(aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default)
 def _sum_or_mean(builder: Builder, node: Any) -> Value:
-    tensor = one_result(builder, node)
+    tensor = one_result(node)
     value = builder.tensor(node.args[0])
     whole = node.target in (aten.sum.default, aten.mean.default)
-    axes = _axes(node, value, None if whole else argument(node, 1, "dim"))
+    axes = _axes(value, None if whole else argument(node, 1, "dim"))
     keepdim = False if whole else bool(argument(node, 2, "keepdim", False))
     compute = computed_in(tensor.dtype)
-    if compute in (DType.BOOL, DType.U8, DType.I32):
-        raise NotFusable(f"a sum of {compute.text}")
     made = builder.reduce("sum", value, axes, keepdim, compute)
     if node.target in (aten.mean.dim, aten.mean.default):
         count = builder.numel(value, axes, compute)
-        node_made = builder.compute("div", compute, made.node, count)
-        made = Value(node_made, compute, made.dims, made.shape, tensor.dtype)
-    return _reduced(value, made, tensor.dtype, builder)
+        made = replace(made, node=builder.compute("div", compute, made.node, count))
+    return replace(made, logical=tensor.dtype)
 
 
 @register(aten.prod.dim_int, aten.prod.default)
 def _prod(builder: Builder, node: Any) -> Value:
-    tensor = one_result(builder, node)
+    tensor = one_result(node)
     value = builder.tensor(node.args[0])
     whole = node.target is aten.prod.default
-    axes = _axes(node, value, None if whole else node.args[1])
-    compute = computed_in(tensor.dtype)
-    if compute not in (DType.F32, DType.F64, DType.I64):
-        raise NotFusable(f"a product of {compute.text}")
+    axes = _axes(value, None if whole else node.args[1])
     keepdim = False if whole else bool(argument(node, 2, "keepdim", False))
-    return _reduced(
-        value, builder.reduce("prod", value, axes, keepdim, compute), tensor.dtype, builder
-    )
+    made = builder.reduce("prod", value, axes, keepdim, computed_in(tensor.dtype))
+    return replace(made, logical=tensor.dtype)
 
 
 @register(aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
 def _extreme(builder: Builder, node: Any) -> Value:
-    tensor = one_result(builder, node)
+    tensor = one_result(node)
     value = builder.tensor(node.args[0])
     name = str(node.target).split(".")[1].removeprefix("a")
     keepdim = bool(argument(node, 2, "keepdim", False))
-    made = builder.reduce(name, value, _axes(node, value, argument(node, 1, "dim")), keepdim)
-    return Value(made.node, made.dtype, made.dims, made.shape, tensor.dtype)
+    made = builder.reduce(name, value, _axes(value, argument(node, 1, "dim")), keepdim)
+    return replace(made, logical=tensor.dtype)
 
 
 @register(
@@ -89,11 +76,9 @@ def _any_or_all(builder: Builder, node: Any) -> Value:
     value = builder.tensor(node.args[0])
     if value.logical is torch.uint8:
         raise NotFusable("any and all of uint8 are uint8")
-    axes = _axes(node, value, argument(node, 1, "dim"))
+    axes = _axes(value, argument(node, 1, "dim"))
     keepdim = bool(argument(node, 2, "keepdim", False))
-    name = (
-        "max" if ".any." in str(node.target) or str(node.target).endswith("any.default") else "min"
-    )
+    name = "max" if ".any." in str(node.target) else "min"
     return builder.reduce(name, value, axes, keepdim, DType.BOOL)
 
 
@@ -107,41 +92,28 @@ def _moments(
     mean = builder.compute("div", dtype, total.node, count)
     away = builder.compute("sub", dtype, value.node, mean)
     square = builder.compute("mul", dtype, away, away)
-    squares = Value(square, dtype, value.dims, value.shape, value.logical)
-    total2 = builder.reduce("sum", squares, axes, True)
+    squares = builder.reduce("sum", replace(value, node=square), axes, True)
     if correction:
         less = builder.compute("sub", dtype, count, builder.constant(correction, dtype))
         count = builder.compute("maximum", dtype, less, builder.constant(0, dtype))
-    variance = builder.compute("div", dtype, total2.node, count)
-    return (
-        Value(mean, dtype, total.dims, total.shape, value.logical),
-        Value(variance, dtype, total.dims, total.shape, value.logical),
-    )
+    variance = builder.compute("div", dtype, squares.node, count)
+    return replace(total, node=mean), replace(total, node=variance)
 
 
 @register(aten.var.correction, aten.var_mean.correction)
 def _var(builder: Builder, node: Any) -> Any:
     value = builder.tensor(node.args[0])
-    if value.dtype not in (DType.F32, DType.F64):
-        raise NotFusable("a variance of ints")
-    axes = _axes(node, value, argument(node, 1, "dim"))
+    axes = _axes(value, argument(node, 1, "dim"))
     correction = node.kwargs.get("correction")
     keepdim = bool(node.kwargs.get("keepdim", False))
     mean, variance = _moments(
         builder, value, axes, 1.0 if correction is None else float(correction)
     )
-    kept = (
-        range(len(value.dims)) if keepdim else [a for a in range(len(value.dims)) if a not in axes]
-    )
+    kept = [a for a in range(len(value.dims)) if keepdim or a not in axes]
 
     def shaped(one: Value) -> Value:
-        return Value(
-            one.node,
-            one.dtype,
-            tuple(one.dims[a] for a in kept),
-            tuple(one.shape[a] for a in kept),
-            one.logical,
-        )
+        dims, shape = (tuple(of[a] for a in kept) for of in (one.dims, one.shape))
+        return replace(one, dims=dims, shape=shape)
 
     if node.target is aten.var.correction:
         return shaped(variance)
@@ -151,7 +123,7 @@ def _var(builder: Builder, node: Any) -> Any:
 @register(aten._softmax.default, aten._log_softmax.default)
 def _softmax(builder: Builder, node: Any) -> Value:
     given, axis, _ = node.args
-    tensor = one_result(builder, node)
+    tensor = one_result(node)
     value = builder.tensor(given)
     if not value.dims:
         raise NotFusable("softmax of a number")
@@ -159,21 +131,19 @@ def _softmax(builder: Builder, node: Any) -> Value:
     largest = builder.reduce("max", value, [axis], True)
     away = builder.compute("sub", dtype, value.node, largest.node)
     powers = builder.compute("exp", dtype, away)
-    total = builder.reduce(
-        "sum", Value(powers, dtype, value.dims, value.shape, value.logical), [axis], True
-    )
+    total = builder.reduce("sum", replace(value, node=powers), [axis], True)
     if node.target is aten._softmax.default:
         inverse = builder.compute("reciprocal", dtype, total.node)
         made = builder.compute("mul", dtype, powers, inverse)
     else:
         made = builder.compute("sub", dtype, away, builder.compute("log", dtype, total.node))
-    return Value(made, dtype, value.dims, value.shape, tensor.dtype)
+    return replace(value, node=made, logical=tensor.dtype)
 
 
 @register(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
 def _softmax_backward(builder: Builder, node: Any) -> Value:
     gradient, output, axis, _ = node.args
-    tensor = one_result(builder, node)
+    tensor = one_result(node)
     block, _ = elementwise(builder, node, (gradient, output), Promotion.DEFAULT)
     g, y = block.made
     dtype = block.dtype
@@ -197,9 +167,9 @@ def _aligned(
     builder: Builder, arg: Any, value: Value, positions: Sequence[int], dtype: DType
 ) -> int:
     """A weight whose dimensions are those of ``value`` at ``positions``."""
-    known = builder.values.get(arg)
+    known = builder.known(arg)
     dims = tuple(value.dims[k] for k in positions)
-    if isinstance(known, Value):
+    if known is not None:
         if known.dims != dims:
             raise NotFusable("a weight along other loops")
         return builder.cast(known.node, known.dtype, dtype)
@@ -225,18 +195,15 @@ def _layer_norm(builder: Builder, node: Any) -> Any:
         made = builder.compute("add", dtype, made, _aligned(builder, bias, value, axes, dtype))
     results = node.meta["val"]
     return (
-        Value(made, dtype, value.dims, value.shape, results[0].dtype),
-        Value(mean.node, dtype, mean.dims, mean.shape, results[1].dtype),
-        Value(rstd, dtype, mean.dims, mean.shape, results[2].dtype),
+        replace(value, node=made, logical=results[0].dtype),
+        replace(mean, logical=results[1].dtype),
+        replace(mean, node=rstd, logical=results[2].dtype),
     )
 
 
-@register(
-    aten._native_batch_norm_legit_no_training.default, torch.ops.aten.native_batch_norm.default
-)
+@register(aten._native_batch_norm_legit_no_training.default, aten.native_batch_norm.default)
 def _batch_norm(builder: Builder, node: Any) -> Any:
-    training = node.target is aten.native_batch_norm.default
-    if training and node.args[5]:
+    if node.target is aten.native_batch_norm.default and node.args[5]:
         raise NotFusable("batch norm in training")
     given, weight, bias, mean, var = node.args[:5]
     epsilon = node.args[-1]
@@ -253,7 +220,7 @@ def _batch_norm(builder: Builder, node: Any) -> Any:
     made = builder.compute("mul", dtype, away, scale)
     if bias is not None:
         made = builder.compute("add", dtype, made, _aligned(builder, bias, value, [1], dtype))
-    return (Value(made, dtype, value.dims, value.shape, results[0].dtype), None, None)
+    return (replace(value, node=made, logical=results[0].dtype), None, None)
 
 
 @register(operator.getitem)

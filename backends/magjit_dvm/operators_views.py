@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import Node as FxNode
 
-from magjit_dvm.builder import Builder, NotFusable, Value, size_key
-from magjit_dvm.instructions import DType, dtype_of
+from magjit_dvm.builder import Builder, NotFusable, Value, computed_in, size_key, stored_as
+from magjit_dvm.instructions import DType
 from magjit_dvm.operators import (
     Block,
-    computed_in,
     elementwise,
     meta,
     one_result,
@@ -33,14 +33,11 @@ def _clone(builder: Builder, node: Any) -> Value:
 
 @register(aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 def _to_copy(builder: Builder, node: Any) -> Value:
-    tensor = one_result(builder, node)
+    tensor = one_result(node)
     given = node.args[0]
     if meta(given).device != tensor.device:
         raise NotFusable("a copy between devices")
-    stored = dtype_of(tensor.dtype)
-    source = computed_in(meta(given).dtype)
-    if stored is None:
-        raise NotFusable(f"dtype {tensor.dtype}")
+    stored, source = stored_as(tensor.dtype), computed_in(meta(given).dtype)
     block = Block(builder, (given,), tensor.shape, source)
     made = builder.cast(block.made[0], source, stored)
     # Half precision is rounded here, as the program says, and computed with in single.
@@ -61,7 +58,7 @@ def _unsqueeze(builder: Builder, node: Any) -> Value:
     value = _inside(builder, node)
     at = node.args[1] % (len(value.dims) + 1)
     dims = (*value.dims[:at], ONE, *value.dims[at:])
-    return Value(value.node, value.dtype, dims, tuple(meta(node).shape), value.logical)
+    return replace(value, dims=dims, shape=tuple(meta(node).shape))
 
 
 @register(aten.permute.default)
@@ -69,7 +66,7 @@ def _permute(builder: Builder, node: Any) -> Value:
     value = _inside(builder, node)
     order = [axis % len(value.dims) for axis in node.args[1]]
     dims = tuple(value.dims[axis] for axis in order)
-    return Value(value.node, value.dtype, dims, tuple(meta(node).shape), value.logical)
+    return replace(value, dims=dims, shape=tuple(meta(node).shape))
 
 
 @register(aten.transpose.int, aten.t.default)
@@ -82,7 +79,7 @@ def _transpose(builder: Builder, node: Any) -> Value:
     elif rank:
         first, second = node.args[1] % rank, node.args[2] % rank
         dims[first], dims[second] = dims[second], dims[first]
-    return Value(value.node, value.dtype, tuple(dims), tuple(meta(node).shape), value.logical)
+    return replace(value, dims=tuple(dims), shape=tuple(meta(node).shape))
 
 
 @register(aten.expand.default)
@@ -92,7 +89,7 @@ def _expand(builder: Builder, node: Any) -> Value:
     offset = len(shape) - len(value.dims)
     dims = tuple(ONE if k < offset else value.dims[k - offset] for k in range(len(shape)))
     # An expanded dimension has no loop yet: whatever it is combined with gives it one.
-    return Value(value.node, value.dtype, dims, shape, value.logical)
+    return replace(value, dims=dims, shape=shape)
 
 
 @register(
@@ -119,7 +116,7 @@ def _view(builder: Builder, node: Any) -> Value:
             raise NotFusable("a view that merges or splits dimensions")
     if old:
         raise NotFusable("a view that merges or splits dimensions")
-    return Value(value.node, value.dtype, tuple(dims), shape, value.logical)
+    return replace(value, dims=tuple(dims), shape=shape)
 
 
 # -- positions --
@@ -128,20 +125,18 @@ def _view(builder: Builder, node: Any) -> Value:
 @register(aten.embedding.default)
 def _embedding(builder: Builder, node: Any) -> Value:
     table, positions = node.args[:2]
-    tensor = one_result(builder, node)
+    tensor = one_result(node)
     if not isinstance(table, FxNode) or builder.values.get(table) is not None:
         raise NotFusable("a table that the group computes")
     shape = tuple(tensor.shape)
     known = builder.known(positions)
     placed = None
     if known is not None:
-        placed = Value(
-            known.node, known.dtype, (*known.dims, ONE), (*known.shape, 1), known.logical
-        )
-    dims = builder.loops_of(shape, (placed,), lambda at: False)
+        placed = replace(known, dims=(*known.dims, ONE), shape=(*known.shape, 1))
+    dims = builder.loops_of(shape, (placed,))
     at = builder.load(positions, dims[:-1]) if known is None else known
     if at.dtype not in (DType.I64, DType.I32):
         raise NotFusable("positions that are not ints")
-    made = builder.index(table, 0, at, (dims[-1],))
+    made = builder.index(table, at, (dims[-1],))
     dtype = builder.nodes[made].dtype
     return Value(made, dtype, dims, shape, tensor.dtype)

@@ -6,6 +6,7 @@ import linecache
 import weakref
 from collections.abc import Callable, Iterable
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -103,7 +104,8 @@ class Schedule:
             items = ", ".join(self._text(one) for one in results)
             return f"return ({items}{',' if len(results) == 1 else ''})"
         if step.op == "get_attr":
-            return f"{self._name(step)} = {self._global('constant', _attribute(self._gm, step))}"
+            value = attrgetter(str(step.target))(self._gm)
+            return f"{self._name(step)} = {self._global('constant', value)}"
         target = _FAST.get(step.target, step.target)
         if step.op == "call_module":
             target = self._gm.get_submodule(str(step.target))
@@ -151,13 +153,6 @@ class Schedule:
 
 def _operands(step: FusedGroup | FxNode) -> Iterable[FxNode]:
     return step.arguments if isinstance(step, FusedGroup) else step.all_input_nodes
-
-
-def _attribute(gm: GraphModule, node: FxNode) -> Any:
-    value: Any = gm
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _title(target: Any) -> str:

@@ -22,13 +22,15 @@ _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 def make_functional(graph: Graph) -> None:
     """Replace writes to tensors that the graph itself has made and that nothing else shares."""
-    for node in list(graph.nodes):
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    for node in order:
         functional = _functional(node)
         if functional is None:
             continue
-        base = node.args[0]
+        base, here = node.args[0], order[node]
         node.target = functional
-        base.replace_all_uses_with(node, delete_user_cb=_after(node))
+        # Whoever comes after reads the new value.
+        base.replace_all_uses_with(node, delete_user_cb=lambda user, here=here: order[user] > here)
 
 
 def _functional(node: Node) -> Any:
@@ -76,12 +78,6 @@ def _writes_only_first(node: Node, base: Node) -> bool:
     return str(node.target).split(".")[1].endswith("_")
 
 
-def _after(node: Node) -> Any:
-    """Whether a user of what ``node`` wrote comes after it, and so reads the new value."""
-    order = {one: k for k, one in enumerate(node.graph.nodes)}
-    return lambda user: user is not node and order[user] > order[node]
-
-
 def simplify(graph: Graph) -> None:
     """Simplify a functional ATen graph in place."""
     for node in list(graph.nodes):
@@ -123,30 +119,29 @@ def _make_linear(graph: Graph, node: Node) -> None:
         return
     if bias is not None and len(_shape(bias)) != 1:
         return
-    flattened = given.target in _RESHAPES and isinstance(given.args[0], Node)
-    if not flattened or _shape(given)[-1] != _shape(given.args[0])[-1]:
-        source = given
-    else:
-        source = given.args[0]  # type: ignore[assignment]
-    unflattened = (*_shape(source)[:-1], _shape(node)[-1])
-    users = list(node.users)
-    if source is not given:
-        if not all(user.target in _RESHAPES and _shape(user) == unflattened for user in users):
-            source, unflattened = given, _shape(node)
+    source, replaced = given, [node]
+    if _goes_through_views(node, given):
+        source, replaced = given.args[0], list(node.users)  # type: ignore[assignment]
+    weight = transposed.args[0]
     with graph.inserting_before(node):
-        made = graph.call_function(
-            aten.linear.default,
-            (source, transposed.args[0]) if bias is None else (source, transposed.args[0], bias),
-        )
-    if source is given:
-        made.meta = dict(node.meta)
-        node.replace_all_uses_with(made)
-    else:
-        made.meta = dict(users[0].meta)
-        for user in users:
-            user.replace_all_uses_with(made)
-            graph.erase_node(user)
-    graph.erase_node(node)
-    for dead in {transposed, given} - {source}:
-        if not dead.users:
+        operands = (source, weight) if bias is None else (source, weight, bias)
+        made = graph.call_function(aten.linear.default, operands)
+    made.meta = dict(replaced[0].meta)
+    for one in replaced:
+        one.replace_all_uses_with(made)
+    for dead in (*replaced, node, transposed, given):
+        if not dead.users and not dead._erased and dead.op == "call_function":
             graph.erase_node(dead)
+
+
+def _goes_through_views(product: Node, given: Node) -> bool:
+    """Whether leading dimensions are merged for a matrix product alone, and parted after it."""
+    if given.target not in _RESHAPES or not isinstance(given.args[0], Node):
+        return False
+    *leading, width = _shape(given.args[0])
+    parted = (*leading, _shape(product)[-1])
+    return (
+        bool(product.users)
+        and width == _shape(given)[-1]
+        and all(user.target in _RESHAPES and _shape(user) == parted for user in product.users)
+    )
