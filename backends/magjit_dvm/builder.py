@@ -9,7 +9,7 @@ expressions, so that what is fused for one shape is fused for all (DVM, §5.2).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from magjit_dvm.program import (
     varying,
 )
 
-__all__ = ["Builder", "NotFusable", "Value", "computed_in", "size_key", "stored_as"]
+__all__ = ["Builder", "Joined", "NotFusable", "Value", "computed_in", "size_key", "stored_as"]
 
 
 class NotFusable(Exception):
@@ -60,6 +60,14 @@ class Value:
     dims: tuple[int, ...]
     shape: tuple[Any, ...]
     logical: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Equal parts that lie side by side along a dimension; operators do not compute with it."""
+
+    parts: tuple[Value, ...]
+    along: int
 
 
 def size_key(size: Any) -> Any:
@@ -99,7 +107,7 @@ class Builder:
         self.nodes: list[Node] = []
         self.varies: list[frozenset[int]] = []  # the loops that each node varies along
         self.inputs: list[Input] = []
-        self.arguments: list[FxNode] = []
+        self.arguments: list[FxNode | int] = []
         self.values: dict[FxNode, Any] = {}
         self.loops: list[int] = []  # in order, outermost first
         self.sizes: dict[int, Any] = {}
@@ -137,7 +145,15 @@ class Builder:
         number = self._input(node, Input(kind, DType.F64 if is_float else DType.I64))
         return self.add(Node(NodeKind.SCALAR, dtype, aux=number))
 
-    def _input(self, node: FxNode, given: Input) -> int:
+    def sized(self, loop: int, size: FxNode | int) -> None:
+        """Each call passes the size of a loop."""
+        self._input(size, Input(InputKind.INT, DType.I64, (loop,)))
+
+    def sized_as(self, node: FxNode, dims: tuple[int, ...]) -> None:
+        """Each call passes a tensor whose sizes are those of ``dims``; it is not read."""
+        self._input(node, Input(InputKind.TENSOR, stored_as(node.meta["val"].dtype), dims))
+
+    def _input(self, node: FxNode | int, given: Input) -> int:
         key = (node, given)
         found = self._loaded.get(key)
         if found is None:
@@ -273,6 +289,8 @@ class Builder:
         if value is not None:
             return self.cast(value.node, value.dtype, compute)
         if isinstance(arg, FxNode):
+            if arg in self.values:
+                raise NotFusable("an operator whose result is not one value")
             given = arg.meta["val"]
             if not isinstance(given, torch.Tensor):
                 return self.scalar(arg, compute)
@@ -344,21 +362,17 @@ class Builder:
         Raises:
             NotFusable: a result lacks a loop, or is no single tensor.
         """
-        made = []
-        numbers = (NodeKind.CONSTANT, NodeKind.SCALAR, NodeKind.NUMEL)
+        made: list[Output] = []
+        owners: list[FxNode] = []
         reduced = self.reduced or frozenset[int]()
         for node in outputs:
-            value = self.values[node]
-            if not isinstance(value, Value):
-                raise NotFusable("an operator with several results", node)
-            if self.nodes[value.node].kind in numbers:
-                raise NotFusable("a result that is a number", node)
-            made.append(self._output(node, value))
+            made += self._outputs_of(node, len(made))
+            owners += [node] * (len(made) - len(owners))
         if not made or len(made) > MAX_OUTPUTS:
             raise NotFusable("the group has too many results")
         program = Program(len(self.loops), tuple(self.inputs), tuple(self.nodes), tuple(made))
         used = frozenset[int]().union(*self.varies)
-        for one, node in zip(made, outputs, strict=True):
+        for one, node in zip(made, owners, strict=True):
             dims = self.varies[one.node]
             if dims != set(one.dims) - {ONE}:
                 raise NotFusable("a result that is expanded", node)
@@ -370,7 +384,29 @@ class Builder:
             raise NotFusable(str(error)) from error
         return program
 
+    def _outputs_of(self, node: FxNode, number: int) -> list[Output]:
+        """The output of one result, or those of its parts; ``number`` is that of the first."""
+        value = self.values[node]
+        if isinstance(value, Value):
+            return [self._output(node, value)]
+        if not isinstance(value, Joined):
+            raise NotFusable("an operator with several results", node)
+        count = len(value.parts)
+        return [
+            replace(
+                self._output(node, one),
+                into=number if part else -1,
+                along=value.along,
+                part=part,
+                parts=count,
+            )
+            for part, one in enumerate(value.parts)
+        ]
+
     def _output(self, node: FxNode, value: Value) -> Output:
+        numbers = (NodeKind.CONSTANT, NodeKind.SCALAR, NodeKind.NUMEL)
+        if self.nodes[value.node].kind in numbers:
+            raise NotFusable("a result that is a number", node)
         tensor = node.meta["val"]
         for dim, size in zip(value.dims, value.shape, strict=True):
             if dim == ONE and size_key(size) != 1:

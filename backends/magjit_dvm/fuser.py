@@ -60,7 +60,12 @@ class FusedGroup:
     nodes: list[FxNode]
     outputs: list[FxNode] = field(default_factory=list)
     program: Program | None = None
-    arguments: list[FxNode] = field(default_factory=list)
+    arguments: list[FxNode | int] = field(default_factory=list)
+
+    @property
+    def operands(self) -> list[FxNode]:
+        """The arguments that the graph computes."""
+        return [one for one in self.arguments if isinstance(one, FxNode)]
 
 
 @dataclass(slots=True)
@@ -293,7 +298,9 @@ def _built(nodes: Sequence[FxNode]) -> Builder:
 
 
 def _operands(unit: FusedGroup | FxNode) -> list[FxNode]:
-    return unit.arguments if isinstance(unit, FusedGroup) else list(unit.all_input_nodes)
+    if isinstance(unit, FusedGroup):
+        return unit.operands
+    return list(unit.all_input_nodes)
 
 
 def _sorted(

@@ -3,11 +3,11 @@
 Grammar::
 
     Program = Input* Node+ Output+
-    Input   = (tensor | int | float) dtype dims
+    Input   = tensor dtype dims | (int | float) dtype | int size-of-dim
     Node    = load input | constant number | scalar input | numel dims | iota dim
             | index input(positions) | compute instruction(args) | cast(arg)
             | reduce instruction(arg) dims | broadcast(arg) dims
-    Output  = node dims order
+    Output  = node dims order [part of another Output along a dimension]
     dims    = for each dimension of a tensor: one of the group's, 1 (``ONE``), or the
               one that an index replaces (``INDEXED``)
 
@@ -75,7 +75,7 @@ class NodeKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An argument of each call; numbers have no dims."""
+    """An argument of each call; of numbers, an int may have one dim, whose size it is."""
 
     kind: InputKind
     dtype: DType
@@ -97,11 +97,21 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A result: its dims, and their positions from the outermost in memory inwards."""
+    """A result: its dims, and their positions from the outermost in memory inwards.
+
+    Attributes:
+        into: of a part of a result, the output that stands for the whole: its first part.
+        along: the dimension along which ``parts`` of equal size lie side by side.
+        part: which of them this is.
+    """
 
     node: int
     dims: tuple[int, ...]
     order: tuple[int, ...]
+    into: int = -1
+    along: int = -1
+    part: int = 0
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +154,10 @@ class Program:
             nodes.append(
                 (node.kind, node.dtype.code, op, *args, node.aux, mask, float(node.number), integer)
             )
-        outputs = [(one.node, one.dims, one.order) for one in self.outputs]
+        outputs = [
+            (one.node, one.dims, one.order, one.into, one.along, one.part, one.parts)
+            for one in self.outputs
+        ]
         return inputs, nodes, outputs
 
     def __str__(self) -> str:
@@ -163,7 +176,8 @@ class Program:
             lines.append(f"%{number}[{dims}]<{node.dtype.text}> = {_call(node, args)}")
         for one in self.outputs:
             dims = ",".join("1" if d == ONE else f"d{d}" for d in one.dims)
-            lines.append(f"Store(%{one.node}) // [{dims}]")
+            part = f", part {one.part + 1} of {one.parts} along {one.along}"
+            lines.append(f"Store(%{one.node}) // [{dims}]{part if one.parts > 1 else ''}")
         return lines
 
 

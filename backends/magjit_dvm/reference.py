@@ -33,15 +33,30 @@ def run(program: Program, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     values: list[torch.Tensor] = []
     for node in program.nodes:
         values.append(_value(program, node, values, arguments, sizes))
-    return tuple(_result(values[one.node], one, sizes) for one in program.outputs)
+    parts = [_result(values[one.node], one, sizes) for one in program.outputs]
+    return tuple(
+        _joined(parts, program, number)
+        for number, one in enumerate(program.outputs)
+        if one.into < 0
+    )
+
+
+def _joined(parts: Sequence[torch.Tensor], program: Program, number: int) -> torch.Tensor:
+    """The whole that an output is the first part of."""
+    first = program.outputs[number]
+    if first.parts == 1:
+        return parts[number]
+    others = {one.part: p for p, one in enumerate(program.outputs) if one.into == number}
+    return torch.cat(
+        [parts[number], *(parts[others[k]] for k in range(1, first.parts))], first.along
+    )
 
 
 def _sizes(program: Program, arguments: Sequence[Any]) -> list[int]:
     sizes = [1] * program.rank
     for given, value in zip(program.inputs, arguments, strict=True):
-        if given.kind is not InputKind.TENSOR:
-            continue
-        for dim, size in zip(given.dims, value.shape, strict=True):
+        shape = value.shape if given.kind is InputKind.TENSOR else (value,) * len(given.dims)
+        for dim, size in zip(given.dims, shape, strict=True):
             if dim == INDEXED or size == 1:
                 continue
             if dim == ONE or sizes[dim] not in (1, size):

@@ -152,7 +152,7 @@ class Schedule:
 
 
 def _operands(step: FusedGroup | FxNode) -> Iterable[FxNode]:
-    return step.arguments if isinstance(step, FusedGroup) else step.all_input_nodes
+    return step.operands if isinstance(step, FusedGroup) else step.all_input_nodes
 
 
 def _title(target: Any) -> str:
@@ -179,7 +179,8 @@ def _graph_of(gm: GraphModule, group: FusedGroup) -> Callable[..., Any]:
     arguments: list[FxNode] = []
     for position, node in enumerate(group.arguments):
         arguments.append(graph.placeholder(f"argument_{position}"))
-        copied.setdefault(node, arguments[-1])
+        if isinstance(node, FxNode):
+            copied.setdefault(node, arguments[-1])
     for node in group.nodes:
         copied[node] = graph.node_copy(node, copied.__getitem__)
     graph.output(tuple(copied[node] for node in group.outputs))

@@ -17,6 +17,7 @@ from magjit_dvm.builder import size_key
 __all__ = ["make_functional", "simplify"]
 
 aten = torch.ops.aten
+_ALIASES = (aten.alias.default, aten.detach.default)
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
@@ -81,6 +82,10 @@ def _writes_only_first(node: Node, base: Node) -> bool:
 def simplify(graph: Graph) -> None:
     """Simplify a functional ATen graph in place."""
     for node in list(graph.nodes):
+        if node.target in _ALIASES and _is_only_passed_on(node):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    for node in list(graph.nodes):
         if node.target in (*_RESHAPES, aten.expand.default) and _same(node, node.args[0]):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
@@ -89,6 +94,14 @@ def simplify(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.target in (aten.addmm.default, aten.mm.default):
             _make_linear(graph, node)
+
+
+def _is_only_passed_on(alias: Node) -> bool:
+    """Whether nobody can tell an alias from what it is an alias of."""
+    (base,) = alias.args
+    assert isinstance(base, Node)
+    outputs = [user for user in alias.users if user.op == "output"]
+    return base.op == "call_function" and not any(one in base.users for one in outputs)
 
 
 def _undo_twice(graph: Graph, node: Node) -> None:

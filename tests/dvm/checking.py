@@ -61,6 +61,20 @@ def fresh(like: torch.Tensor) -> torch.Tensor:
     return made
 
 
+def places(program: Program, wholes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Where each output of the bytecode goes: a result, or a part of one."""
+    given, found = iter(wholes), list[torch.Tensor]()
+    whole_of: dict[int, torch.Tensor] = {}
+    for number, one in enumerate(program.outputs):
+        at = number if one.into < 0 else one.into
+        if one.into < 0:
+            whole_of[at] = next(given)
+        size = whole_of[at].shape[one.along] // one.parts if one.parts > 1 else 0
+        part = whole_of[at].narrow(one.along, one.part * size, size) if size else whole_of[at]
+        found.append(part)
+    return found
+
+
 def extent(value: Any) -> tuple[int, int]:
     """Bytes below and above an argument's address that belong to it."""
     if not isinstance(value, torch.Tensor):
@@ -141,11 +155,11 @@ def check_bytecode(
     if "empty" in encoded:
         assert any(one.numel() == 0 for one in results)
         return
-    extents = [extent(one) for one in (*arguments, *results)]
+    extents = [extent(one) for one in (*arguments, *places(program, results))]
     assert vm.verify(encoded["image"], extents) is None
     if encoded["elements"] > _BYTECODE_ELEMENTS:
         return
     made = [fresh(one) for one in results]
-    reference.run_bytecode(encoded, arguments, made)
+    reference.run_bytecode(encoded, arguments, places(program, made))
     for number, (got, other) in enumerate(zip(made, results, strict=True)):
         require_close(got, other, f"bytecode's output {number}", _tolerance(program))

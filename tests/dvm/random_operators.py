@@ -458,4 +458,28 @@ def lookup(g: Grower) -> None:
     g.add("embedding", aten.embedding.default, (table, small))
 
 
+@operator(2)
+def joined(g: Grower) -> None:
+    a = g.pick(lambda one: 0 < one.tensor.dim() < 5)
+    same = [one for one in g.items if one.tensor.shape == a.tensor.shape]
+    same = [one for one in same if one.tensor.dtype == a.tensor.dtype]
+    parts = [a, *(g.random.choice(same) for _ in range(g.random.choice((1, 1, 2, 3))))]
+    g.random.shuffle(parts)
+    error = max(one.error for one in parts)
+    axis = g.random.randrange(-a.tensor.dim(), a.tensor.dim())
+    if g.random.random() < 0.5:
+        g.add("stack", aten.stack.default, (parts, axis), None, error)
+    elif g.fixed:
+        g.add("cat", aten.cat.default, (parts, axis), None, error)
+    else:
+        raise Refused
+
+
+@operator()
+def filled(g: Grower) -> None:
+    a = g.pick()
+    number = g.random.choice((0, 1, 2))
+    g.add("full_like", aten.full_like.default, (a, number))
+
+
 assert GRID > 1

@@ -58,6 +58,20 @@ CALLS: dict[Any, Call] = {
     aten.amin.default: call(X, [0], True),
     aten.any.default: call(MASK),
     aten.any.dim: call(MASK, 0, True),
+    aten.arange.default: call(7),
+    aten.arange.start: call(2, 9, dtype=torch.float32),
+    aten.arange.start_step: call(9, 2, -3),
+    aten.cat.default: call([X, Y, X], 1),
+    aten.full.default: call([4, 1, 6], 2.5),
+    aten.full_like.default: call(X, 3),
+    aten.new_full.default: call(X, [2, 3], 1.5),
+    aten.new_ones.default: call(X, [5]),
+    aten.new_zeros.default: call(INTS, [2, 3]),
+    aten.ones.default: call([3, 4], dtype=torch.bool),
+    aten.ones_like.default: call(X, dtype=torch.int32),
+    aten.stack.default: call([X, Y], -1),
+    aten.zeros.default: call([40, 50]),
+    aten.zeros_like.default: call(X),
     aten.any.dims: call(MASK, [0]),
     aten.clamp.Tensor: call(X, Y, Y + 1),
     aten.clamp.default: call(X, -0.5, 0.5),
@@ -153,6 +167,8 @@ def graph_of(target: Any, given: Call) -> tuple[GraphModule, list[torch.Tensor]]
     graph, tensors = Graph(), []
 
     def node_of(value: Any) -> Any:
+        if isinstance(value, list):
+            return [node_of(one) for one in value]
         if not isinstance(value, torch.Tensor):
             return value
         tensors.append(value)
@@ -160,8 +176,10 @@ def graph_of(target: Any, given: Call) -> tuple[GraphModule, list[torch.Tensor]]
 
     args, kwargs = given
     arguments = [node_of(one) for one in args]
-    first = next(k for k, one in enumerate(args) if isinstance(one, torch.Tensor))
-    if args[first].dtype is torch.float32 and target is not aten.embedding.default:
+    first = next((k for k, one in enumerate(args) if isinstance(one, torch.Tensor)), None)
+    if first is None or target is aten.embedding.default:
+        pass
+    elif args[first].dtype is torch.float32:
         arguments[first] = graph.call_function(aten.neg.default, (arguments[first],))
         arguments[first] = graph.call_function(aten.neg.default, (arguments[first],))
     result = graph.call_function(target, tuple(arguments), kwargs)

@@ -36,6 +36,7 @@ from tests.dvm.checking import (
     load,
     machine,
     output,
+    places,
     reduce,
     results_of,
     tensor,
@@ -110,6 +111,16 @@ def positions() -> tuple[Program, list[Any]]:
     return program, [torch.arange(2 * 3 * 40).reshape(2, 3, 40)]
 
 
+def parts() -> tuple[Program, list[Any]]:
+    nodes = (load(0, F32), compute("neg", F32, 0), Node(NodeKind.IOTA, I64, aux=1), cast(F32, 2))
+    nodes = (*nodes, compute("add", F32, 1, 3))
+    outputs = (output(0, 0, 1), output(4, 0, 1), output(1, 0, 1))
+    outputs = tuple(
+        replace(one, into=0 if k else -1, along=1, part=k, parts=3) for k, one in enumerate(outputs)
+    )
+    return Program(2, (tensor(F32, 0, 1),), nodes, outputs), [torch.randn(5, 40)]
+
+
 PROGRAMS: dict[str, Callable[[], tuple[Program, list[Any]]]] = {
     "elementwise": elementwise,
     "flat": flat,
@@ -119,6 +130,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Program, list[Any]]]] = {
     "middle": middle,
     "lookup": lookup,
     "positions": positions,
+    "parts": parts,
 }
 
 
@@ -129,7 +141,7 @@ def test_valid_programs_pass(name: str) -> None:
         with machine(settings):
             encoded = program.compiled().encode(*arguments)
             results = results_of(program, arguments)
-        extents = [extent(one) for one in (*arguments, *results)]
+        extents = [extent(one) for one in (*arguments, *places(program, results))]
         assert vm.verify(encoded["image"], extents) is None
         image = encoded.pop("image")
         # The mutations below, and their interpretation, know the layout.
@@ -142,7 +154,7 @@ def test_less_memory_is_refused(name: str) -> None:
     program, arguments = PROGRAMS[name]()
     encoded = program.compiled().encode(*arguments)
     results = results_of(program, arguments)
-    given = [*arguments, *results]
+    given = [*arguments, *places(program, results)]
     exact = []
     for one in given:
         last = sum((n - 1) * stride for n, stride in zip(one.shape, one.stride(), strict=True))
@@ -164,9 +176,9 @@ def test_less_memory_is_refused(name: str) -> None:
 _LARGEST, _STEPS = 4000, 1000
 
 
-def judge(image: bytes, arguments: list[Any], results: list[torch.Tensor]) -> str:
+def judge(program: Program, image: bytes, arguments: list[Any], results: list[torch.Tensor]) -> str:
     """``rejected``, ``in bounds``, ``large`` to interpret, or what an accepted program did."""
-    given = [*arguments, *results]
+    given = [*arguments, *places(program, results)]
     extents = [extent(one) for one in given]
     if vm.verify(image, extents) is not None:
         return "rejected"
@@ -177,7 +189,7 @@ def judge(image: bytes, arguments: list[Any], results: list[torch.Tensor]) -> st
     if elements > _LARGEST or steps > _STEPS:
         return "large"
     try:
-        outputs = [fresh(one) for one in results]
+        outputs = places(program, [fresh(one) for one in results])
         run_bytecode(encoded, arguments, outputs, extents, initialised=False)
     except IndexError:
         return "in bounds"
@@ -195,7 +207,7 @@ def run_mutations(seed: int, count: int) -> None:
             image = program.compiled().encode(*arguments)["image"]
         results = list(results_of(program, arguments))
         for number in range(count):
-            outcome = judge(mutated(image, chosen), arguments, results)
+            outcome = judge(program, mutated(image, chosen), arguments, results)
             print(f"{name} {number}: {outcome}", flush=True)
 
 
@@ -240,6 +252,11 @@ def _nodes(*nodes: Node) -> Program:
 
 def _outputs(*outputs: Output) -> Program:
     return replace(BASE, outputs=outputs)
+
+
+def _part(node: int, part: int, parts: int) -> Output:
+    into = 0 if part else -1
+    return replace(output(node, 0, 1), into=into, along=1, part=part, parts=parts)
 
 
 MALFORMED: dict[str, Program] = {
@@ -309,6 +326,26 @@ MALFORMED: dict[str, Program] = {
     "an order that names a dimension twice": _outputs(output(2, 0, 1, order=(0, 0))),
     "an order of another length": _outputs(output(2, 0, 1, order=(0,))),
     "an order beyond the dimensions": _outputs(output(2, 0, 1, order=(0, 2))),
+    "a whole without its parts": _outputs(_part(2, 0, 2)),
+    "a part without a whole": _outputs(replace(output(2, 0, 1), into=5)),
+    "a part of itself": _outputs(replace(_part(2, 1, 2), into=0)),
+    "a part of a part": _outputs(_part(2, 0, 2), _part(2, 1, 2), replace(_part(2, 1, 2), into=1)),
+    "a part twice": _outputs(_part(2, 0, 3), _part(2, 1, 3), _part(2, 1, 3)),
+    "a part beyond the whole": _outputs(_part(2, 0, 2), _part(2, 2, 2)),
+    "a part of another shape": _outputs(
+        _part(2, 0, 2), replace(_part(2, 1, 2), dims=(1, 0), order=(0, 1))
+    ),
+    "parts along no dimension": _outputs(
+        replace(_part(2, 0, 2), along=-1), replace(_part(2, 1, 2), along=-1)
+    ),
+    "parts along a dimension that is not there": _outputs(
+        replace(_part(2, 0, 2), along=2), replace(_part(2, 1, 2), along=2)
+    ),
+    "a float as a size": replace(BASE, inputs=(*BASE.inputs, Input(InputKind.FLOAT, F64, (1,)))),
+    "an int as two sizes": replace(BASE, inputs=(*BASE.inputs, Input(InputKind.INT, I64, (0, 1)))),
+    "an int as the size of nothing": replace(
+        BASE, inputs=(*BASE.inputs, Input(InputKind.INT, I64, (ONE,)))
+    ),
 }
 
 

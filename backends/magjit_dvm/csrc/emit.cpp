@@ -567,7 +567,8 @@ const char *Encoder::emit_phase(int phase)
         if (const char *error = emit_step_node(n, phase)) {
             return error;
         }
-        if (program.nodes[n].kind == NODE_load && avail[n] == phase) {
+        NodeKind kind = program.nodes[n].kind;
+        if ((kind == NODE_load || kind == NODE_iota) && avail[n] == phase) {
             store_outputs(n, step_slot[n], -1, false);
         }
         if (overflow) {

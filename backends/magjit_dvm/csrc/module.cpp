@@ -1,4 +1,5 @@
 /* The Python module: fused operators as callables, and what shows what they do. */
+#include "module.h"
 #include "torch_abi.h"
 
 #include <unistd.h>
@@ -212,13 +213,20 @@ PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyO
         arguments[i] = given[i].data;
     }
     PyObject *made[MAX_OUTPUTS];
+    size_t n_whole = 0;
     for (size_t o = 0; o < n_outputs; o++) {
         const Output &out = program.outputs[o];
+        n_whole += out.into < 0;
+        if (out.into >= 0) {
+            made[o] = nullptr;
+            arguments[n + o] = arguments[n + out.into] + code.outputs[o].offset;
+            continue;
+        }
         made[o] = new_tensor(out.ndim, code.outputs[o].sizes, code.outputs[o].strides,
                              program.nodes[out.node].dtype, &arguments[n + o]);
         if (!made[o]) {
             for (size_t k = 0; k < o; k++) {
-                Py_DECREF(made[k]);
+                Py_XDECREF(made[k]);
             }
             return nullptr;
         }
@@ -233,7 +241,7 @@ PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyO
     }
     if (status) {
         for (size_t o = 0; o < n_outputs; o++) {
-            Py_DECREF(made[o]);
+            Py_XDECREF(made[o]);
         }
         if (status & 2) {
             return PyErr_NoMemory();
@@ -241,117 +249,22 @@ PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyO
         PyErr_SetString(PyExc_IndexError, "index out of range in self");
         return nullptr;
     }
-    if (n_outputs == 1) {
+    if (n_whole == 1) {
         return made[0];
     }
-    PyObject *result = PyTuple_New((Py_ssize_t)n_outputs);
+    PyObject *result = PyTuple_New((Py_ssize_t)n_whole);
+    Py_ssize_t at = 0;
     for (size_t o = 0; o < n_outputs; o++) {
-        if (result) {
-            PyTuple_SET_ITEM(result, (Py_ssize_t)o, made[o]);
+        if (result && made[o]) {
+            PyTuple_SET_ITEM(result, at++, made[o]);
         } else {
-            Py_DECREF(made[o]);
+            Py_XDECREF(made[o]);
         }
     }
     return result;
 }
 
 /* ---- making one ---- */
-
-bool read_dims(PyObject *tuple, int8_t *dims, int8_t *ndim, int lowest, int rank)
-{
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) > MAX_DIMS) {
-        PyErr_SetString(PyExc_ValueError, "dimensions are a tuple of at most 8 ints");
-        return false;
-    }
-    *ndim = (int8_t)PyTuple_GET_SIZE(tuple);
-    for (int k = 0; k < *ndim; k++) {
-        long d = PyLong_AsLong(PyTuple_GET_ITEM(tuple, k));
-        if (PyErr_Occurred()) {
-            return false;
-        }
-        if (d < lowest || d >= rank) {
-            PyErr_Format(PyExc_ValueError, "dimension %ld is out of range", d);
-            return false;
-        }
-        dims[k] = (int8_t)d;
-    }
-    return true;
-}
-
-int fill_program(Program &program, PyObject *inputs, PyObject *nodes, PyObject *outputs)
-{
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(inputs); i++) {
-        Input in{};
-        int kind, dtype;
-        PyObject *dims;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(inputs, i), "iiO:input", &kind, &dtype, &dims) ||
-            !read_dims(dims, in.dims, &in.ndim, DIM_indexed, program.rank)) {
-            return -1;
-        }
-        if (kind < 0 || kind > INPUT_float || dtype < 0 || dtype >= N_DTYPES) {
-            PyErr_SetString(PyExc_ValueError, "an input of an unknown kind or dtype");
-            return -1;
-        }
-        in.kind = (InputKind)kind;
-        in.dtype = (DType)dtype;
-        program.inputs.push_back(in);
-    }
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(nodes); i++) {
-        Node node{};
-        int kind, dtype, op, a, b, c, aux, mask;
-        long long integer;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(nodes, i), "iiiiiiiidL:node", &kind, &dtype, &op, &a,
-                              &b, &c, &aux, &mask, &node.number, &integer)) {
-            return -1;
-        }
-        if (kind < 0 || kind >= N_NODE_KINDS || dtype < 0 || dtype >= N_DTYPES || op < 0 ||
-            op >= N_OPS || aux < -1 || aux > 1 << 14 || std::max({a, b, c}) >= MAX_NODES ||
-            std::min({a, b, c}) < -1) {
-            PyErr_SetString(PyExc_ValueError,
-                            "a node of an unknown kind, dtype, instruction or operand");
-            return -1;
-        }
-        node.kind = (NodeKind)kind;
-        node.dtype = (DType)dtype;
-        node.op = (uint16_t)op;
-        node.args[0] = (int16_t)a;
-        node.args[1] = (int16_t)b;
-        node.args[2] = (int16_t)c;
-        node.aux = (int16_t)aux;
-        node.mask = (uint32_t)mask;
-        node.integer = integer;
-        program.nodes.push_back(node);
-    }
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(outputs); i++) {
-        Output out{};
-        int node;
-        int8_t n_order;
-        PyObject *dims, *order;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(outputs, i), "iOO:output", &node, &dims, &order)) {
-            return -1;
-        }
-        if (node < 0 || node >= MAX_NODES) {
-            PyErr_SetString(PyExc_ValueError, "an output of a node that is not there");
-            return -1;
-        }
-        if (!read_dims(dims, out.dims, &out.ndim, DIM_one, program.rank) ||
-            !read_dims(order, out.order, &n_order, 0, out.ndim)) {
-            return -1;
-        }
-        if (n_order != out.ndim) {
-            PyErr_SetString(PyExc_ValueError, "the order of an output names each dimension once");
-            return -1;
-        }
-        out.node = (int16_t)node;
-        program.outputs.push_back(out);
-    }
-    std::string error = program.verify();
-    if (!error.empty()) {
-        PyErr_SetString(PyExc_ValueError, error.c_str());
-        return -1;
-    }
-    return 0;
-}
 
 PyObject *fused_new(PyTypeObject *type, PyObject *args, PyObject *)
 {
@@ -367,7 +280,7 @@ PyObject *fused_new(PyTypeObject *type, PyObject *args, PyObject *)
     }
     auto program = std::make_unique<Program>();
     program->rank = rank;
-    if (fill_program(*program, inputs, nodes, outputs)) {
+    if (read_program(*program, inputs, nodes, outputs)) {
         return nullptr;
     }
     Fused *self = (Fused *)type->tp_alloc(type, 0);

@@ -17,7 +17,8 @@ struct Input {
     InputKind kind;
     DType dtype;
     int8_t ndim;
-    int8_t dims[MAX_DIMS]; /* of each dimension: the group's, DIM_one or DIM_indexed */
+    int8_t dims[MAX_DIMS]; /* of each dimension: the group's, DIM_one or DIM_indexed; of an int: the
+                              one that it is the size of, if any */
 };
 
 enum NodeKind : uint8_t {
@@ -50,6 +51,11 @@ struct Output {
     int8_t ndim;
     int8_t dims[MAX_DIMS]; /* the group's dimensions, or DIM_one */
     int8_t order[MAX_DIMS]; /* positions in dims from the outermost in memory inwards */
+    /* Equal parts of one result lie side by side along a dimension of it. The first output of them
+     * stands for the whole, the others name it. */
+    int16_t into = -1;
+    int8_t along = -1;
+    int16_t part = 0, parts = 1;
 };
 
 struct Program {
@@ -73,6 +79,7 @@ struct Given {
 
 struct Shape {
     int64_t sizes[MAX_DIMS], strides[MAX_DIMS]; /* strides in elements */
+    int64_t offset;                             /* of a part within the whole, in bytes */
 };
 
 struct Code {

@@ -10,12 +10,12 @@ const char *Encoder::sizes()
     std::fill(size, size + MAX_DIMS, -1);
     for (int i = 0; i < n_inputs(); i++) {
         const Input &in = program.inputs[i];
-        if (in.kind != INPUT_tensor) {
-            continue;
-        }
         for (int k = 0; k < in.ndim; k++) {
             int d = in.dims[k];
-            int64_t n = given[i].sizes[k];
+            int64_t n = in.kind == INPUT_tensor ? given[i].sizes[k] : given[i].integer;
+            if (n < 0) {
+                return "a negative size";
+            }
             if (d >= 0 && n != 1) {
                 if (size[d] >= 0 && size[d] != n) {
                     return "sizes do not agree";
@@ -111,13 +111,18 @@ void Encoder::strides()
         std::fill(op.stride, op.stride + MAX_DIMS, 0);
         DType dtype = program.nodes[out.node].dtype;
         int64_t stride = 1;
+        shape.offset = 0;
         for (int j = out.ndim - 1; j >= 0; j--) {
             int k = out.order[j], d = out.dims[k];
             shape.sizes[k] = d >= 0 && (has[out.node] >> d & 1 || size[d] == 1) ? size[d] : 1;
             shape.strides[k] = stride;
+            if (k == out.along) {
+                shape.offset = out.part * shape.sizes[k] * stride * bytes(dtype);
+            }
             if (d >= 0 && shape.sizes[k] != 1) {
                 op.stride[d] = stride * bytes(dtype);
             }
+            shape.sizes[k] *= k == out.along ? out.parts : 1;
             stride *= std::max<int64_t>(shape.sizes[k], 1);
         }
     }

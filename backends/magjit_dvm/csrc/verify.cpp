@@ -110,6 +110,39 @@ std::string check_node(const Program &program, size_t n)
     return "";
 }
 
+/* Each whole has all of its parts, once, of one shape and dtype. */
+std::string check_parts(const Program &program)
+{
+    const std::vector<Output> &outputs = program.outputs;
+    for (size_t o = 0; o < outputs.size(); o++) {
+        const Output &out = outputs[o], &whole = outputs[out.into < 0 ? o : (size_t)out.into];
+        bool first = out.into < 0;
+        if (out.into >= (int)o || whole.into >= 0 || first != (out.part == 0) ||
+            (out.parts == 1) != (out.along < 0) || out.along >= out.ndim) {
+            return "an output that is no part of a whole";
+        }
+        if (out.parts != whole.parts || out.along != whole.along || out.ndim != whole.ndim ||
+            !std::equal(out.dims, out.dims + out.ndim, whole.dims) ||
+            !std::equal(out.order, out.order + out.ndim, whole.order) ||
+            program.nodes[out.node].dtype != program.nodes[whole.node].dtype) {
+            return "parts that are not alike";
+        }
+        uint64_t seen = 1;
+        for (size_t p = 0; first && p < outputs.size(); p++) {
+            if (outputs[p].into == (int)o) {
+                if (seen >> outputs[p].part & 1) {
+                    return "a part of a whole twice";
+                }
+                seen |= (uint64_t)1 << outputs[p].part;
+            }
+        }
+        if (first && seen != ((uint64_t)1 << out.parts) - 1) {
+            return "a whole lacks a part";
+        }
+    }
+    return "";
+}
+
 } // namespace
 
 std::string Program::verify() const
@@ -120,6 +153,10 @@ std::string Program::verify() const
     }
     for (const Input &in : inputs) {
         uint32_t seen = 0;
+        if (in.kind != INPUT_tensor &&
+            in.ndim > (in.kind == INPUT_int && in.dims[0] >= 0 ? 1 : 0)) {
+            return "a number that has dimensions";
+        }
         for (int k = 0; k < in.ndim; k++) {
             if (in.dims[k] >= 0) {
                 if (seen >> in.dims[k] & 1) {
@@ -157,7 +194,7 @@ std::string Program::verify() const
             return "the order of an output names each dimension once";
         }
     }
-    return "";
+    return check_parts(*this);
 }
 
 /* ---- bytecode ---- */
