@@ -55,6 +55,7 @@ class FusedGroup:
         outputs: those of them that are needed outside.
         program: for any sizes.
         arguments: what each call passes, in order.
+        cube: which of the arguments is computed along with the group, panel by panel, or -1.
     """
 
     nodes: list[FxNode]
@@ -62,10 +63,18 @@ class FusedGroup:
     program: Program | None = None
     arguments: list[FxNode | int] = field(default_factory=list)
 
+    cube: int = -1
+
     @property
     def operands(self) -> list[FxNode]:
-        """The arguments that the graph computes."""
-        return [one for one in self.arguments if isinstance(one, FxNode)]
+        """What must have been computed before."""
+        nodes = [one for one in self.arguments if isinstance(one, FxNode)]
+        if self.cube >= 0:
+            product = self.arguments[self.cube]
+            assert isinstance(product, FxNode)
+            nodes.remove(product)
+            nodes += product.all_input_nodes
+        return nodes
 
 
 @dataclass(slots=True)

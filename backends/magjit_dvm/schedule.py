@@ -14,6 +14,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 
 from magjit_dvm.fuser import FusedGroup, Fusion
+from magjit_dvm.panels import Panels, use_panels
 
 __all__ = ["Schedule"]
 
@@ -53,6 +54,7 @@ class Schedule:
     """
 
     def __init__(self, gm: GraphModule, fusion: Fusion) -> None:
+        use_panels(fusion)
         self.fusion = fusion
         self._gm = gm
         self._names: dict[FxNode, str] = {}
@@ -117,10 +119,18 @@ class Schedule:
     def _fused(self, group: FusedGroup, number: int) -> str:
         assert group.program is not None
         name = f"fused_{number}"
-        arguments = ", ".join(self._text(one) for one in group.arguments)
-        self._globals[name] = group.program.compiled(_by_aten(self._gm, group))
+        arguments = [self._text(one) for one in group.arguments]
+        fused = self._globals[name] = group.program.compiled(_by_aten(self._gm, group))
         results = ", ".join(self._name(one) for one in group.outputs)
-        return f"{results} = {name}({arguments})"
+        if group.cube >= 0:
+            product = group.arguments[group.cube]
+            assert isinstance(product, FxNode)
+            function = _FAST[product.target]
+            name = f"panels_{number}"
+            self._globals[name] = Panels(product, function, fused, group.program, group.cube)
+            arguments.pop(group.cube)
+            arguments.insert(0, self._text(tuple(product.args)))
+        return f"{results} = {name}({', '.join(arguments)})"
 
     def _name(self, node: FxNode) -> str:
         return self._names.setdefault(node, f"v_{node.name}")

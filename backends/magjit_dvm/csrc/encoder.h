@@ -24,6 +24,7 @@ struct Encoder {
     const Given *given;
     const Machine &machine;
     Code &code;
+    const Window &window;
 
     int64_t size[MAX_DIMS];
     uint32_t active = 0;  /* dimensions of a size other than 1 */
@@ -61,8 +62,8 @@ struct Encoder {
     int64_t step_units = 0;  /* local bytes for each element of a step of this phase */
     int64_t moved_units = 0; /* bytes an element that it reads or writes in place */
 
-    Encoder(const Program &p, const Given *g, const Machine &m, Code &c)
-        : program(p), given(g), machine(m), code(c)
+    Encoder(const Program &p, const Given *g, const Machine &m, Code &c, const Window &w)
+        : program(p), given(g), machine(m), code(c), window(w)
     {
     }
 

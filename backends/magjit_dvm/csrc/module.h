@@ -5,9 +5,61 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <new>
+
 #include "program.h"
 
 namespace magjit_dvm {
+
+struct Fused {
+    PyObject_HEAD
+    vectorcallfunc call;
+    Program *program;
+    PyObject *fallback; /* called with the same arguments where a program cannot be encoded */
+    PyObject *source;   /* the program as Python has it, for people */
+};
+
+extern Machine machine;
+extern PyObject *not_encodable;
+
+/* Nanoseconds that instances took to encode, while somebody wants to know. */
+extern bool timing;
+extern std::vector<int64_t> *timings;
+
+/* A list that gets (fused operator, arguments) of each call, while somebody wants to know. */
+extern PyObject *observer;
+
+/* The thread's memory for a program of bytecode, for as long as one call needs it. A call within the
+ * call (allocating an object may collect garbage, whose finalizers may call anything) has its own. */
+class CodeClaim {
+public:
+    CodeClaim()
+        : nested(claimed),
+          code(nested ? new (std::nothrow) Code : (Code *)thread_memory(FOR_code, sizeof(Code)))
+    {
+        claimed = true;
+    }
+    ~CodeClaim()
+    {
+        claimed = nested;
+        if (nested) {
+            delete code;
+        }
+    }
+    CodeClaim(const CodeClaim &) = delete;
+    Code *get() const { return code; } /* NULL: no memory */
+
+private:
+    static thread_local bool claimed;
+    bool nested;
+    Code *code;
+};
+
+/* The bytecode for these arguments; a message where they have none. */
+const char *prepare(Fused *self, PyObject *const *args, Py_ssize_t n, Given *given, Code &code);
+
+PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *keywords);
+PyObject *fused_panel(PyObject *object, PyObject *const *args, Py_ssize_t nargs);
 
 /* Fill a program from lists of tuples, see Program._as_lists; −1 with ValueError if it is malformed. */
 int read_program(Program &program, PyObject *inputs, PyObject *nodes, PyObject *outputs);

@@ -79,7 +79,33 @@ struct Given {
 
 struct Shape {
     int64_t sizes[MAX_DIMS], strides[MAX_DIMS]; /* strides in elements */
-    int64_t offset;                             /* of a part within the whole, in bytes */
+    int64_t offset;                             /* of what is written within it, in bytes */
+};
+
+/* A part of a fused operator's work: of up to two loops, the range that one call computes. Its results
+ * are written to their places within the whole. */
+struct Window {
+    int n = 0;
+    int loop[2];
+    int64_t first[2], count[2], total[2];
+    int64_t total_of(int d, int64_t size) const
+    {
+        for (int i = 0; i < n; i++) {
+            if (loop[i] == d) {
+                return total[i];
+            }
+        }
+        return size;
+    }
+    int64_t first_of(int d) const
+    {
+        for (int i = 0; i < n; i++) {
+            if (loop[i] == d) {
+                return first[i];
+            }
+        }
+        return 0;
+    }
 };
 
 struct Code {
@@ -112,7 +138,8 @@ void fetch_encoder();
 
 /* Shapes, tiles and bytecode of one instance; nothing is allocated. Returns an error message (a
  * literal) or nullptr. Arguments of the code are the program's inputs, then its outputs. */
-const char *encode(const Program &program, const Given *given, const Machine &machine, Code &code);
+const char *encode(const Program &program, const Given *given, const Machine &machine, Code &code,
+                   const Window &window = {});
 
 /* What is wrong with a program of bytecode, or nullptr. extents: bytes before and after each
  * argument's address that belong to it. */

@@ -114,10 +114,14 @@ void Encoder::strides()
         shape.offset = 0;
         for (int j = out.ndim - 1; j >= 0; j--) {
             int k = out.order[j], d = out.dims[k];
-            shape.sizes[k] = d >= 0 && (has[out.node] >> d & 1 || size[d] == 1) ? size[d] : 1;
+            bool there = d >= 0 && (has[out.node] >> d & 1 || size[d] == 1);
+            shape.sizes[k] = there ? window.total_of(d, size[d]) : 1;
             shape.strides[k] = stride;
             if (k == out.along) {
-                shape.offset = out.part * shape.sizes[k] * stride * bytes(dtype);
+                shape.offset += out.part * shape.sizes[k] * stride * bytes(dtype);
+            }
+            if (there) {
+                shape.offset += window.first_of(d) * stride * bytes(dtype);
             }
             if (d >= 0 && shape.sizes[k] != 1) {
                 op.stride[d] = stride * bytes(dtype);

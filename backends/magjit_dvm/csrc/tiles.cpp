@@ -188,14 +188,15 @@ void fetch_encoder()
     }
 }
 
-const char *encode(const Program &program, const Given *given, const Machine &machine, Code &code)
+const char *encode(const Program &program, const Given *given, const Machine &machine, Code &code,
+                   const Window &window)
 {
     static_assert(std::is_trivially_destructible_v<Encoder>, "its memory is only reused");
     void *memory = thread_memory(FOR_encoder, sizeof(Encoder));
     if (!memory) {
         return "no memory";
     }
-    return (new (memory) Encoder(program, given, machine, code))->run();
+    return (new (memory) Encoder(program, given, machine, code, window))->run();
 }
 
 } // namespace magjit_dvm

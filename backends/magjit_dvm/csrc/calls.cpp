@@ -1,0 +1,423 @@
+/* Calls of fused operators: arguments taken, bytecode made, results allocated, the machine run. */
+#include <algorithm>
+#include <chrono>
+#include <new>
+
+#include "module.h"
+#include "torch_abi.h"
+
+namespace magjit_dvm {
+
+Machine machine = {1, 1 << 20, 28 << 10, 32768};
+PyObject *not_encodable;
+bool timing = false;
+std::vector<int64_t> *timings;
+PyObject *observer;
+
+thread_local bool CodeClaim::claimed = false;
+
+namespace {
+
+/* ---- the arguments of a call ---- */
+
+/* What an argument is; a message where it is not what the program was made for. */
+const char *take(const Input &in, PyObject *object, Given &given)
+{
+    if (in.kind == INPUT_tensor) {
+        if (!is_plain_tensor(object)) {
+            return "not a plain tensor";
+        }
+        const TorchLibrary &lib = torch_library;
+        void *handle = tensor_handle(object);
+        int32_t dtype, device;
+        int64_t ndim;
+        void *data;
+        if (lib.get_dtype(handle, &dtype) || lib.get_device_type(handle, &device) ||
+            lib.get_dim(handle, &ndim)) {
+            return "a tensor without metadata";
+        }
+        if (dtype != lib.dtypes[in.dtype] || device != lib.cpu || ndim != in.ndim) {
+            return "a tensor of another dtype, device or rank";
+        }
+        if (lib.get_sizes(handle, (int64_t **)&given.sizes) ||
+            lib.get_strides(handle, (int64_t **)&given.strides) || lib.get_data(handle, &data)) {
+            return "a tensor without storage";
+        }
+        given.data = (char *)data;
+        return nullptr;
+    }
+    given.data = nullptr;
+    if (PyLong_Check(object)) {
+        int overflow;
+        given.integer = PyLong_AsLongLongAndOverflow(object, &overflow);
+        given.number = PyLong_AsDouble(object);
+        if (overflow || PyErr_Occurred()) {
+            PyErr_Clear();
+            return "an int of more than 64 bits";
+        }
+        return nullptr;
+    }
+    if (PyFloat_Check(object) && in.kind == INPUT_float) {
+        given.number = PyFloat_AS_DOUBLE(object);
+        return nullptr;
+    }
+    return "not a number";
+}
+
+/* Between two operators their tensors have driven everything else out of the caches: fetch what
+ * encoding will touch all at once, not miss by miss. */
+void fetch(const Program &program, const Code &code)
+{
+    auto lines = [](const void *first, size_t bytes) {
+        for (size_t at = 0; at < bytes; at += 64) {
+            __builtin_prefetch((const char *)first + at);
+        }
+    };
+    fetch_encoder();
+    size_t n = program.nodes.size();
+    lines(program.nodes.data(), n * sizeof(Node));
+    lines(program.inputs.data(), program.inputs.size() * sizeof(Input));
+    lines(program.outputs.data(), program.outputs.size() * sizeof(Output));
+    lines(&code.header, sizeof(Header));
+    lines(code.slots, 2 * n * sizeof(Slot));
+    lines(code.words, 2 * n * sizeof(Insn));
+    lines(code.constants, 64);
+    lines(code.outputs, sizeof(Shape) * program.outputs.size());
+}
+
+int threads_now()
+{
+    return torch_library.num_threads ? torch_library.num_threads() : 1;
+}
+
+int64_t nanoseconds()
+{
+    auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+const char *take_all(const Program &program, PyObject *const *args, Py_ssize_t n, Given *given)
+{
+    if (n != (Py_ssize_t)program.inputs.size()) {
+        return "another number of arguments";
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (const char *error = take(program.inputs[i], args[i], given[i])) {
+            return error;
+        }
+    }
+    return nullptr;
+}
+
+const char *encode_now(const Program &program, const Given *given, Code &code,
+                       const Window &window = {})
+{
+    int64_t begin = timing ? nanoseconds() : 0;
+    Machine now = machine;
+    now.threads = std::max(1, threads_now());
+    const char *error = encode(program, given, now, code, window);
+    if (timing) {
+        timings->push_back(nanoseconds() - begin);
+    }
+    return error;
+}
+
+} // namespace
+
+const char *prepare(Fused *self, PyObject *const *args, Py_ssize_t n, Given *given, Code &code)
+{
+    const Program &program = *self->program;
+    int64_t begin = timing ? nanoseconds() : 0;
+    fetch(program, code);
+    int64_t spent = timing ? nanoseconds() - begin : 0;
+    const char *error = take_all(program, args, n, given);
+    if (error) {
+        return error;
+    }
+    error = encode_now(program, given, code);
+    if (timing && !timings->empty()) {
+        timings->back() += spent;
+    }
+    return error;
+}
+
+namespace {
+
+PyObject *otherwise(Fused *self, const char *error, PyObject *const *args, Py_ssize_t n)
+{
+    if (PyErr_Occurred()) {
+        return nullptr;
+    }
+    if (self->fallback == Py_None) {
+        PyErr_SetString(not_encodable, error);
+        return nullptr;
+    }
+    return PyObject_Vectorcall(self->fallback, args, n, nullptr);
+}
+
+/* New tensors for the results, and their addresses; a part has none of its own. */
+int make_results(const Program &program, const Code &code, char **arguments, PyObject **made)
+{
+    size_t n = program.inputs.size();
+    for (size_t o = 0; o < program.outputs.size(); o++) {
+        const Output &out = program.outputs[o];
+        made[o] = nullptr;
+        if (out.into >= 0) {
+            continue;
+        }
+        made[o] = new_tensor(out.ndim, code.outputs[o].sizes, code.outputs[o].strides,
+                             program.nodes[out.node].dtype, &arguments[n + o]);
+        if (!made[o]) {
+            while (o-- > 0) {
+                Py_XDECREF(made[o]);
+            }
+            return -1;
+        }
+    }
+    return 0;
+}
+
+PyObject *as_tuple(const Program &program, PyObject *const *made)
+{
+    Py_ssize_t n_whole = 0;
+    for (const Output &out : program.outputs) {
+        n_whole += out.into < 0;
+    }
+    PyObject *result = PyTuple_New(n_whole);
+    Py_ssize_t at = 0;
+    for (size_t o = 0; result && o < program.outputs.size(); o++) {
+        if (made[o]) {
+            PyTuple_SET_ITEM(result, at++, Py_NewRef(made[o]));
+        }
+    }
+    return result;
+}
+
+/* Run what has been encoded; results have their addresses. */
+int run(const Program &program, const Code &code, const Given *given, char **arguments)
+{
+    size_t n = program.inputs.size();
+    for (size_t i = 0; i < n; i++) {
+        arguments[i] = given[i].data;
+    }
+    for (size_t o = program.outputs.size(); o-- > 0;) {
+        const Output &out = program.outputs[o];
+        const char *whole = arguments[n + (out.into < 0 ? o : (size_t)out.into)];
+        arguments[n + o] = (char *)whole + code.outputs[o].offset;
+    }
+    int status = 0;
+    if (!code.empty) {
+        PyThreadState *state = code.header.elements > 16384 ? PyEval_SaveThread() : nullptr;
+        status = execute(code, arguments);
+        if (state) {
+            PyEval_RestoreThread(state);
+        }
+    }
+    if (status & 2) {
+        PyErr_NoMemory();
+    } else if (status) {
+        PyErr_SetString(PyExc_IndexError, "index out of range in self");
+    }
+    return status ? -1 : 0;
+}
+
+} // namespace
+
+PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *keywords)
+{
+    Fused *self = (Fused *)object;
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    if (keywords && PyTuple_GET_SIZE(keywords)) {
+        PyErr_SetString(PyExc_TypeError, "a fused operator takes no keywords");
+        return nullptr;
+    }
+    if (observer) {
+        PyObject *seen = PyTuple_New(n + 1);
+        if (!seen) {
+            return nullptr;
+        }
+        PyTuple_SET_ITEM(seen, 0, Py_NewRef(object));
+        for (Py_ssize_t i = 0; i < n; i++) {
+            PyTuple_SET_ITEM(seen, i + 1, Py_NewRef(args[i]));
+        }
+        int failed = PyList_Append(observer, seen);
+        Py_DECREF(seen);
+        if (failed) {
+            return nullptr;
+        }
+    }
+    Given given[MAX_INPUTS];
+    CodeClaim claim;
+    if (!claim.get()) {
+        return PyErr_NoMemory();
+    }
+    Code &code = *claim.get();
+    if (const char *error = prepare(self, args, n, given, code)) {
+        return otherwise(self, error, args, n);
+    }
+    const Program &program = *self->program;
+    char *arguments[MAX_INPUTS + MAX_OUTPUTS];
+    PyObject *made[MAX_OUTPUTS];
+    if (make_results(program, code, arguments, made)) {
+        return nullptr;
+    }
+    int failed = run(program, code, given, arguments);
+    PyObject *result = failed ? nullptr : as_tuple(program, made);
+    if (result && PyTuple_GET_SIZE(result) == 1) {
+        PyObject *only = Py_NewRef(PyTuple_GET_ITEM(result, 0));
+        Py_DECREF(result);
+        result = only;
+    }
+    for (size_t o = 0; o < program.outputs.size(); o++) {
+        Py_XDECREF(made[o]);
+    }
+    return result;
+}
+
+/* ---- panels ---- */
+
+namespace {
+
+/* The sizes of inputs of which a call takes a part. */
+using Sizes = int64_t[MAX_DIMS];
+
+/* Of each input but one, which comes as a panel, the part within the window. */
+const char *narrow(const Program &program, const Window &window, int panel, Given *given,
+                   Sizes *sizes)
+{
+    for (size_t i = 0; i < program.inputs.size(); i++) {
+        const Input &in = program.inputs[i];
+        Given &g = given[i];
+        for (int k = 0; k < in.ndim; k++) {
+            int w = 0;
+            while (w < window.n && window.loop[w] != in.dims[k]) {
+                w++;
+            }
+            bool tensor = in.kind == INPUT_tensor;
+            int64_t size = tensor ? g.sizes[k] : g.integer;
+            if (w == window.n || (size == 1 && (int)i != panel)) {
+                continue; /* of another loop, or the same for all of this one */
+            }
+            if (size != ((int)i == panel ? window.count[w] : window.total[w])) {
+                return "sizes do not agree";
+            }
+            if (!tensor) {
+                g.integer = window.count[w];
+            } else if ((int)i != panel) {
+                if (g.sizes != sizes[i]) {
+                    std::copy(g.sizes, g.sizes + in.ndim, sizes[i]);
+                    g.sizes = sizes[i];
+                }
+                sizes[i][k] = window.count[w];
+                g.data += window.first[w] * g.strides[k] * DTYPE_BYTES[in.dtype];
+            }
+        }
+    }
+    return nullptr;
+}
+
+/* The results that the first panel has made, and their addresses. */
+const char *take_results(const Program &program, const Code &code, PyObject *tuple,
+                         char **arguments)
+{
+    Py_ssize_t at = 0;
+    for (size_t o = 0; o < program.outputs.size(); o++) {
+        const Output &out = program.outputs[o];
+        if (out.into >= 0) {
+            continue;
+        }
+        Input like{};
+        like.kind = INPUT_tensor;
+        like.dtype = program.nodes[out.node].dtype;
+        like.ndim = out.ndim;
+        Given found;
+        if (at >= PyTuple_GET_SIZE(tuple) || take(like, PyTuple_GET_ITEM(tuple, at++), found)) {
+            return "results of another kind";
+        }
+        const Shape &shape = code.outputs[o];
+        if (!std::equal(shape.sizes, shape.sizes + out.ndim, found.sizes) ||
+            !std::equal(shape.strides, shape.strides + out.ndim, found.strides)) {
+            return "results of another shape";
+        }
+        arguments[program.inputs.size() + o] = found.data;
+    }
+    return nullptr;
+}
+
+bool read_window(PyObject *tuple, int rank, Window &window)
+{
+    window.n = PyTuple_Check(tuple) ? (int)PyTuple_GET_SIZE(tuple) : 3;
+    if (window.n > 2) {
+        PyErr_SetString(PyExc_ValueError, "a window has at most two loops");
+        return false;
+    }
+    for (int w = 0; w < window.n; w++) {
+        long long first, count, total;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tuple, w), "iLLL:window", &window.loop[w], &first,
+                              &count, &total)) {
+            return false;
+        }
+        if (window.loop[w] < 0 || window.loop[w] >= rank || first < 0 || count < 1 ||
+            first > total - count) {
+            PyErr_SetString(PyExc_ValueError, "a window beyond its loop");
+            return false;
+        }
+        window.first[w] = first;
+        window.count[w] = count;
+        window.total[w] = total;
+    }
+    return true;
+}
+
+} // namespace
+
+PyObject *fused_panel(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
+{
+    const Program &program = *((Fused *)object)->program;
+    Window window;
+    if (nargs < 3) {
+        PyErr_SetString(PyExc_TypeError, "panel(window, panel, results, *args)");
+        return nullptr;
+    }
+    long panel = PyLong_AsLong(args[1]);
+    PyObject *results = args[2];
+    if (PyErr_Occurred() || !read_window(args[0], program.rank, window)) {
+        return nullptr;
+    }
+    Given given[MAX_INPUTS];
+    Sizes sizes[MAX_INPUTS];
+    char *arguments[MAX_INPUTS + MAX_OUTPUTS];
+    PyObject *made[MAX_OUTPUTS];
+    CodeClaim claim;
+    if (!claim.get()) {
+        return PyErr_NoMemory();
+    }
+    Code &code = *claim.get();
+    const char *error = observer ? "observed calls are whole" : nullptr;
+    error = error ? error : take_all(program, args + 3, nargs - 3, given);
+    error = error ? error : narrow(program, window, (int)panel, given, sizes);
+    error = error ? error : encode_now(program, given, code, window);
+    if (!error && results != Py_None) {
+        error = PyTuple_Check(results) ? take_results(program, code, results, arguments)
+                                       : "results are a tuple";
+    }
+    if (error) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(not_encodable, error);
+        }
+        return nullptr;
+    }
+    if (results != Py_None) {
+        return run(program, code, given, arguments) ? nullptr : Py_NewRef(results);
+    }
+    if (make_results(program, code, arguments, made)) {
+        return nullptr;
+    }
+    PyObject *tuple = run(program, code, given, arguments) ? nullptr : as_tuple(program, made);
+    for (size_t o = 0; o < program.outputs.size(); o++) {
+        Py_XDECREF(made[o]);
+    }
+    return tuple;
+}
+
+} // namespace magjit_dvm
