@@ -14,12 +14,10 @@ frames are followed. None for a C callable (`is_c_callable`) means that it is no
 from __future__ import annotations
 
 import functools
-import gc
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -36,6 +34,7 @@ from magjit.annotation_rules import (
     parse_file,
 )
 from magjit.errors import AnnotationError, Location
+from magjit.garbage import uncollected
 
 __all__ = [
     "Argument",
@@ -194,7 +193,7 @@ class Database:
         """
         path = Path(path)
         paths = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
-        with _no_collection():
+        with uncollected():
             rules, opaque = _merge([parse_file(one) for one in paths])
         if strict:
             for rule in rules.values():
@@ -394,18 +393,6 @@ class Database:
             name = name.rpartition(".")[0]
             names += [name, f"{name}.*"]
         return next((self._rules[n] for n in names if n in self._rules), None)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Collecting garbage over all of torch's objects takes longer than parsing the files."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _merge(parsed: list[AnnotationFile]) -> tuple[dict[str, Rule], dict[str, OpaqueModule]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import threading
 import time
 import types
@@ -21,6 +20,7 @@ from magjit.annotations import default_database
 from magjit.bytecode import decode
 from magjit.cutting import Cutter, Host
 from magjit.errors import Location
+from magjit.garbage import uncollected
 from magjit.marks import Mark, mark_of
 from magjit.mocks import Resolver
 from magjit.plugin import GraphInput, InputDescriber, TensorInput
@@ -330,18 +330,15 @@ def observe(
         if is_passed_through(target):
             recorder.on_split = Cutter(recorder, regions).cut
             recorder.places = regions.places
-    collecting = gc.isenabled()
     started = time.perf_counter()
     try:
-        gc.disable()  # finalizers of unrelated garbage must not run under observation
-        if recorder.broken is not None or tracer is None:
-            result = target(*args, **kwargs)
-        else:
-            result = _traced(tracer, recorder, target, *given)
+        with uncollected():  # finalizers of unrelated garbage must not run under observation
+            if recorder.broken is not None or tracer is None:
+                result = target(*args, **kwargs)
+            else:
+                result = _traced(tracer, recorder, target, *given)
     finally:
         recorder.on_split = lambda split: False
-        if collecting:
-            gc.enable()
     if regions is not None:
         observation = regions.observation
     observation.result = result

@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from magjit import _C
 from magjit import config as settings
 from magjit.errors import BackendError, Unrebuildable
+from magjit.garbage import uncollected
 from magjit.guards import emit as guard_emit
 from magjit.guards import plan as guard_plan
 from magjit.lower_fx import lower
@@ -79,6 +80,16 @@ def build_record(
         return captured
     build = Build(observation, backend, context, captured, go_on)
     started = time.perf_counter()
+    with uncollected():
+        _run_passes(build)
+    if captured.split is None:
+        timings = captured.timings
+        timings.build_ms = (time.perf_counter() - started) * 1e3 - timings.backend_ms
+    return captured
+
+
+def _run_passes(build: Build) -> None:
+    captured = build.captured
     for name, run in PASSES:
         build.trace.append(name)
         try:
@@ -87,13 +98,12 @@ def build_record(
             raise
         except Exception as error:
             captured.split = SplitPoint(
-                f"MagJIT's own pass {name!r} failed: {error!r}", observation.location, error=error
+                f"MagJIT's own pass {name!r} failed: {error!r}",
+                build.observation.location,
+                error=error,
             )
         if captured.split is not None:
-            return captured
-    timings = captured.timings
-    timings.build_ms = (time.perf_counter() - started) * 1e3 - timings.backend_ms
-    return captured
+            return
 
 
 def _suits_backend(build: Build) -> None:
