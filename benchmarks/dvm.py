@@ -2,9 +2,11 @@
 
 sets      the operator sets of DVM's paper over random shapes
 chains    chains of vector operators from 64 KB to 256 MB
+products  matrix products and convolutions with what follows them
 shapes    10,000 shapes through one compiled function: memory, first and repeated calls
 models    cold starts, steady state, the share of operators that the virtual machine runs
 varied    40 batch and sequence sizes through BERT
+training  50 steps of BERT
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ import torch
 from torch import Tensor
 
 import dvm_models
+import dvm_training
 import magjit
 from dvm_cases import (
     CHAINS,
     LARGEST,
     LARGEST_QUICK,
+    PRODUCTS,
     SETS,
     Arguments,
     OperatorSet,
@@ -57,6 +61,7 @@ NEW_SHAPES = 10_000
 SIZES = {"64 KB": 64 << 10, "1 MB": 1 << 20, "16 MB": 16 << 20, "64 MB": 64 << 20}
 SIZES |= {"256 MB": 256 << 20}
 QUICK_SIZES = ("64 KB", "1 MB")
+LARGE_SIZES = ("16 MB", "64 MB")
 
 
 def counted(threads: int) -> str:
@@ -125,13 +130,17 @@ def part_sets(benchmark: Benchmark, options: argparse.Namespace) -> None:
 
 
 def measure_chain(
-    benchmark: Benchmark, program: Program, threads: int, options: argparse.Namespace
+    benchmark: Benchmark,
+    program: Program,
+    threads: int,
+    options: argparse.Namespace,
+    part: str = "chains",
 ) -> dict[str, dict[str, float]]:
     """Milliseconds of each contestant by size; a row each."""
     entrants = Entrants(program, options.peers)
     found: dict[str, dict[str, float]] = {}
     taken: list[int] = []
-    for title in options.sizes:
+    for title in sizes_of(part, options):
         size = SIZES[title]
         arguments = program.inputs(size)
         entrants.wrong.clear()
@@ -142,26 +151,41 @@ def measure_chain(
             for name, value in median_times(tasks, rounds=rounds, seconds=0.02).items()
         }
         found[title] = times
-        case = f"chains: {program.name}, {title}, {counted(threads)}"
+        case = f"{part}: {program.name}, {title}, {counted(threads)}"
         benchmark.add(Row.of(case, "run_ms", "ms", times, "; ".join(entrants.wrong)))
         if "magjit" in tasks and size < 64 << 20:
             taken += encodings(tasks["magjit"], 50)
-    add_encoding(benchmark, f"chains: {program.name}, {counted(threads)}", taken)
+    add_encoding(benchmark, f"{part}: {program.name}, {counted(threads)}", taken)
     return found
 
 
-def part_chains(benchmark: Benchmark, options: argparse.Namespace) -> None:
+def sizes_of(part: str, options: argparse.Namespace) -> list[str]:
+    """Of products, the large ones: the others stay in the caches as they are."""
+    large = ("1 MB",) if options.quick else LARGE_SIZES
+    return [title for title in options.sizes if part == "chains" or title in large]
+
+
+def part_chains(
+    benchmark: Benchmark,
+    options: argparse.Namespace,
+    part: str = "chains",
+    programs: Sequence[Program] = CHAINS,
+) -> None:
     for threads in options.threads:
         found = []
-        for program in CHAINS:
+        for program in programs:
             if options.programs and program.name not in options.programs:
                 continue
             with benchmark.console.status(f"{program.name}, {threads}"):
                 set_up(threads)
-                found.append(measure_chain(benchmark, program, threads, options))
-        for title in options.sizes:
+                found.append(measure_chain(benchmark, program, threads, options, part))
+        for title in sizes_of(part, options):
             times = [one[title] for one in found]
-            add_speed(benchmark, f"chains: all, {title}, {counted(threads)}", times)
+            add_speed(benchmark, f"{part}: all, {title}, {counted(threads)}", times)
+
+
+def part_products(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    part_chains(benchmark, options, "products", PRODUCTS)
 
 
 # -- new shapes ---------------------------------------------------------------------------------
@@ -272,12 +296,22 @@ def part_models(benchmark: Benchmark, options: argparse.Namespace) -> None:
                     dvm_models.add_steady(benchmark, case, name, size, options)
 
 
+def part_training(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    for threads in options.threads:
+        set_up(threads)
+        case = f"training: BERT-12x64, {counted(threads)}"
+        with benchmark.console.status(case):
+            dvm_training.add_training(benchmark, case, options)
+
+
 PARTS: dict[str, Callable[[Benchmark, argparse.Namespace], None]] = {
     "sets": part_sets,
     "chains": part_chains,
+    "products": part_products,
     "shapes": part_shapes,
     "models": part_models,
     "varied": part_varied,
+    "training": part_training,
 }
 
 
@@ -288,7 +322,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--sizes", nargs="+", choices=SIZES, help="of the chains")
-    parser.add_argument("--programs", nargs="+", choices=[one.name for one in CHAINS])
+    parser.add_argument("--programs", nargs="+", choices=[one.name for one in (*CHAINS, *PRODUCTS)])
     names = list(dvm_models.MODELS)
     parser.add_argument("--models", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--model-sizes", nargs="+", choices=("small", "full"))

@@ -201,6 +201,72 @@ CHAINS = (
 )
 
 
+# -- products and what follows them: the size is that of the product ------------------------------
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, weight, bias))
+
+
+def linear_inputs(narrow: int, wide: int) -> Callable[[int], Arguments]:
+    """A layer from ``narrow`` to ``wide`` features."""
+    return lambda size: (
+        torch.randn(size // (4 * wide), narrow),
+        torch.randn(wide, narrow) * narrow**-0.5,
+        torch.randn(wide),
+    )
+
+
+def linear_norm(x: Tensor, weight: Tensor, residual: Tensor, scale: Tensor) -> Tensor:
+    return F.layer_norm(F.linear(x, weight) + residual, scale.shape, scale)
+
+
+def linear_norm_inputs(size: int) -> Arguments:
+    count = size // (4 * 256)
+    return (
+        torch.randn(count, 256),
+        torch.randn(256, 256) / 16,
+        torch.randn(count, 256),
+        torch.randn(256),
+    )
+
+
+def scores(query: Tensor, key: Tensor) -> Tensor:
+    return torch.softmax(torch.bmm(query, key) * HEAD**-0.5, -1)
+
+
+def scores_inputs(size: int) -> Arguments:
+    heads = size // (4 * 512 * 512)
+    return torch.randn(heads, 512, HEAD), torch.randn(heads, HEAD, 512)
+
+
+def convolved(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return torch.relu(F.conv2d(x, weight, padding=weight.shape[-1] // 2) * scale + shift)
+
+
+def images(channels: int, made: int, kernel: int) -> Callable[[int], Arguments]:
+    """A convolution of images of 56 by 56."""
+    return lambda size: (
+        torch.randn(size // (4 * made * 56 * 56), channels, 56, 56),
+        torch.randn(made, channels, kernel, kernel) * (channels * kernel**2) ** -0.5,
+        torch.randn(made, 1, 1),
+        torch.randn(made, 1, 1),
+    )
+
+
+_LOOSE = (1e-3, 1e-3)
+
+PRODUCTS = (
+    Program("linear 64 to 512, GELU", linear_gelu, linear_inputs(64, 512), tolerance=_LOOSE),
+    Program("linear 256 to 1024, GELU", linear_gelu, linear_inputs(256, 1024), tolerance=_LOOSE),
+    Program("linear 768 to 3072, GELU", linear_gelu, linear_inputs(768, 3072), tolerance=_LOOSE),
+    Program("linear 256, residual, LayerNorm", linear_norm, linear_norm_inputs, tolerance=_LOOSE),
+    Program("scores of 512 tokens, softmax", scores, scores_inputs, tolerance=_LOOSE),
+    Program("convolution 1 x 1, ReLU", convolved, images(64, 256, 1), tolerance=_LOOSE),
+    Program("convolution 3 x 3, ReLU", convolved, images(64, 64, 3), tolerance=_LOOSE),
+)
+
+
 # -- operator sets ------------------------------------------------------------------------------
 
 # (n, k) as in language models, of a size that two cores can do.

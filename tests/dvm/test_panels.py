@@ -55,65 +55,68 @@ def agree(program: Program, compiled: Program, *args: Any) -> None:
 
 
 PROGRAMS: dict[str, tuple[Program, tuple[Any, ...]]] = {
-    "linear": (lambda x, w, b: F.gelu(F.linear(x, w, b)), (randn(300, 8), randn(40, 8), randn(40))),
-    "linear without bias": (lambda x, w: F.linear(x, w).tanh(), (randn(300, 8), randn(40, 8))),
-    "linear of a batch": (lambda x, w: F.linear(x, w).relu() + 1, (randn(70, 4, 8), randn(40, 8))),
+    "linear": (
+        lambda x, w, b: F.gelu(F.linear(x, w, b)),
+        (randn(2000, 8), randn(40, 8), randn(40)),
+    ),
+    "linear without bias": (lambda x, w: F.linear(x, w).tanh(), (randn(2000, 8), randn(40, 8))),
+    "linear of a batch": (lambda x, w: F.linear(x, w).relu() + 1, (randn(500, 4, 8), randn(40, 8))),
     "linear of long rows": (
         lambda x, w, y: F.linear(x, w) * 2 + y,
-        (randn(3, 200, 8), randn(40, 8), randn(3, 200, 40)),
+        (randn(3, 700, 8), randn(40, 8), randn(3, 700, 40)),
     ),
     "linear of one long row": (
         lambda x, w, y: F.linear(x, w) * 2 + y,
-        (randn(1, 300, 8), randn(40, 8), randn(300, 40)),
+        (randn(1, 2000, 8), randn(40, 8), randn(2000, 40)),
     ),
     "linear of four dimensions": (
         lambda x, w: F.silu(F.linear(x, w)),
-        (randn(5, 20, 3, 8), randn(40, 8)),
+        (randn(40, 20, 3, 8), randn(40, 8)),
     ),
     "a residual, a norm": (
         lambda x, w, y, s: F.layer_norm(y + F.linear(x, w), (40,), s),
-        (randn(300, 8), randn(40, 8), randn(300, 40), randn(40)),
+        (randn(2000, 8), randn(40, 8), randn(2000, 40), randn(40)),
     ),
     "broadcast operands": (
         lambda x, w, row, column, one: F.linear(x, w) * row + column - one,
-        (randn(300, 8), randn(40, 8), randn(40), randn(300, 1), randn(1, 1)),
+        (randn(2000, 8), randn(40, 8), randn(40), randn(2000, 1), randn(1, 1)),
     ),
     "several results": (
         lambda x, w: (F.linear(x, w).exp(), F.linear(x, w).relu(), F.linear(x, w).sum(-1)),
-        (randn(300, 8), randn(40, 8)),
+        (randn(2000, 8), randn(40, 8)),
     ),
     "results of parts": (
         lambda x, w, y: torch.cat([F.linear(x, w) + 1, y * 2], -1),
-        (randn(300, 8), randn(40, 8), randn(300, 40)),
+        (randn(2000, 8), randn(40, 8), randn(2000, 40)),
     ),
-    "mm": (lambda a, b: torch.mm(a, b).sigmoid(), (randn(300, 8), randn(8, 40))),
+    "mm": (lambda a, b: torch.mm(a, b).sigmoid(), (randn(2000, 8), randn(8, 40))),
     "mm of a transposed matrix": (
         lambda a, b: torch.mm(a.t(), b).sigmoid(),
-        (randn(8, 300), randn(8, 40)),
+        (randn(8, 2000), randn(8, 40)),
     ),
     "addmm": (
         lambda c, a, b: torch.addmm(c, a, b).relu(),
-        (randn(40), randn(300, 8), randn(8, 40)),
+        (randn(40), randn(2000, 8), randn(8, 40)),
     ),
     "scores": (
         lambda q, k: F.softmax(torch.bmm(q, k) * 0.3, -1),
-        (randn(20, 30, 8), randn(20, 8, 30)),
+        (randn(80, 30, 8), randn(80, 8, 30)),
     ),
     "scores over columns": (
         lambda q, k: F.softmax(torch.bmm(q, k) * 0.3, 1),
-        (randn(20, 30, 8), randn(20, 8, 30)),
+        (randn(80, 30, 8), randn(80, 8, 30)),
     ),
     "convolution": (
         lambda x, w, s: F.relu(F.conv2d(x, w, padding=1) * s + 0.5),
-        (randn(15, 3, 12, 12), CONV, randn(6, 1, 1)),
+        (randn(80, 3, 12, 12), CONV, randn(6, 1, 1)),
     ),
     "channels last": (
         lambda x, w: F.relu(F.conv2d(x, w, padding=1) + 0.5),
-        (randn(15, 3, 12, 12).to(memory_format=torch.channels_last), CONV),
+        (randn(80, 3, 12, 12).to(memory_format=torch.channels_last), CONV),
     ),
     "halves": (
         lambda x, w: F.linear(x, w).float() * 2,
-        (randn(900, 8).bfloat16(), randn(40, 8).bfloat16()),
+        (randn(4000, 8).bfloat16(), randn(40, 8).bfloat16()),
     ),
 }
 
@@ -131,22 +134,22 @@ def test_panels(name: str, dynamic: bool, cut: list[int]) -> None:
 
 WHOLE: dict[str, tuple[Program, tuple[Any, ...]]] = {
     "a small product": (lambda x, w: F.linear(x, w).relu(), (randn(30, 8), randn(40, 8))),
-    "a sum over rows": (lambda x, w: F.linear(x, w).relu().sum(0), (randn(300, 8), randn(40, 8))),
+    "a sum over rows": (lambda x, w: F.linear(x, w).relu().sum(0), (randn(2000, 8), randn(40, 8))),
     "positions of rows": (
-        lambda x, w: F.linear(x, w) * torch.arange(300)[:, None],
-        (randn(300, 8), randn(40, 8)),
+        lambda x, w: F.linear(x, w) * torch.arange(2000)[:, None],
+        (randn(2000, 8), randn(40, 8)),
     ),
     "used twice": (
         lambda x, w: (lambda y: (y.relu(), torch.mm(y, w)))(F.linear(x, w)),
-        (randn(300, 8), randn(40, 8)),
+        (randn(2000, 8), randn(40, 8)),
     ),
     "the product is a result": (
         lambda x, w: (lambda y: (y, y.relu()))(F.linear(x, w)),
-        (randn(300, 8), randn(40, 8)),
+        (randn(2000, 8), randn(40, 8)),
     ),
     "a weight that is dear to pack": (
         lambda x, w: F.linear(x, w).relu(),
-        (randn(300, 1000), randn(40, 1000)),
+        (randn(2000, 1000), randn(40, 1000)),
     ),
 }
 
@@ -169,18 +172,18 @@ def test_sizes_change(cut: list[int]) -> None:
 
     compiled = magjit.compile(program, backend="dvm", dynamic=True)
     w = randn(40, 8)
-    for batch, length in ((3, 200), (2, 3), (1, 300), (300, 1), (7, 31), (0, 200), (2, 1000)):
+    for batch, length in ((3, 700), (2, 3), (1, 2000), (2000, 1), (7, 31), (0, 700), (2, 1000)):
         agree(program, compiled, randn(batch, length, 8), w, randn(batch, length, 40))
         before = len(cut)
         agree(program, compiled, randn(batch, length, 8), w, randn(batch, length, 40))
-        assert (len(cut) > before) == (batch * length > 100)
+        assert (len(cut) > before) == (batch * length > 1700)
 
 
 def test_training(cut: list[int]) -> None:
     """Forward and backward of a perceptron."""
     torch.manual_seed(0)
     layers = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
-    x = randn(400, 8)
+    x = randn(2000, 8)
     compiled = magjit.compile(layers, backend="dvm")
     with torch.enable_grad():
         found = []
@@ -210,7 +213,7 @@ def test_positions_out_of_range(cut: list[int]) -> None:
         return F.linear(x, w) + F.embedding(at, w.t())[:, :1]
 
     compiled = magjit.compile(program, backend="dvm")
-    x, w, at = randn(300, 8), randn(40, 8), torch.arange(300) % 8
+    x, w, at = randn(2000, 8), randn(40, 8), torch.arange(2000) % 8
     agree(program, compiled, x, w, at)
     at[250] = 8
     with pytest.raises(IndexError):
@@ -268,7 +271,7 @@ def test_results_of_another_shape() -> None:
 
 @pytest.mark.parametrize("rows", [(1000,), (1, 1000), (1000, 1), (10, 100), (100, 10), (7, 143)])
 def test_ranges_cover_all(rows: tuple[int, ...]) -> None:
-    found = panels.ranges(rows, 400, 0)
+    found = panels.ranges(rows, 800, 0)
     assert found is not None
     seen = torch.zeros(rows)
     for panel in found:
