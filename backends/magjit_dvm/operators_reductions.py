@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from magjit_dvm.builder import Builder, NotFusable, Value, computed_in
+from magjit_dvm.gathering import one_hot_sum
 from magjit_dvm.instructions import DType
 from magjit_dvm.operators import (
     argument,
@@ -154,7 +155,10 @@ def _softmax_backward(builder: Builder, node: Any) -> Value:
             "sub", dtype, product.node, builder.compute("mul", dtype, y, total.node)
         )
     else:
-        total = builder.reduce("sum", block.value(g, tensor.dtype), [axis], True)
+        incoming = block.value(g, tensor.dtype)
+        total = one_hot_sum(builder, incoming, axis) or builder.reduce(
+            "sum", incoming, [axis], True
+        )
         scaled = builder.compute("mul", dtype, block("exp", y), total.node)
         made = builder.compute("sub", dtype, g, scaled)
     return block.value(made, tensor.dtype)

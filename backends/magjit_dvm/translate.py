@@ -10,14 +10,19 @@ from __future__ import annotations
 
 from torch.fx import Node as FxNode
 
-from magjit_dvm import operators_elementwise, operators_reductions, operators_views
+from magjit_dvm import (
+    gathering,
+    operators_elementwise,
+    operators_reductions,
+    operators_views,
+)
 from magjit_dvm.builder import Builder
 from magjit_dvm.operators import HANDLERS
 
 __all__ = ["handles", "translate"]
 
 # Imported for the handlers that they register.
-_MODULES = (operators_elementwise, operators_reductions, operators_views)
+_MODULES = (gathering, operators_elementwise, operators_reductions, operators_views)
 
 
 def handles(node: FxNode) -> bool:

@@ -458,4 +458,18 @@ def lookup(g: Grower) -> None:
     g.add("embedding", aten.embedding.default, (table, small))
 
 
+@operator(2)
+def gather(g: Grower) -> None:
+    a = g.pick(lambda one: one.tensor.dim() > 0 and one.tensor.numel() > 0)
+    axis = g.random.randrange(a.tensor.dim())
+    shape = list(a.tensor.shape)
+    if g.fixed:
+        shape[axis] = g.random.choice((1, shape[axis], 3))
+    given = g.input(tuple(shape), torch.int64)
+    size = g.add("abs", aten.abs.default, (given,))
+    most = a.tensor.shape[axis] - 1 if g.fixed else 0  # what other sizes have too
+    places = g.add("clamp", aten.clamp.default, (size, 0, most))
+    g.add("gather", aten.gather.default, (a, axis, places), None, a.error)
+
+
 assert GRID > 1

@@ -27,6 +27,7 @@ MASK = X > 0
 INTS = torch.arange(24).reshape(4, 6)
 POSITIONS = torch.tensor([[0, 2], [3, 1]])
 ROW, PLUS = torch.randn(6, generator=_made), torch.rand(6, generator=_made) + 0.5
+CLASSES, PIXELS = torch.tensor([5, -100, 0, 2]), torch.arange(18).reshape(2, 3, 3) % 6
 IMAGE, CHANNELS = torch.randn(2, 6, 3, 3, generator=_made), torch.zeros(6)
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -73,6 +74,7 @@ CALLS: dict[Any, Call] = {
     aten.embedding.default: call(X, POSITIONS),
     aten.expand.default: call(X[:1], [4, 6]),
     aten.floor_divide.default: call(X, UNIT + 1),
+    aten.gather.default: call(X, 1, INTS % 6),
     aten.gelu.default: call(X, approximate="tanh"),
     aten.gelu_backward.default: call(X, Y, approximate="none"),
     aten.hardsigmoid.default: call(X),
@@ -98,6 +100,14 @@ CALLS: dict[Any, Call] = {
     aten.native_batch_norm.default: call(IMAGE, ROW, PLUS, CHANNELS, PLUS, False, 0.1, 1e-5),
     aten.native_dropout_backward.default: call(X, MASK, 1.25),
     aten.native_layer_norm.default: call(X, [6], ROW, PLUS, 1e-5),
+    aten.nll_loss2d_backward.default: call(
+        IMAGE[:, 0].abs(), IMAGE, PIXELS, PLUS, 0, 1, torch.tensor(0.0)
+    ),
+    aten.nll_loss2d_forward.default: call(IMAGE, PIXELS, PLUS, 0, 1),
+    aten.nll_loss_backward.default: call(
+        torch.tensor(0.5), X, CLASSES, PLUS, 1, -100, torch.tensor(3.0)
+    ),
+    aten.nll_loss_forward.default: call(X, CLASSES, PLUS, 0, -100),
     aten.permute.default: call(X, [1, 0]),
     aten.pow.Scalar: call(2.0, X),
     aten.pow.Tensor_Scalar: call(UNIT, 2.5),

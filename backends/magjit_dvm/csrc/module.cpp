@@ -235,10 +235,17 @@ PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyO
         for (size_t o = 0; o < n_outputs; o++) {
             Py_DECREF(made[o]);
         }
-        if (status & 2) {
+        if (status & NO_MEMORY) {
             return PyErr_NoMemory();
         }
-        PyErr_SetString(PyExc_IndexError, "index out of range in self");
+        if (self->fallback != Py_None) {
+            return otherwise(self, nullptr, args, n); /* raises what torch raises, as torch says it */
+        }
+        if (status & OUT_OF_BOUNDS) {
+            PyErr_SetString(PyExc_IndexError, "index out of range in self");
+        } else {
+            PyErr_SetString(PyExc_RuntimeError, "ZeroDivisionError");
+        }
         return nullptr;
     }
     if (n_outputs == 1) {
