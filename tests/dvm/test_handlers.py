@@ -16,7 +16,7 @@ from magjit_dvm import schedule as scheduling
 from magjit_dvm.fuser import fuse
 from magjit_dvm.operators import HANDLERS
 from magjit_dvm.schedule import Schedule
-from magjit_dvm.tables import BINARY, COMPARE, UNARY
+from magjit_dvm.tables import BINARY, COMPARE, SHIFTS, UNARY
 from magjit_dvm.translate import handles
 
 aten = torch.ops.aten
@@ -150,12 +150,14 @@ LEFT_OUT: dict[Any, str] = {
 for _name in UNARY:
     _given = INTS if _name == "bitwise_not" else UNIT if "log" in _name or _name[0] == "a" else X
     CALLS[getattr(aten, _name).default] = call(_given + 0.5 if "sqrt" in _name else _given)
-for _name in (*BINARY, *COMPARE):
-    _left, _right, _number = (INTS, INTS.t().reshape(4, 6), 5) if "bit" in _name else (X, Y, 0.5)
+for _name in (*BINARY, *COMPARE, *SHIFTS):
+    _ints = _name in SHIFTS or "bit" in _name
+    _left, _right, _number = (INTS, INTS.t().reshape(4, 6), 5) if _ints else (X, Y, 0.5)
     for _overload in getattr(aten, _name).overloads():
         _target = getattr(getattr(aten, _name), _overload)
         if _target in HANDLERS and _target not in CALLS and _target not in LEFT_OUT:
-            CALLS[_target] = call(_left, _number if _overload == "Scalar" else _right)
+            _last = _number if _overload in ("Scalar", "Tensor_Scalar") else _right
+            CALLS[_target] = call(_number if _overload == "Scalar_Tensor" else _left, _last)
 
 
 def graph_of(target: Any, given: Call) -> tuple[GraphModule, list[torch.Tensor]]:
