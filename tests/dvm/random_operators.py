@@ -474,32 +474,4 @@ def reshape(g: Grower) -> None:
     g.add("reshape", torch.reshape, (a, shape), None, a.error)
 
 
-@operator()
-def lookup(g: Grower) -> None:
-    positions = g.pick(
-        lambda one: one.tensor.dtype in (torch.int64, torch.int32) and one.tensor.numel() < 2000
-    )
-    size = g.add("abs", aten.abs.default, (positions,))
-    # Other sizes than 1 are at least 2.
-    small = g.add("clamp", aten.clamp.default, (size, 0, 6 if g.fixed else 1))
-    table = g.input((7, g.random.choice((1, 4, 33))), torch.float32)
-    if table.tensor.storage_offset() or small.tensor.dtype not in (torch.int64, torch.int32):
-        raise Refused
-    g.add("embedding", aten.embedding.default, (table, small))
-
-
-@operator(2)
-def gather(g: Grower) -> None:
-    a = g.pick(lambda one: one.tensor.dim() > 0 and one.tensor.numel() > 0)
-    axis = g.random.randrange(a.tensor.dim())
-    shape = list(a.tensor.shape)
-    if g.fixed:
-        shape[axis] = g.random.choice((1, shape[axis], 3))
-    given = g.input(tuple(shape), torch.int64)
-    size = g.add("abs", aten.abs.default, (given,))
-    most = a.tensor.shape[axis] - 1 if g.fixed else min(a.tensor.shape[axis] - 1, 1)
-    places = g.add("clamp", aten.clamp.default, (size, 0, most))
-    g.add("gather", aten.gather.default, (a, axis, places), None, a.error)
-
-
 assert GRID > 1
