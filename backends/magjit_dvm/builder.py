@@ -17,7 +17,6 @@ from torch.fx import Node as FxNode
 
 from magjit_dvm.instructions import INSTRUCTIONS, DType, dtype_of
 from magjit_dvm.program import (
-    INDEXED,
     MAX_DIMS,
     MAX_INPUTS,
     MAX_NODES,
@@ -29,6 +28,7 @@ from magjit_dvm.program import (
     NodeKind,
     Output,
     Program,
+    pruned,
     varying,
 )
 
@@ -346,34 +346,43 @@ class Builder:
         loops = frozenset(value.dims[a % rank] for a in axes) - {ONE} if rank else frozenset[int]()
         return self.add(Node(NodeKind.NUMEL, dtype, dims=loops))
 
-    def index(self, table: FxNode, positions: Value, dims: tuple[int, ...]) -> int:
-        """Rows of ``table`` at ``positions``; ``dims`` are the loops of its other dimensions."""
-        stored = stored_as(table.meta["val"].dtype)
-        if stored in _COMPUTED_IN:
-            raise NotFusable("an index into half precision")
-        number = self._input(table, Input(InputKind.TENSOR, stored, (INDEXED, *dims)))
-        return self.add(Node(NodeKind.INDEX, stored, (positions.node,), aux=number))
+    def looked_up(self, table: FxNode | int, dims: tuple[int, ...], position: int) -> int:
+        """``table`` at ``position`` along the dimension ``INDEXED``; the others have loops."""
+        assert isinstance(table, FxNode)
+        tensor = table.meta["val"]
+        if tensor.device.type != "cpu":
+            raise NotFusable(f"a tensor on {tensor.device}")
+        loops = [d for d in dims if d >= 0]
+        if len(set(loops)) < len(loops):
+            raise NotFusable("a tensor of which two dimensions share a loop")
+        stored = stored_as(tensor.dtype)
+        number = self._input(table, Input(InputKind.TENSOR, stored, dims))
+        return self.add(Node(NodeKind.INDEX, stored, (position,), aux=number))
 
     # -- the whole --
 
-    def finish(self, outputs: Sequence[FxNode]) -> Program:
-        """The program whose results are the values of ``outputs``, in order.
+    def finish(self, outputs: Sequence[FxNode]) -> tuple[Program, list[FxNode | int]]:
+        """The program whose results are the values of ``outputs``, in order, and its arguments.
 
         Raises:
             NotFusable: a result lacks a loop, or is no single tensor.
         """
         made: list[Output] = []
         owners: list[FxNode] = []
-        reduced = self.reduced or frozenset[int]()
         for node in outputs:
             made += self._outputs_of(node, len(made))
             owners += [node] * (len(made) - len(owners))
         if not made or len(made) > MAX_OUTPUTS:
             raise NotFusable("the group has too many results")
-        program = Program(len(self.loops), tuple(self.inputs), tuple(self.nodes), tuple(made))
-        used = frozenset[int]().union(*self.varies)
-        for one, node in zip(made, owners, strict=True):
-            dims = self.varies[one.node]
+        whole = Program(len(self.loops), tuple(self.inputs), tuple(self.nodes), tuple(made))
+        program, kept = pruned(whole)
+        varies = program.varies
+        used = frozenset[int]().union(*varies)
+        reduced = frozenset[int]().union(
+            *(one.dims for one in program.nodes if one.kind is NodeKind.REDUCE)
+        )
+        for one, node in zip(program.outputs, owners, strict=True):
+            dims = varies[one.node]
             if dims != set(one.dims) - {ONE}:
                 raise NotFusable("a result that is expanded", node)
             if dims - reduced != used - reduced or (dims & reduced and not reduced <= dims):
@@ -382,7 +391,7 @@ class Builder:
             program.verify()
         except ValueError as error:
             raise NotFusable(str(error)) from error
-        return program
+        return program, [self.arguments[number] for number in kept]
 
     def _outputs_of(self, node: FxNode, number: int) -> list[Output]:
         """The output of one result, or those of its parts; ``number`` is that of the first."""

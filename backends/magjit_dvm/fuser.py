@@ -203,8 +203,7 @@ class _Fuser:
         builder = self.builders.pop(id(group))
         try:
             group.outputs = self.outputs(group)
-            group.program = builder.finish(group.outputs)
-            group.arguments = builder.arguments
+            group.program, group.arguments = builder.finish(group.outputs)
             return
         except NotFusable as reason:
             culprit = reason.node or group.nodes[-1]

@@ -182,6 +182,18 @@ def _reduce(
     return Instruction(name, Kind.REDUCE, dtypes, expression, reference, doc, identity=identity)
 
 
+def _quotient(rounding: str) -> Callable[..., torch.Tensor]:
+    """Torch's division, but that the least int by −1 wraps around: torch's kernel traps."""
+
+    def divided(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.dtype not in (torch.int64, torch.int32):
+            return torch.div(a, b, rounding_mode=rounding)
+        wraps = b == -1
+        return torch.where(wraps, -a, torch.div(a, b + wraps * 2, rounding_mode=rounding))
+
+    return divided
+
+
 def _pairs() -> tuple[Instruction, ...]:
     """Two instructions in one pass: ``add_mul`` is (a + b) · c, ``mul_rsub`` is c − a · b."""
     signs = {"add": "+", "sub": "-", "mul": "*"}
@@ -215,8 +227,9 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
     _memory("view_load", "a tile of any strides, copied to local memory"),
     _memory("store", "a tile whose rows are contiguous: the instruction before writes in place"),
     _memory("view_store", "a tile of any strides, copied from local memory"),
-    _memory("index_load", "rows of a table at positions that a tile holds", ALL),
+    _memory("index_load", "elements or rows of a table at positions in local memory"),
     _memory("iota", "the position along one dimension", (DType.I64,)),
+    _memory("one_hot", "1 in the column that a row's position names", (DType.BOOL,)),
     _memory("fill", "a constant into an accumulator", ALL),
     _memory("finish", "an accumulator becomes a value of the tile", ALL),
     # One operand.
@@ -264,12 +277,15 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
     _binary("sub", ARITH, "(T)(a - b)", torch.sub, "a − b"),
     _binary("mul", ARITH, "(T)(a * b)", torch.mul, "a · b"),
     _binary("div", FLOAT, "a / b", torch.div, "a / b"),
-    _binary("floor_div", FLOAT, "FN(floor_div)(a, b)", torch.floor_divide, "⌊a / b⌋"),
+    _binary("floor_div", ARITH, "FN(floor_div)(a, b)", _quotient("floor"), "⌊a / b⌋"),
+    _binary("trunc_div", INT, "FN(trunc_div)(a, b)", _quotient("trunc"), "a / b towards 0"),
     _binary("minimum", ALL, "MIN(a, b)", torch.minimum, "the smaller, NaN wins"),
     _binary("maximum", ALL, "MAX(a, b)", torch.maximum, "the larger, NaN wins"),
-    _binary("pow", FLOAT, "FN(pow)(a, b)", torch.pow, "a to the power b"),
-    _binary("fmod", FLOAT, "FN(fmod)(a, b)", torch.fmod, "remainder with the sign of a"),
-    _binary("remainder", FLOAT, "FN(remainder)(a, b)", torch.remainder, "with the sign of b"),
+    _binary("pow", ARITH, "FN(pow)(a, b)", torch.pow, "a to the power b"),
+    _binary("fmod", ARITH, "FN(fmod)(a, b)", torch.fmod, "remainder with the sign of a"),
+    _binary("remainder", ARITH, "FN(remainder)(a, b)", torch.remainder, "with the sign of b"),
+    _binary("shift_left", INT, "FN(shift_left)(a, b)", torch.bitwise_left_shift, "a << b"),
+    _binary("shift_right", INT, "FN(shift_right)(a, b)", torch.bitwise_right_shift, "a >> b"),
     _binary("bitwise_and", BITS, "(T)(a & b)", torch.bitwise_and, "a & b"),
     _binary("bitwise_or", BITS, "(T)(a | b)", torch.bitwise_or, "a | b"),
     _binary("bitwise_xor", BITS, "(T)(a ^ b)", torch.bitwise_xor, "a ^ b"),

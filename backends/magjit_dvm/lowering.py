@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -55,8 +55,6 @@ def decompositions() -> dict[Any, Any]:
         "native_layer_norm_backward",
         "_native_batch_norm_legit",
         "_native_batch_norm_legit_functional",
-        "nll_loss_forward",
-        "nll_loss_backward",
         "smooth_l1_loss",
         "smooth_l1_loss_backward",
         "soft_margin_loss",
@@ -65,6 +63,8 @@ def decompositions() -> dict[Any, Any]:
     operators = [getattr(aten, name) for name in names if hasattr(aten, name)]
     table = dict(torch._decomp.get_decompositions(operators))
     table[aten.native_dropout.default] = _native_dropout
+    for operator in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
+        table[operator] = partial(_nll_loss, operator)
     return table
 
 
@@ -77,6 +77,27 @@ def _native_dropout(
     blank = torch.empty_like(given, dtype=torch.bool)
     mask: torch.Tensor = aten.bernoulli.p(blank, 1 - p)
     return given * mask * (1.0 / (1.0 - p)), mask
+
+
+def _nll_loss(
+    operator: Any,
+    given: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignored: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each target's loss apart from their mean or sum, which reduce other loops than softmax."""
+    if reduction == 0 or given.dim() < 2:
+        return NotImplemented  # type: ignore[no-any-return]
+    losses = operator(given, target, weight, 0, ignored)[0]
+    if weight is None:
+        total = (target != ignored).sum().to(given.dtype)
+    else:
+        each = weight.view(1, -1, *([1] * (given.dim() - 2))).expand(given.shape)
+        total = -operator(each, target, None, 0, ignored)[0].sum()
+    loss = losses.sum()
+    return (loss / total if reduction == 1 else loss), total
 
 
 def lower_for_inference(

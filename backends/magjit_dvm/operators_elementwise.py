@@ -22,9 +22,10 @@ from magjit_dvm.operators import (
     promoted,
     register,
 )
-from magjit_dvm.tables import BINARY, COMPARE, UNARY, Promotion
+from magjit_dvm.tables import BINARY, COMPARE, SHIFTS, UNARY, Promotion
 
 aten = torch.ops.aten
+_INTS = (DType.I64, DType.I32, DType.U8)
 
 # -- elementwise operators of the tables --
 
@@ -50,11 +51,25 @@ def _binary(instruction: str) -> Handler:
         if instruction in ("fmod", "remainder"):
             args = _as_half(args)
         block, result = elementwise(builder, node, args, Promotion.DEFAULT)
+        if instruction not in ("maximum", "minimum"):
+            _require_ints_that_fit(block.dtype, args)
         if block.dtype is DType.BOOL and instruction == "mul":
             return block.value(block("bitwise_and", *block.made), result)
         return finished(block, block(instruction, *block.made), result)
 
     return handler
+
+
+def _require_ints_that_fit(dtype: DType, args: Sequence[Any]) -> None:
+    """Numbers beside ints are numbers of their dtype: what torch makes of others is its own."""
+    if dtype not in _INTS:
+        return
+    limits = torch.iinfo(dtype.torch)
+    for one in args:
+        if isinstance(one, int) and not limits.min <= one <= limits.max:
+            raise NotFusable(f"a number that {dtype.text} cannot hold")
+        if isinstance(meta(one), torch.SymInt) and dtype is not DType.I64:
+            raise NotFusable("a changing number beside short ints")
 
 
 def _as_half(args: Sequence[Any]) -> tuple[Any, ...]:
@@ -91,14 +106,20 @@ def _compare(instruction: str) -> Handler:
 
 for _name, _promotion in UNARY.items():
     HANDLERS[getattr(aten, _name).default] = _unary(_name, _promotion)
+_OVERLOADS = ("Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor")
 for _name in BINARY:
     _packet = getattr(aten, _name)
-    for _overload in ("default", "Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar"):
+    for _overload in (*_OVERLOADS, "default", "Tensor_Tensor"):
         if _overload in _packet.overloads():
             HANDLERS[getattr(_packet, _overload)] = _binary(_name)
 for _name in COMPARE:
     for _overload in ("Tensor", "Scalar"):
         HANDLERS[getattr(getattr(aten, _name), _overload)] = _compare(_name)
+for _name, _instruction in SHIFTS.items():
+    _packet = getattr(aten, _name)
+    for _overload in _OVERLOADS:
+        if _overload in _packet.overloads():
+            HANDLERS[getattr(_packet, _overload)] = _binary(_instruction)
 
 
 # -- arithmetic with particulars --
@@ -143,8 +164,11 @@ def _div_mode(builder: Builder, node: Any) -> Value:
     mode = "floor" if node.target is aten.floor_divide.default else node.kwargs["rounding_mode"]
     promotion = Promotion.INT_TO_FLOAT if mode is None else Promotion.DEFAULT
     block, result = elementwise(builder, node, node.args[:2], promotion)
+    _require_ints_that_fit(block.dtype, node.args[:2])
     if mode == "floor":
         return finished(block, block("floor_div", *block.made), result)
+    if block.dtype in _INTS:
+        return finished(block, block("trunc_div", *block.made), result)
     quotient = block("div", *block.made)
     return finished(block, block("trunc", quotient) if mode == "trunc" else quotient, result)
 
@@ -156,6 +180,8 @@ def _pow(builder: Builder, node: Any) -> Value:
     if isinstance(exponent, FxNode):
         raise NotFusable("a changing exponent")
     x = block.made[0]
+    if block.dtype in _INTS:
+        return finished(block, _int_power(block, x, exponent), result)
     if exponent == 2:
         return finished(block, block("mul", x, x), result)
     if exponent == 3:
@@ -169,6 +195,22 @@ def _pow(builder: Builder, node: Any) -> Value:
     if exponent == -2:
         return finished(block, block("reciprocal", block("mul", x, x)), result)
     return finished(block, block("pow", *block.made), result)
+
+
+def _int_power(block: Block, x: int, exponent: int) -> int:
+    """By squaring: products wrap around as torch's do."""
+    if exponent < 0:
+        raise NotFusable("an int to a negative power")
+    _require_ints_that_fit(block.dtype, (exponent,))
+    if exponent == 0:
+        return block("pow", x, block.constant(0))
+    made, rest = -1, exponent
+    while rest:
+        if rest % 2:
+            made = x if made < 0 else block("mul", made, x)
+        rest //= 2
+        x = block("mul", x, x) if rest else x
+    return made
 
 
 @register(aten.square.default)

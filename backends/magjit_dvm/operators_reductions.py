@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.fx import Node as FxNode
 
 from magjit_dvm.builder import Builder, NotFusable, Value, computed_in
+from magjit_dvm.gathering import one_hot_sum
 from magjit_dvm.instructions import DType
 from magjit_dvm.operators import (
     argument,
@@ -17,6 +20,7 @@ from magjit_dvm.operators import (
     one_result,
     register,
 )
+from magjit_dvm.program import ONE
 from magjit_dvm.tables import Promotion
 
 aten = torch.ops.aten
@@ -74,12 +78,67 @@ def _extreme(builder: Builder, node: Any) -> Value:
 )
 def _any_or_all(builder: Builder, node: Any) -> Value:
     value = builder.tensor(node.args[0])
-    if value.logical is torch.uint8:
-        raise NotFusable("any and all of uint8 are uint8")
     axes = _axes(value, argument(node, 1, "dim"))
     keepdim = bool(argument(node, 2, "keepdim", False))
     name = "max" if ".any." in str(node.target) else "min"
-    return builder.reduce(name, value, axes, keepdim, DType.BOOL)
+    made = builder.reduce(name, value, axes, keepdim, DType.BOOL)
+    logical = one_result(node).dtype  # of uint8 it is uint8
+    dtype = computed_in(logical)
+    return replace(
+        made, node=builder.cast(made.node, DType.BOOL, dtype), dtype=dtype, logical=logical
+    )
+
+
+@register(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
+def _count_nonzero(builder: Builder, node: Any) -> Value:
+    value = builder.tensor(node.args[0])
+    whole = builder.cast(value.node, value.dtype, DType.BOOL)
+    value = replace(value, node=whole, dtype=DType.BOOL, logical=torch.int64)
+    return builder.reduce("sum", value, _axes(value, argument(node, 1, "dim")), False, DType.I64)
+
+
+@register(aten.linalg_vector_norm.default, aten.norm.Scalar, aten.norm.ScalarOpt_dim)
+def _norm(builder: Builder, node: Any) -> Value:
+    tensor = one_result(node)
+    value = builder.tensor(node.args[0])
+    order = argument(node, 1, "p" if "norm.Scalar" in str(node.target) else "ord", 2)
+    order = 2 if order is None else order
+    dtype = computed_in(tensor.dtype)
+    axes = _axes(value, argument(node, 2, "dim"))
+    if isinstance(order, FxNode) or dtype not in (DType.F32, DType.F64):
+        raise NotFusable("a norm of a changing order, or of ints")
+    if all(value.dims[axis] == ONE for axis in axes):
+        raise NotFusable("the norm of a single element")  # torch's does not square it
+    size = builder.cast(value.node, value.dtype, dtype)
+    size = size if order == 2 else builder.compute("abs", dtype, size)
+    value = replace(value, node=size, dtype=dtype, logical=tensor.dtype)
+    return _norm_of(builder, value, float(order), axes, bool(argument(node, 3, "keepdim", False)))
+
+
+def _norm_of(
+    builder: Builder, size: Value, order: float, axes: Sequence[int], keepdim: bool
+) -> Value:
+    """The norm of elements whose absolute values are given; of order 2, any sign."""
+    dtype = size.dtype
+    if math.isinf(order):
+        return builder.reduce("max" if order > 0 else "min", size, axes, keepdim)
+    if order == 0:
+        counts = builder.compute("ne", dtype, size.node, builder.constant(0, dtype), to_bool=True)
+        return builder.reduce(
+            "sum", replace(size, node=counts, dtype=DType.BOOL), axes, keepdim, dtype
+        )
+    powers = size.node
+    if order == 2:
+        powers = builder.compute("mul", dtype, powers, powers)
+    elif order != 1:
+        powers = builder.compute("pow", dtype, powers, builder.constant(order, dtype))
+    total = builder.reduce("sum", replace(size, node=powers), axes, keepdim)
+    made = total.node
+    if order == 2:
+        made = builder.compute("sqrt", dtype, made)
+    elif order != 1:
+        made = builder.compute("pow", dtype, made, builder.constant(1 / order, dtype))
+    return replace(total, node=made)
 
 
 def _moments(
@@ -154,7 +213,10 @@ def _softmax_backward(builder: Builder, node: Any) -> Value:
             "sub", dtype, product.node, builder.compute("mul", dtype, y, total.node)
         )
     else:
-        total = builder.reduce("sum", block.value(g, tensor.dtype), [axis], True)
+        incoming = block.value(g, tensor.dtype)
+        total = one_hot_sum(builder, incoming, axis) or builder.reduce(
+            "sum", incoming, [axis], True
+        )
         scaled = builder.compute("mul", dtype, block("exp", y), total.node)
         made = builder.compute("sub", dtype, g, scaled)
     return block.value(made, tensor.dtype)

@@ -17,7 +17,7 @@ from magjit_dvm.operators import (
     one_result,
     register,
 )
-from magjit_dvm.program import ONE
+from magjit_dvm.program import INDEXED, ONE
 from magjit_dvm.tables import Promotion
 
 aten = torch.ops.aten
@@ -137,6 +137,6 @@ def _embedding(builder: Builder, node: Any) -> Value:
     at = builder.load(positions, dims[:-1]) if known is None else known
     if at.dtype not in (DType.I64, DType.I32):
         raise NotFusable("positions that are not ints")
-    made = builder.index(table, at, (dims[-1],))
-    dtype = builder.nodes[made].dtype
+    made = builder.looked_up(table, (INDEXED, dims[-1]), at.node)
+    made, dtype = builder.widened(made, builder.nodes[made].dtype)
     return Value(made, dtype, dims, shape, tensor.dtype)

@@ -196,8 +196,8 @@ class Panels:
         if found is not None:
             try:
                 return self._by_panels(given, found, others)
-            except vm.NotEncodable:
-                pass
+            except (vm.NotEncodable, IndexError, RuntimeError):
+                pass  # as a whole it runs, or raises what eager raises
         whole = self.function(*given)
         return self.fused(*others[: self.number], whole, *others[self.number :])
 

@@ -19,7 +19,7 @@ dimensions come with each call's arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -39,6 +39,7 @@ __all__ = [
     "NodeKind",
     "Output",
     "Program",
+    "pruned",
     "varying",
 ]
 
@@ -160,16 +161,21 @@ class Program:
         ]
         return inputs, nodes, outputs
 
+    @property
+    def varies(self) -> list[frozenset[int]]:
+        """The dimensions that each node varies along."""
+        found: list[frozenset[int]] = []
+        for node in self.nodes:
+            found.append(varying(node, found, self.inputs))
+        return found
+
     def __str__(self) -> str:
         lines = ["rgraph vec() {"]
         lines += [f"  {line}" for line in self._lines()]
         return "\n".join([*lines, "}"])
 
     def _lines(self) -> Sequence[str]:
-        varies: list[frozenset[int]] = []
-        for node in self.nodes:
-            varies.append(varying(node, varies, self.inputs))
-        lines = []
+        varies, lines = self.varies, []
         for number, node in enumerate(self.nodes):
             dims = ",".join(f"d{d}" for d in sorted(varies[number]))
             args = ", ".join(f"%{arg}" for arg in node.args)
@@ -195,6 +201,42 @@ def varying(
     if node.kind is NodeKind.BROADCAST:
         return dims | node.dims
     return dims
+
+
+def pruned(program: Program) -> tuple[Program, list[int]]:
+    """``program`` without what no result needs, and the numbers of the inputs that it keeps."""
+    live = {one.node for one in program.outputs}
+    for number in reversed(range(len(program.nodes))):
+        if number in live:
+            live.update(program.nodes[number].args)
+    nodes = [program.nodes[number] for number in sorted(live)]
+    reading = (NodeKind.LOAD, NodeKind.INDEX, NodeKind.SCALAR)
+    read = {node.aux for node in nodes if node.kind in reading}
+    # The sizes of loops come from inputs: positions and sizes may need one that is not read.
+    for dim in sorted(_sized(nodes)):
+        having = [k for k, one in enumerate(program.inputs) if dim in one.dims]
+        if having and read.isdisjoint(having):
+            read.add(having[0])
+    kept = sorted(read)
+    place = {number: k for k, number in enumerate(sorted(live))}
+    input_place = {number: k for k, number in enumerate(kept)}
+    moved = tuple(
+        replace(
+            node,
+            args=tuple(place[arg] for arg in node.args),
+            aux=input_place[node.aux] if node.kind in reading else node.aux,
+        )
+        for node in nodes
+    )
+    outputs = tuple(replace(one, node=place[one.node]) for one in program.outputs)
+    inputs = tuple(program.inputs[number] for number in kept)
+    return Program(program.rank, inputs, moved, outputs), kept
+
+
+def _sized(nodes: Sequence[Node]) -> set[int]:
+    """The dimensions whose sizes are read."""
+    along = {node.aux for node in nodes if node.kind is NodeKind.IOTA}
+    return along.union(*(node.dims for node in nodes if node.kind is not NodeKind.REDUCE))
 
 
 def _as_int(number: float | int) -> int:

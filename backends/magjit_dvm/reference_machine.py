@@ -396,7 +396,13 @@ class _Core:
             case "iota":
                 to = self.state[insn.dst]
                 places = to.offsets(rows, cols, insn.dtype.size, 1)
-                write(to.memory, places, insn.dtype, self._positions(insn.aux, rows, cols))
+                made = self._positions(insn.aux, rows, cols, bool(insn.shape & TILE))
+                write(to.memory, places, insn.dtype, made)
+            case "one_hot":
+                given, to = self.state[insn.operands[0]], self.state[insn.dst]
+                at = read(given.memory, given.offsets(rows, 1, DType.I64.size, 0), DType.I64)
+                value = at == self.col + torch.arange(cols)
+                write(to.memory, to.offsets(rows, cols, 1, 1), insn.dtype, value)
             case "fill":
                 to = self.state[insn.dst]
                 places = to.offsets(1, cols, insn.dtype.size, 1)
@@ -428,8 +434,11 @@ class _Core:
         p = self.base[number] + first * slot.col if tile else self._at_step(number)
         return p + np.arange(rows)[:, None] * slot.row + np.arange(cols)[None, :] * slot.col
 
-    def _positions(self, which: int, rows: int, cols: int) -> torch.Tensor:
+    def _positions(self, which: int, rows: int, cols: int, tile: bool) -> torch.Tensor:
         made = torch.zeros(rows, cols, dtype=torch.int64)
+        if tile and which in (1, 2):
+            by_columns = self.h["reduces"] == COLUMNS_REDUCED
+            return made + (self.tile_row if by_columns else self.tile_col) + torch.arange(cols)
         if which == 1:
             return made + self.row + torch.arange(rows)[:, None]
         if which == 2:
@@ -444,7 +453,7 @@ class _Core:
         index = read(at.memory, at.offsets(rows, cols, of.size, at.cs), of).long()
         if bool(((index < 0) | (index >= int(limit))).any()):
             raise IndexError("index out of range in self")
-        places = self._view(table, rows, cols, False) + index.numpy() * stride
+        places = self._view(table, rows, cols, bool(insn.shape & TILE)) + index.numpy() * stride
         value = read(self.memories[slot.argument], places, insn.dtype)
         write(to.memory, to.offsets(rows, cols, insn.dtype.size, 1), insn.dtype, value)
 

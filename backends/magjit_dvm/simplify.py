@@ -92,6 +92,9 @@ def simplify(graph: Graph) -> None:
     for node in list(graph.nodes):
         _undo_twice(graph, node)
     for node in list(graph.nodes):
+        if node.target in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
+            _without_total(graph, node)
+    for node in list(graph.nodes):
         if node.target in (aten.addmm.default, aten.mm.default):
             _make_linear(graph, node)
 
@@ -114,6 +117,20 @@ def _undo_twice(graph: Graph, node: Node) -> None:
         graph.erase_node(node)
         if not first.users:
             graph.erase_node(first)
+
+
+def _without_total(graph: Graph, node: Node) -> None:
+    """The total weight of losses that are not added up is 0: it need not come from the loss."""
+    given, reduction = node.args[0], node.args[3]
+    if reduction != 0 or not isinstance(given, Node) or given.meta["val"].dim() < 2:
+        return
+    for user in list(node.users):
+        if user.target is operator.getitem and user.args[1] == 1:
+            with graph.inserting_before(user):
+                made = graph.call_function(aten.new_zeros.default, (given, []))
+            made.meta = dict(user.meta)
+            user.replace_all_uses_with(made)
+            graph.erase_node(user)
 
 
 def _shape(node: Any) -> tuple[Any, ...]:

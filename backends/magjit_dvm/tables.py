@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch._prims_common
 
-__all__ = ["BINARY", "COMPARE", "UNARY", "Promotion"]
+__all__ = ["BINARY", "COMPARE", "SHIFTS", "UNARY", "Promotion"]
 
 Promotion = torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND
 
@@ -58,5 +58,13 @@ BINARY = (
     "remainder",
 )
 """``aten.NAME.{Tensor,Scalar,…}(a, b)`` without further arguments: instructions likewise."""
+
+SHIFTS = {
+    "__lshift__": "shift_left",
+    "__rshift__": "shift_right",
+    "bitwise_left_shift": "shift_left",
+    "bitwise_right_shift": "shift_right",
+}
+"""``aten.NAME.{Tensor,Scalar,…}(a, b)`` of ints, and their instructions."""
 
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")

@@ -11,6 +11,8 @@ from __future__ import annotations
 from torch.fx import Node as FxNode
 
 from magjit_dvm import (
+    extremes,
+    gathering,
     operators_creation,
     operators_elementwise,
     operators_reductions,
@@ -22,7 +24,14 @@ from magjit_dvm.operators import HANDLERS
 __all__ = ["handles", "translate"]
 
 # Imported for the handlers that they register.
-_MODULES = (operators_creation, operators_elementwise, operators_reductions, operators_views)
+_MODULES = (
+    extremes,
+    gathering,
+    operators_creation,
+    operators_elementwise,
+    operators_reductions,
+    operators_views,
+)
 
 
 def handles(node: FxNode) -> bool:

@@ -228,15 +228,16 @@ class Grower:
     # -- the whole --
 
     def grow(self, operators: int) -> Grown:
-        from tests.dvm.random_operators import OPERATORS
+        from tests.dvm import random_operators, random_positions
 
+        choices = (*random_operators.OPERATORS, *random_positions.OPERATORS)
         self.input(self.shape, self.random.choice(self.pool))
         made = tries = 0
         while made < operators and tries < operators * 8:
             tries += 1
             known = len(self.items)
             try:
-                self.random.choice(OPERATORS)(self)
+                self.random.choice(choices)(self)
                 made += 1
             except Refused:
                 pass

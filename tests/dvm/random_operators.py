@@ -7,7 +7,17 @@ from typing import Any
 
 import torch
 
-from tests.dvm.random_graphs import EPS, FLOATS, GRID, Grower, Item, Refused, magnitude, on_grid
+from tests.dvm.random_graphs import (
+    EPS,
+    FLOATS,
+    GRID,
+    INTS,
+    Grower,
+    Item,
+    Refused,
+    magnitude,
+    on_grid,
+)
 
 aten = torch.ops.aten
 F = torch.nn.functional
@@ -136,6 +146,25 @@ def exact_binary(g: Grower) -> None:
         g.add(name, aten.div.Tensor_mode, (a, number), {"rounding_mode": "floor"})
     else:
         g.add(name, target.Scalar, (a, number))
+
+
+@operator()
+def int_division(g: Grower) -> None:
+    a = g.pick(lambda one: one.tensor.dtype in INTS)
+    name = g.random.choice(("floor", "trunc", "remainder", "fmod", "pow"))
+    number = g.random.choice((1, 2, 3, 7))
+    if name == "pow":
+        g.add(name, aten.pow.Tensor_Scalar, (a, g.random.choice((0, 1, 2, 3, 4))))
+        return
+    b: Any = number
+    if g.random.random() < 0.5:
+        b = g.add("abs", aten.abs.default, (g.partner(a),))
+        b = g.add("maximum", aten.add.Tensor, (b, 1)) if b.tensor.dtype in INTS else number
+    if name in ("floor", "trunc"):
+        g.add(name, aten.div.Tensor_mode, (a, b), {"rounding_mode": name})
+    else:
+        overloads = getattr(aten, name)
+        g.add(name, overloads.Tensor if isinstance(b, Item) else overloads.Scalar, (a, b))
 
 
 @operator()
@@ -445,19 +474,6 @@ def reshape(g: Grower) -> None:
     g.add("reshape", torch.reshape, (a, shape), None, a.error)
 
 
-@operator()
-def lookup(g: Grower) -> None:
-    positions = g.pick(
-        lambda one: one.tensor.dtype in (torch.int64, torch.int32) and one.tensor.numel() < 2000
-    )
-    size = g.add("abs", aten.abs.default, (positions,))
-    small = g.add("clamp", aten.clamp.default, (size, 0, 6))
-    table = g.input((7, g.random.choice((1, 4, 33))), torch.float32)
-    if table.tensor.storage_offset() or small.tensor.dtype not in (torch.int64, torch.int32):
-        raise Refused
-    g.add("embedding", aten.embedding.default, (table, small))
-
-
 @operator(2)
 def joined(g: Grower) -> None:
     a = g.pick(lambda one: 0 < one.tensor.dim() < 5)
@@ -467,12 +483,10 @@ def joined(g: Grower) -> None:
     g.random.shuffle(parts)
     error = max(one.error for one in parts)
     axis = g.random.randrange(-a.tensor.dim(), a.tensor.dim())
-    if g.random.random() < 0.5:
-        g.add("stack", aten.stack.default, (parts, axis), None, error)
-    elif g.fixed:
-        g.add("cat", aten.cat.default, (parts, axis), None, error)
-    else:
-        raise Refused
+    if not g.fixed:
+        raise Refused  # the number of parts is a size of the result
+    name = g.random.choice(("cat", "stack"))
+    g.add(name, getattr(aten, name).default, (parts, axis), None, error)
 
 
 @operator()

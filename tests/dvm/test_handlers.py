@@ -16,7 +16,7 @@ from magjit_dvm import schedule as scheduling
 from magjit_dvm.fuser import fuse
 from magjit_dvm.operators import HANDLERS
 from magjit_dvm.schedule import Schedule
-from magjit_dvm.tables import BINARY, COMPARE, UNARY
+from magjit_dvm.tables import BINARY, COMPARE, SHIFTS, UNARY
 from magjit_dvm.translate import handles
 
 aten = torch.ops.aten
@@ -27,6 +27,7 @@ MASK = X > 0
 INTS = torch.arange(24).reshape(4, 6)
 POSITIONS = torch.tensor([[0, 2], [3, 1]])
 ROW, PLUS = torch.randn(6, generator=_made), torch.rand(6, generator=_made) + 0.5
+CLASSES, PIXELS = torch.tensor([5, -100, 0, 2]), torch.arange(18).reshape(2, 3, 3) % 6
 IMAGE, CHANNELS = torch.randn(2, 6, 3, 3, generator=_made), torch.zeros(6)
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -73,11 +74,15 @@ CALLS: dict[Any, Call] = {
     aten.zeros.default: call([40, 50]),
     aten.zeros_like.default: call(X),
     aten.any.dims: call(MASK, [0]),
+    aten.argmax.default: call(X, 1),
+    aten.argmin.default: call(X),
     aten.clamp.Tensor: call(X, Y, Y + 1),
     aten.clamp.default: call(X, -0.5, 0.5),
     aten.clamp_max.default: call(X, 0.25),
     aten.clamp_min.default: call(X, 0.25),
     aten.clone.default: call(X),
+    aten.count_nonzero.default: call(X),
+    aten.count_nonzero.dim_IntList: call(INTS, [0]),
     aten.detach.default: call(X),
     aten.div.Scalar: call(X, 3.0),
     aten.div.Scalar_mode: call(X, 0.3, rounding_mode="floor"),
@@ -87,6 +92,7 @@ CALLS: dict[Any, Call] = {
     aten.embedding.default: call(X, POSITIONS),
     aten.expand.default: call(X[:1], [4, 6]),
     aten.floor_divide.default: call(X, UNIT + 1),
+    aten.gather.default: call(X, 1, INTS % 6),
     aten.gelu.default: call(X, approximate="tanh"),
     aten.gelu_backward.default: call(X, Y, approximate="none"),
     aten.hardsigmoid.default: call(X),
@@ -99,6 +105,7 @@ CALLS: dict[Any, Call] = {
     aten.lerp.Scalar: call(X, Y, 0.75),
     aten.lerp.Tensor: call(X, Y, UNIT),
     aten.lift_fresh_copy.default: call(X),
+    aten.linalg_vector_norm.default: call(X, 2, [1], True),
     aten.logical_and.default: call(MASK, X),
     aten.logical_not.default: call(X),
     aten.logical_or.default: call(MASK, X),
@@ -106,12 +113,24 @@ CALLS: dict[Any, Call] = {
     aten.masked_fill.Scalar: call(X, MASK, -torch.inf),
     aten.masked_fill.Tensor: call(X, MASK, torch.tensor(2.0)),
     aten.max.default: call(X),
+    aten.max.dim: call(X, 1),
     aten.mean.default: call(X),
     aten.mean.dim: call(X, [1], True),
     aten.min.default: call(X),
+    aten.min.dim: call(X, 0, True),
     aten.native_batch_norm.default: call(IMAGE, ROW, PLUS, CHANNELS, PLUS, False, 0.1, 1e-5),
     aten.native_dropout_backward.default: call(X, MASK, 1.25),
     aten.native_layer_norm.default: call(X, [6], ROW, PLUS, 1e-5),
+    aten.nll_loss2d_backward.default: call(
+        IMAGE[:, 0].abs(), IMAGE, PIXELS, PLUS, 0, 1, torch.tensor(0.0)
+    ),
+    aten.nll_loss2d_forward.default: call(IMAGE, PIXELS, PLUS, 0, 1),
+    aten.nll_loss_backward.default: call(
+        torch.tensor(0.5), X, CLASSES, PLUS, 1, -100, torch.tensor(3.0)
+    ),
+    aten.nll_loss_forward.default: call(X, CLASSES, PLUS, 0, -100),
+    aten.norm.Scalar: call(X, 3),
+    aten.norm.ScalarOpt_dim: call(X, 0.5, [0]),
     aten.permute.default: call(X, [1, 0]),
     aten.pow.Scalar: call(2.0, X),
     aten.pow.Tensor_Scalar: call(UNIT, 2.5),
@@ -154,12 +173,14 @@ LEFT_OUT: dict[Any, str] = {
 for _name in UNARY:
     _given = INTS if _name == "bitwise_not" else UNIT if "log" in _name or _name[0] == "a" else X
     CALLS[getattr(aten, _name).default] = call(_given + 0.5 if "sqrt" in _name else _given)
-for _name in (*BINARY, *COMPARE):
-    _left, _right, _number = (INTS, INTS.t().reshape(4, 6), 5) if "bit" in _name else (X, Y, 0.5)
+for _name in (*BINARY, *COMPARE, *SHIFTS):
+    _ints = _name in SHIFTS or "bit" in _name
+    _left, _right, _number = (INTS, INTS.t().reshape(4, 6), 5) if _ints else (X, Y, 0.5)
     for _overload in getattr(aten, _name).overloads():
         _target = getattr(getattr(aten, _name), _overload)
         if _target in HANDLERS and _target not in CALLS and _target not in LEFT_OUT:
-            CALLS[_target] = call(_left, _number if _overload == "Scalar" else _right)
+            _last = _number if _overload in ("Scalar", "Tensor_Scalar") else _right
+            CALLS[_target] = call(_number if _overload == "Scalar_Tensor" else _left, _last)
 
 
 def graph_of(target: Any, given: Call) -> tuple[GraphModule, list[torch.Tensor]]:

@@ -152,6 +152,21 @@ _APPROXIMATE = frozenset(
 _ULPS = {"pow": 4.0, "tan": 4.0, "silu": 4.0, "sinh": 4.0}
 
 
+_DIVIDING = ("floor_div", "trunc_div", "remainder", "fmod")
+
+
+def divides(one: Instruction, dtype: DType) -> bool:
+    """Whether 0 as the second operand is an error."""
+    return one.name in _DIVIDING and dtype not in FLOATS
+
+
+def without_zeros(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor, in whose memory 0 became 3."""
+    whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    whole[whole == 0] = 3
+    return tensor
+
+
 def check_values(one: Instruction, dtype: DType, args: list[torch.Tensor]) -> None:
     """The machine's results for flat operands against torch's, in wider arithmetic for floats."""
     (got,) = results_of(program_of(one, dtype, ((0,),) * len(args)), args)
@@ -193,6 +208,8 @@ def test_special_values(one: Instruction, dtype: DType) -> None:
     dtypes = operand_dtypes(one, dtype)
     grids = torch.meshgrid(*(torch.arange(len(special_values(of))) for of in dtypes), indexing="ij")
     args = [special_values(of)[at.flatten()] for of, at in zip(dtypes, grids, strict=True)]
+    if divides(one, dtype):
+        args = [arg[args[1] != 0] for arg in args]
     check_values(one, dtype, args)
 
 
@@ -203,6 +220,8 @@ def test_ordinary_values(one: Instruction, dtype: DType) -> None:
         args = [ordinary(of, (4099,), seed * 9 + k) for k, of in enumerate(dtypes)]
         if dtype in (F32, F64):
             args = [arg if arg.dtype is torch.bool else arg * scale for arg in args]
+        if divides(one, dtype):
+            without_zeros(args[1])
         check_values(one, dtype, args)
 
 
@@ -216,6 +235,8 @@ def test_shapes(one: Instruction, dtype: DType, settings: str) -> None:
         for k, (of, at) in enumerate(zip(dtypes, dims, strict=True)):
             layout = LAYOUTS[(first + k) % len(LAYOUTS)] if at else contiguous
             args.append(layout(of, tuple(shape[d] for d in at), first + k))
+        if divides(one, dtype):
+            without_zeros(args[1])
         # One bytecode in three is interpreted in Python too: it costs milliseconds.
         bytecode = (first + len(shape)) % 3 == 0 and settings != "cache"
         check_program(program_of(one, dtype, dims), args, exact=exact, bytecode=bytecode)
@@ -232,6 +253,22 @@ def test_shapes(one: Instruction, dtype: DType, settings: str) -> None:
         if len(dtypes) > 1:
             check(((1, 2), *(((0, 1, 2),) * (len(dtypes) - 1))), shape, first)
             check(((0, 2), *(((1,),) * (len(dtypes) - 1))), shape, first)
+
+
+@pytest.mark.parametrize("name", _DIVIDING)
+@pytest.mark.parametrize("dtype", [I64, DType.I32, DType.U8], ids=lambda one: one.text)
+def test_zero_divides_nothing(name: str, dtype: DType, settings: str) -> None:
+    """One 0 anywhere is an error, as a tile, a row, a column and an element."""
+    for shape, dims in itertools.product(((1, 1), (3, 70), (300, 3), (2, 5000)), ((0, 1), ROW)):
+        nodes = (load(0, dtype), load(1, dtype), compute(name, dtype, 0, 1))
+        inputs = (tensor(dtype, 0, 1), tensor(dtype, *dims))
+        program = Program(2, inputs, nodes, (output(2, 0, 1),))
+        divisor = torch.full([shape[d] for d in dims], 2, dtype=dtype.torch)
+        given = ordinary(dtype, shape, 1)
+        check_program(program, [given, divisor], exact=True, bytecode=False)
+        divisor.view(-1)[divisor.numel() // 2] = 0
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            program.compiled()(given, divisor)
 
 
 # -- casts --

@@ -193,7 +193,7 @@ PyObject *as_tuple(const Program &program, PyObject *const *made)
     return result;
 }
 
-/* Run what has been encoded; results have their addresses. */
+/* Run what has been encoded; results have their addresses. 0, or what went wrong, see execute. */
 int run(const Program &program, const Code &code, const Given *given, char **arguments)
 {
     size_t n = program.inputs.size();
@@ -205,20 +205,29 @@ int run(const Program &program, const Code &code, const Given *given, char **arg
         const char *whole = arguments[n + (out.into < 0 ? o : (size_t)out.into)];
         arguments[n + o] = (char *)whole + code.outputs[o].offset;
     }
-    int status = 0;
-    if (!code.empty) {
-        PyThreadState *state = code.header.elements > 16384 ? PyEval_SaveThread() : nullptr;
-        status = execute(code, arguments);
-        if (state) {
-            PyEval_RestoreThread(state);
-        }
+    if (code.empty) {
+        return 0;
     }
-    if (status & 2) {
-        PyErr_NoMemory();
-    } else if (status) {
+    PyThreadState *state = code.header.elements > 16384 ? PyEval_SaveThread() : nullptr;
+    int status = execute(code, arguments);
+    if (state) {
+        PyEval_RestoreThread(state);
+    }
+    return status;
+}
+
+/* What `run` found, as an exception. */
+PyObject *raise(int status)
+{
+    if (status & NO_MEMORY) {
+        return PyErr_NoMemory();
+    }
+    if (status & OUT_OF_BOUNDS) {
         PyErr_SetString(PyExc_IndexError, "index out of range in self");
+    } else {
+        PyErr_SetString(PyExc_RuntimeError, "ZeroDivisionError");
     }
-    return status ? -1 : 0;
+    return nullptr;
 }
 
 } // namespace
@@ -261,8 +270,8 @@ PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyO
     if (make_results(program, code, arguments, made)) {
         return nullptr;
     }
-    int failed = run(program, code, given, arguments);
-    PyObject *result = failed ? nullptr : as_tuple(program, made);
+    int status = run(program, code, given, arguments);
+    PyObject *result = status ? nullptr : as_tuple(program, made);
     if (result && PyTuple_GET_SIZE(result) == 1) {
         PyObject *only = Py_NewRef(PyTuple_GET_ITEM(result, 0));
         Py_DECREF(result);
@@ -271,7 +280,10 @@ PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyO
     for (size_t o = 0; o < program.outputs.size(); o++) {
         Py_XDECREF(made[o]);
     }
-    return result;
+    if (status && !(status & NO_MEMORY) && self->fallback != Py_None) {
+        return otherwise(self, nullptr, args, n); /* raises what torch raises, as torch says it */
+    }
+    return status ? raise(status) : result;
 }
 
 /* ---- panels ---- */
@@ -408,12 +420,14 @@ PyObject *fused_panel(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
         return nullptr;
     }
     if (results != Py_None) {
-        return run(program, code, given, arguments) ? nullptr : Py_NewRef(results);
+        int status = run(program, code, given, arguments);
+        return status ? raise(status) : Py_NewRef(results);
     }
     if (make_results(program, code, arguments, made)) {
         return nullptr;
     }
-    PyObject *tuple = run(program, code, given, arguments) ? nullptr : as_tuple(program, made);
+    int status = run(program, code, given, arguments);
+    PyObject *tuple = status ? raise(status) : as_tuple(program, made);
     for (size_t o = 0; o < program.outputs.size(); o++) {
         Py_XDECREF(made[o]);
     }

@@ -222,6 +222,14 @@ const char *Encoder::emit_tile_node(int n)
         }
     }
     tile_slot[n] = (int16_t)s;
+    if (node.kind == NODE_index) {
+        put_index_load(n, SHAPE_TILE, s, args[0]);
+        return nullptr;
+    }
+    if (node.kind == NODE_iota) {
+        put_iota(n, SHAPE_TILE, s);
+        return nullptr;
+    }
     return put_node(n, SHAPE_TILE, s, args) ? nullptr : "this value cannot be had for a whole tile";
 }
 
@@ -249,7 +257,7 @@ void Encoder::put_index_load(int n, uint8_t shape, int dst, int positions)
 {
     const Node &node = program.nodes[n];
     const Input &table = program.inputs[node.aux];
-    int from = global_slot(node.aux, node.aux, table.dtype, shape, false);
+    int from = global_slot(node.aux, node.aux, table.dtype, shape, shape & SHAPE_TILE);
     int64_t stride = 0, rows = 0;
     for (int k = 0; k < table.ndim; k++) {
         if (table.dims[k] == DIM_indexed) {
@@ -266,6 +274,25 @@ void Encoder::put_index_load(int n, uint8_t shape, int dst, int positions)
         program.nodes[node.args[0]].dtype);
     code.constants[h.n_constants++] = (uint64_t)stride;
     code.constants[h.n_constants++] = (uint64_t)rows;
+}
+
+/* aux: 0 the dimension has size 1, 1 that of rows, 2 that of columns, 3 on: those enumerated. */
+void Encoder::put_iota(int n, uint8_t shape, int dst)
+{
+    int dim = program.nodes[n].aux;
+    bool along_row = row >= 0 && (dim_mask[row] >> dim & 1);
+    bool along_col = col >= 0 && (dim_mask[col] >> dim & 1);
+    int which = along_row ? 1 : along_col ? 2 : 0;
+    for (int i = 0, at = 0, in = code.header.n_outer; which == 0 && i < n_dims; i++) {
+        if (i == row || i == col) {
+            continue;
+        }
+        int k = dim_section[i] == SECTION_reduced ? in++ : at++;
+        if (dim_mask[i] >> dim & 1) {
+            which = 3 + k;
+        }
+    }
+    put(OP_iota, DT_i64, shape, dst, NO_SLOT, NO_SLOT, NO_SLOT, (uint8_t)which);
 }
 
 const char *Encoder::emit_step_node(int n, int phase)
@@ -288,19 +315,7 @@ const char *Encoder::emit_step_node(int n, int phase)
     }
     if (node.kind == NODE_iota) {
         int s = step_buffer(n);
-        bool along_row = row >= 0 && (dim_mask[row] >> node.aux & 1);
-        bool along_col = col >= 0 && (dim_mask[col] >> node.aux & 1);
-        int which = along_row ? 1 : along_col ? 2 : -1;
-        for (int i = 0, at = 0, in = code.header.n_outer; which < 0 && i < n_dims; i++) {
-            if (i == row || i == col) {
-                continue;
-            }
-            int k = dim_section[i] == SECTION_reduced ? in++ : at++;
-            if (dim_mask[i] >> node.aux & 1) {
-                which = 3 + k;
-            }
-        }
-        put(OP_iota, DT_i64, shape, s, NO_SLOT, NO_SLOT, NO_SLOT, (uint8_t)(which < 0 ? 0 : which));
+        put_iota(n, shape, s);
         step_slot[n] = (int16_t)s;
         return nullptr;
     }
@@ -435,6 +450,15 @@ bool Encoder::absorbs(int m, int n, int phase, int used) const
            !absorbed[m] && shape_of(m) == shape;
 }
 
+/* Whether m has the positions along columns, for a comparison with one position a row alone. */
+bool Encoder::names_columns(int m, int position, int phase) const
+{
+    const Node &node = program.nodes[m];
+    return node.kind == NODE_iota && col_mask >> node.aux & 1 && !(has[position] & col_mask) &&
+           in_step(m, phase) && uses[m] == 1 && !kept[m] && !(stores[m] && avail[m] == phase) &&
+           !absorbed[m];
+}
+
 void Encoder::merge_nodes(int n, int m, uint16_t op, int a, int b, int c)
 {
     merged[n] = op;
@@ -452,10 +476,18 @@ void Encoder::plan_merges(int phase)
     auto sign = [](int op) { return op == OP_add ? 0 : op == OP_sub ? 1 : op == OP_mul ? 2 : -1; };
     for (int n = 0; n < n_nodes(); n++) {
         const Node &node = program.nodes[n];
+        int a = node.args[0], b = node.args[1];
+        if (in_step(n, phase) && node.kind == NODE_compute && node.op == OP_eq) {
+            for (int k = 0; k < 2; k++) {
+                if (names_columns(node.args[k], node.args[1 - k], phase)) {
+                    merge_nodes(n, node.args[k], OP_one_hot, node.args[1 - k], -1, -1);
+                    break;
+                }
+            }
+        }
         if (!in_step(n, phase) || node.dtype != DT_f32) {
             continue;
         }
-        int a = node.args[0], b = node.args[1];
         if (node.kind == NODE_reduce) {
             if (!reduces_in(n, phase) || node.op != OP_sum ||
                 code.header.reduces != REDUCES_columns) {

@@ -107,6 +107,7 @@ struct Encoder {
     bool reduces_in(int n, int phase) const;
     void plan_merges(int phase);
     bool absorbs(int m, int n, int phase, int used) const;
+    bool names_columns(int m, int position, int phase) const;
     void merge_nodes(int n, int m, uint16_t op, int a, int b, int c);
     int step_buffer(int n);
     void release(int n);
@@ -119,6 +120,7 @@ struct Encoder {
     int tile_buffer(DType dtype);
     bool put_node(int n, uint8_t shape, int dst, const int *args);
     void put_index_load(int n, uint8_t shape, int dst, int positions);
+    void put_iota(int n, uint8_t shape, int dst);
     const char *emit_tile_node(int n);
     const char *emit_step_node(int n, int phase);
     int output_slot(int n, bool tile_level, bool direct_only, int *which);

@@ -148,7 +148,8 @@ struct Extent {
 };
 const char *verify(const Code &code, const Extent *extents, int n_arguments);
 
-/* Runs the tiles of a program on its cores: 0, or bits: 1 a position was out of bounds, 2 no memory. */
+/* Runs the tiles of a program on its cores: 0, or what went wrong. */
+enum : int { OUT_OF_BOUNDS = 1, NO_MEMORY = 2, ZERO_DIVISOR = 4 };
 int execute(const Code &code, char *const *arguments);
 
 /* Looks up torch's OpenMP runtime; its threads belong to the process that calls this. */

@@ -393,14 +393,19 @@ const char *Checker::insn(const Insn &insn, bool prologue)
                        ? nullptr
                        : "a view that cannot be stored";
         case OP_index_load:
-            return !tile && !h.flat && a && a->kind == SLOT_global && a->dtype == insn.dtype &&
-                           fits(d) && d->dtype == insn.dtype && insn.c + 1 < h.n_constants &&
+            return !h.flat && a && a->kind == SLOT_global && a->dtype == insn.dtype &&
+                           bool(a->shape & SHAPE_TILE) == tile && fits(d) && d->dtype == insn.dtype && insn.c + 1 < h.n_constants &&
                            (insn.aux == DT_i64 || insn.aux == DT_i32) && reads(insn.b, insn.aux)
                        ? nullptr
                        : "a table that cannot be read";
         case OP_iota:
-            return !tile && d->dtype == DT_i64 && fits(d) &&
+            return d->dtype == DT_i64 && fits(d) &&
                            insn.aux < 3 + h.n_outer + h.n_inner
+                       ? nullptr
+                       : "no positions of this kind";
+        case OP_one_hot:
+            return !tile && !h.flat && d->dtype == DT_bool && insn.dtype == DT_bool && fits(d) &&
+                           insn.shape & SHAPE_COLS && reads(insn.a, DT_i64)
                        ? nullptr
                        : "no positions of this kind";
         case OP_fill:
@@ -512,8 +517,12 @@ const char *Checker::table(const Insn &insn)
     for (int i = 0; i < h.n_outer + h.n_inner; i++) {
         along(outer[i], h.outer[i]);
     }
-    along(s.row, h.rows);
-    along(s.col, h.cols);
+    if (s.shape & SHAPE_TILE) {
+        along(s.col, h.reduces == REDUCES_columns ? h.rows : h.cols);
+    } else {
+        along(s.row, h.rows);
+        along(s.col, h.cols);
+    }
     along(stride, rows);
     const Extent &e = extents[s.argument];
     return low < e.low || high > e.high ? "an address outside of its argument" : nullptr;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "divisors.h"
 #include "program.h"
 
 namespace magjit_dvm {
@@ -43,7 +44,7 @@ struct Core {
     int64_t row, col, rows, cols; /* of the step */
     int64_t inner_index = 0;      /* the step's place among the dimensions that steps enumerate */
     int64_t index[MAX_DIMS];      /* of those that tiles and steps enumerate */
-    bool in_bounds = true;
+    int status = 0;               /* bits: see execute */
 
     Core(const Code &c, char *const *args, char *memory)
         : code(c), h(c.header), k(kernels()), arguments(args), local(memory)
@@ -73,6 +74,7 @@ struct Core {
     void enter_step();
     void bind(int s);
     char *at_step(const Slot &slot, int s) const;
+    char *block_of(const Slot &slot, int s, bool tile) const;
     void memory(const Insn &insn);
     bool turn(const Insn &insn, State *turned) const;
     void flat_view(int s, char *block, bool load);
@@ -92,6 +94,13 @@ char *Core::at_step(const Slot &slot, int s) const
         p += index[i] * code.outer[s][i];
     }
     return p;
+}
+
+/* A block of the step, or the tile's own dimension. */
+char *Core::block_of(const Slot &slot, int s, bool tile) const
+{
+    int64_t first = h.reduces == REDUCES_columns ? tile_row : tile_col;
+    return tile ? base[s] + first * slot.col : at_step(slot, s);
 }
 
 /* Where the values of a slot are for this step. */
@@ -233,10 +242,29 @@ void Core::flat_view(int s, char *block, bool load)
     }
 }
 
+/* Elements at positions; false if one is out of bounds. */
+template <class T, class I>
+bool copy_elements(const char *table, int64_t col, int64_t stride, int64_t limit, const I *at,
+                   char *to, int64_t n)
+{
+    T *out = (T *)to;
+    for (int64_t i = 0; i < n; i++) {
+        if (at[i] < 0 || at[i] >= limit) {
+            return false;
+        }
+        out[i] = *(const T *)(table + i * col + at[i] * stride);
+    }
+    return true;
+}
+
 template <class I>
 bool copy_rows(int size, const char *table, int64_t row, int64_t col, int64_t stride, int64_t limit,
                const State &positions, const State &to, int64_t rows, int64_t cols)
 {
+    auto *elements = size == 8   ? copy_elements<uint64_t, I>
+                     : size == 4 ? copy_elements<uint32_t, I>
+                     : size == 2 ? copy_elements<uint16_t, I>
+                                 : copy_elements<uint8_t, I>;
     for (int64_t r = 0; r < rows; r++) {
         const I *at = (const I *)(positions.p + r * positions.rs);
         const char *from = table + r * row;
@@ -249,12 +277,8 @@ bool copy_rows(int size, const char *table, int64_t row, int64_t col, int64_t st
             copy_bytes(size, (char *)from + i * stride, 0, col, out, 0, size, 1, cols, true);
             continue;
         }
-        for (int64_t c = 0; c < cols; c++) {
-            int64_t i = at[c];
-            if (i < 0 || i >= limit) {
-                return false;
-            }
-            memcpy(out + c * size, from + c * col + i * stride, (size_t)size);
+        if (!elements(from, col, stride, limit, at, out, cols)) {
+            return false;
         }
     }
     return true;
@@ -264,13 +288,12 @@ void Core::index_load(const Insn &insn, int64_t n_rows, int64_t n_cols)
 {
     const Slot &slot = code.slots[insn.a];
     int64_t stride = (int64_t)code.constants[insn.c], limit = (int64_t)code.constants[insn.c + 1];
-    const char *table = at_step(slot, insn.a);
+    const char *table = block_of(slot, insn.a, insn.shape & SHAPE_TILE);
     int size = DTYPE_BYTES[insn.dtype];
     const State &at = state[insn.b], &to = state[insn.dst];
-    in_bounds &= insn.aux == DT_i32 ? copy_rows<int32_t>(size, table, slot.row, slot.col, stride,
-                                                         limit, at, to, n_rows, n_cols)
-                                    : copy_rows<int64_t>(size, table, slot.row, slot.col, stride,
-                                                         limit, at, to, n_rows, n_cols);
+    auto *copy = insn.aux == DT_i32 ? copy_rows<int32_t> : copy_rows<int64_t>;
+    bool fine = copy(size, table, slot.row, slot.col, stride, limit, at, to, n_rows, n_cols);
+    status |= fine ? 0 : OUT_OF_BOUNDS;
 }
 
 uint64_t identity_of(int op, int dtype)
@@ -321,25 +344,35 @@ void Core::memory(const Insn &insn)
             flat_view(s, block.p, load);
             break;
         }
-        char *global = at_step(slot, s);
-        if (tile) {
-            int64_t first = h.reduces == REDUCES_columns ? tile_row : tile_col;
-            global = base[s] + first * slot.col;
-        }
-        copy_bytes(size, global, slot.row, slot.col, block.p, block.rs, block.cs * size, n_rows,
-                   n_cols, load);
+        copy_bytes(size, block_of(slot, s, tile), slot.row, slot.col, block.p, block.rs,
+                   block.cs * size, n_rows, n_cols, load);
         break;
     }
     case OP_index_load: index_load(insn, n_rows, n_cols); break;
     case OP_iota: {
         const State &to = state[insn.dst];
+        /* The tile's own dimension lies along the columns of a prologue's block. */
+        bool by_column = tile ? insn.aux == 1 || insn.aux == 2 : insn.aux == 2;
+        bool by_row = !tile && insn.aux == 1;
+        int64_t first = tile              ? (h.reduces == REDUCES_columns ? tile_row : tile_col)
+                        : insn.aux == 1 ? row
+                                        : col;
+        first = by_row || by_column ? first : insn.aux ? index[insn.aux - 3] : 0;
         for (int64_t r = 0; r < n_rows; r++) {
-            int64_t *out = (int64_t *)(to.p + r * to.rs);
+            int64_t *out = (int64_t *)(to.p + r * to.rs), start = first + by_row * r;
             for (int64_t c = 0; c < n_cols; c++) {
-                out[c] = insn.aux == 0   ? 0
-                         : insn.aux == 1 ? row + r
-                         : insn.aux == 2 ? col + c
-                                         : index[insn.aux - 3];
+                out[c] = start + by_column * c;
+            }
+        }
+        break;
+    }
+    case OP_one_hot: {
+        const State &to = state[insn.dst], &at = state[insn.a];
+        for (int64_t r = 0; r < n_rows; r++) {
+            int64_t place = *(const int64_t *)(at.p + r * at.rs);
+            memset(to.p + r * to.rs, 0, (size_t)n_cols);
+            if (place >= col && place < col + n_cols) {
+                to.p[r * to.rs + place - col] = 1;
             }
         }
         break;
@@ -410,6 +443,9 @@ void Core::run_block(uint32_t from, uint32_t to)
                         : kind == KIND_reduce && h.reduces == REDUCES_rows
                             ? k.along_rows[insn.op][insn.dtype]
                             : k.op[insn.op][insn.dtype];
+        if (divides(insn) && any_zero(insn.dtype, *b, n_rows, n_cols)) {
+            status |= ZERO_DIVISOR; /* kernels themselves survive it */
+        }
         kernel(*d, *a, *b, *c, n_rows, n_cols);
     }
 }
@@ -554,7 +590,7 @@ const Runtime &runtime()
 struct Job {
     const Code &code;
     char *const *arguments;
-    int status; /* 0: fine, 1: a position out of bounds, 2: no memory */
+    int status; /* bits: see execute */
 };
 
 void run_share(Job &job, int64_t core, int64_t cores)
@@ -567,13 +603,13 @@ void run_share(Job &job, int64_t core, int64_t cores)
     }
     char *memory = local_memory.at_least(h.local_bytes + 64);
     if (!memory) {
-        __atomic_fetch_or(&job.status, 2, __ATOMIC_RELAXED);
+        __atomic_fetch_or(&job.status, NO_MEMORY, __ATOMIC_RELAXED);
         return;
     }
     Core machine(job.code, job.arguments, memory);
     machine.run(first, last);
-    if (!machine.in_bounds) {
-        __atomic_fetch_or(&job.status, 1, __ATOMIC_RELAXED);
+    if (machine.status) {
+        __atomic_fetch_or(&job.status, machine.status, __ATOMIC_RELAXED);
     }
 }
 

@@ -1,0 +1,139 @@
+"""Places of largest and smallest elements, and norms, against eager: ties, NaN, every layout."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import magjit
+from magjit_dvm.backend import schedules
+from magjit_dvm.instructions import DType, dtype_of
+from tests.dvm.test_instructions import LAYOUTS, SETTINGS, machine
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+)
+SHAPES = ((1, 7), (5, 1), (3, 5), (70, 40), (3, 1300), (1300, 3), (4, 5, 6), (2, 33, 40))
+
+
+@pytest.fixture(params=["cache", "small"], autouse=True)
+def settings(request: pytest.FixtureRequest) -> Iterator[None]:
+    with machine(SETTINGS[request.param]):
+        yield
+
+
+def run(function: Callable[..., Any], *args: Any, fused: bool = True) -> Any:
+    before = set(map(id, schedules()))
+    with torch.no_grad():
+        result = magjit.compile(function, backend="dvm")(*args)
+    (made,) = (one for one in schedules() if id(one) not in before)
+    reasons = [str(one) for one in made.fusion.reasons.values()]
+    assert not fused or (made.fusion.groups and not reasons), reasons
+    return result
+
+
+def places(given: torch.Tensor, dim: int | None, keepdim: bool) -> tuple[torch.Tensor, ...]:
+    found = [given.argmax(dim, keepdim), given.argmin(dim, keepdim)]
+    if dim is not None:
+        found += [*given.max(dim, keepdim), *given.min(dim, keepdim)]
+    return tuple(found)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_places(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Few different values, so that there are ties everywhere."""
+    own = dtype_of(dtype)
+    assert own is not None
+    for number, dim in enumerate((None, *range(len(shape)), -1)):
+        given = LAYOUTS[number % len(LAYOUTS)](own, shape, number)
+        given = given if number % 2 else given.round() if own in FLOATS else given % 4
+        wanted = places(given, dim, bool(number % 2))
+        fused = dim is not None and shape[dim] != 1
+        got = run(places, given, dim, bool(number % 2), fused=fused)
+        for one, other in zip(got, wanted, strict=True):
+            assert one.dtype == other.dtype and torch.equal(one, other)
+
+
+FLOATS = (DType.F32, DType.F64, DType.F16, DType.BF16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_special_values(dim: int | None, dtype: torch.dtype) -> None:
+    """NaN, infinities and both zeros, at every place and alone, also whole rows of them."""
+    made = torch.Generator().manual_seed(3)
+    some = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0], dtype=dtype)
+    for shape in ((6, 6), (9, 300), (300, 9)):
+        given = some[torch.randint(0, 6, shape, generator=made)]
+        given[:6] = some[:, None]
+        given[6:9] = torch.where(given[6:9].isnan(), torch.tensor(1.0, dtype=dtype), given[6:9])
+        for one, other in zip(
+            run(places, given, dim, False), places(given, dim, False), strict=True
+        ):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_of_bools() -> None:
+    given = torch.rand(40, 30) > 0.9
+
+    def both(x: Any) -> Any:
+        return (*x.max(1), *x.min(0), x.logical_not().any(1), x.sum(1))
+
+    for one, other in zip(run(both, given, fused=False), both(given), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_half_precision_is_rounded_first() -> None:
+    """Elements that are equal in half precision are so in single too: the first one counts."""
+
+    def place(x: Any) -> Any:
+        return (x * 1.001).argmax(1)
+
+    given = torch.randint(900, 1100, (200, 64)).half()
+    assert torch.equal(run(place, given), place(given))
+
+
+def test_nothing_to_choose_from() -> None:
+    def place(x: Any) -> Any:
+        return (x * 2).argmax(1)
+
+    compiled = magjit.compile(place, backend="dvm")
+    assert compiled(torch.zeros(0, 3)).shape == (0,)
+    with pytest.raises(IndexError, match="non-zero size"):
+        compiled(torch.zeros(3, 0))
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3, 0.5, -1, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_norms(order: float, dtype: torch.dtype) -> None:
+    def norms(x: Any, dim: Any, keepdim: bool) -> Any:
+        return torch.linalg.vector_norm(x * 1, order, dim, keepdim)
+
+    for number, (shape, dim) in enumerate(itertools.product(SHAPES[2::2], (None, 0, -1, (0, 1)))):
+        own = dtype_of(dtype)
+        assert own is not None
+        given = LAYOUTS[number % 4](own, shape, number)
+        got = run(norms, given, dim, bool(number % 2))
+        torch.testing.assert_close(got, norms(given, dim, bool(number % 2)))
+
+
+def test_counts() -> None:
+    def counts(x: Any) -> Any:
+        return x.count_nonzero(1), (x > 0).any(1), x.all(1)
+
+    for dtype in DTYPES:
+        given = torch.randint(0, 3, (40, 5)).to(dtype)
+        for one, other in zip(run(counts, given), counts(given), strict=True):
+            assert one.dtype == other.dtype and torch.equal(one, other)
