@@ -1,0 +1,422 @@
+"""Streaming fusion of programs whose graph varies (DVM, §5.2): ``with magjit_dvm.lazy():``.
+
+An operator that can wait (``lazy_rules``) joins the window of its thread's queue
+(``lazy_window``) and returns a ``QueuedTensor``: a tensor without memory, whose dispatch key
+brings every operator here, from any thread and also from C++.  What needs a value flushes the
+window: it is fused, run, and every tensor of it that the program still holds gets its memory.
+At the end of the context these become ordinary tensors.
+
+Why not ordinary tensors from the beginning, filled later: nothing would stop whoever reads
+memory without asking the dispatcher (``numpy()``, an extension in C++) from reading it early.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from magjit.errors import ArgumentError
+from magjit_dvm.lazy_rules import IN_PLACE, RULES, WRITES_SILENTLY, Kind, Layout, Rule, inferred
+from magjit_dvm.lazy_tensor import (
+    LazyError,
+    QueuedTensor,
+    as_ordinary,
+    run_plainly,
+    tensors_in,
+)
+from magjit_dvm.lazy_window import (
+    CannotWait,
+    Value,
+    Window,
+    alive,
+    coded_literal,
+    decoded,
+    fitting,
+)
+
+__all__ = ["LazyError", "LazyStats", "Queue", "lazy"]
+
+LONGEST = 256
+
+
+@dataclass(slots=True)
+class LazyStats:
+    """What happened in a context.
+
+    Attributes:
+        queued: operators that waited.
+        compiled: windows that had to be fused; the others had the structure of an earlier one.
+        flushes: how many windows were run, by the reason.
+    """
+
+    queued: int = 0
+    compiled: int = 0
+    flushes: Counter[str] = field(default_factory=Counter)
+
+
+_local = threading.local()
+
+
+@contextmanager
+def lazy(longest: int = LONGEST) -> Iterator[LazyStats]:
+    """Queue the operators of this thread, and run them fused when a value is needed.
+
+    Within another such context the outer one's queue is used; it is flushed at both ends.
+
+    Args:
+        longest: operators that may wait at once.
+
+    Raises:
+        ArgumentError: ``longest`` is less than 1.
+        LazyError: at the end, an input was written behind the dispatcher's back.
+    """
+    if longest < 1:
+        raise ArgumentError(
+            f"longest={longest}: at least one operator must be able to wait",
+            remedy="leave it out, or pass a positive number",
+        )
+    outer: Queue | None = getattr(_local, "queue", None)
+    if outer is not None:
+        try:
+            yield outer.stats
+        finally:
+            outer.flush("end of a context")
+        return
+    queue = _local.queue = Queue(longest)
+    try:
+        with queue:
+            yield queue.stats
+    finally:
+        _local.queue = None
+        queue.close()
+
+
+class Queue(TorchDispatchMode):
+    """The operators of one thread that wait."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self.longest = longest
+        self.stats = LazyStats()
+        self.window = Window()
+        self.holders: list[weakref.ref[QueuedTensor]] = []  # of the window's values
+        self.filled: list[weakref.ref[QueuedTensor]] = []
+        self.lock = threading.RLock()
+        self.is_busy = False
+        self.in_inference = False
+
+    # -- operators --
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if self.is_busy:
+            return func(*args, **(kwargs or {}))
+        with self.lock:
+            rule = RULES.get(func)
+            if rule is not None:
+                made = self.queued(rule, args, kwargs)
+                if made is not None:
+                    return made
+            elif func in IN_PLACE and self.rewritten(IN_PLACE[func], args, kwargs):
+                return args[0]
+        # Not under the lock: a value of another thread's queue may be asked for.
+        return self.run_now(func, args, kwargs or {})
+
+    def queued(self, rule: Rule, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """The results to come, or None where the operator cannot wait."""
+        if rule.kind is Kind.VIEW and not self.is_waiting(args[0]):
+            return None
+        values = self.appended(rule, args, kwargs)
+        if values is None:
+            return None
+        made = [self.holding(value) for value in values]
+        if len(self.window.entries) >= self.longest:
+            self.flush("length")
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def appended(self, rule: Rule, args: tuple[Any, ...], kwargs: Any) -> list[Value] | None:
+        """Put an operator into the window."""
+        if self.in_inference is not torch.is_inference_mode_enabled():
+            self.flush("inference mode")
+            self.in_inference = torch.is_inference_mode_enabled()
+        if torch._C._current_graph_task_id() != -1:
+            return None  # what a backward pass computes goes to C++, which may hold it anywhere
+        window = self.window
+        coder = _Coder(window, torch.is_grad_enabled())
+        try:
+            codes = coder.coded(rule, args, kwargs)
+        except CannotWait:
+            del window.numbers[coder.numbers :]
+            return None
+        results = inferred(
+            rule, tuple(coder.signature), lambda: _on_meta(window, codes, coder.numbers)
+        )
+        if results is None or any(one.layout.dtype not in _WAITING for one in results):
+            del window.numbers[coder.numbers :]
+            return None
+        base = window.values[codes[0][0]] if rule.kind is Kind.VIEW else None
+        window.add(rule, codes, base, results)
+        self.stats.queued += 1
+        return window.values[-len(results) :]
+
+    def rewritten(self, rule: Rule, args: tuple[Any, ...], kwargs: Any) -> bool:
+        """Let a queued tensor that nobody else sees stand for what is to be written into it."""
+        written = args[0]
+        if not self.is_waiting(written) or (torch.is_grad_enabled() and written.requires_grad):
+            return False
+        old: Value = written._value
+        if old.root is not None:
+            return False
+        for ref in self.holders:
+            holder = ref()
+            if holder is not None and holder is not written and holder._value.base is old:
+                return False
+        layout = old.layout
+        signature_of = self.window
+        before = len(signature_of.numbers)
+        values = self.appended(rule, args, kwargs)
+        if values is None:
+            del signature_of.numbers[before:]
+            return False
+        if self.window is not signature_of or len(values) != 1 or values[0].layout is not layout:
+            # Broadcast or promoted: the queue has one dead operator more, and eager says why.
+            return False
+        written._value = values[0]
+        return True
+
+    def is_waiting(self, tensor: Any) -> bool:
+        """Whether this is a queued tensor whose value is still to be computed, by this queue."""
+        return type(tensor) is QueuedTensor and tensor._value.window is self.window
+
+    def holding(self, value: Value) -> QueuedTensor:
+        """A tensor for the program."""
+        made = QueuedTensor.of(value, self)
+        self.holders.append(weakref.ref(made))
+        return made
+
+    # -- operators that do not wait --
+
+    def run_now(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Flush what the operator needs, and run it as eager does."""
+        given = tensors_in(args, kwargs)
+        if self.window.entries and self.concerns(func, given):
+            self.flush(str(func))
+        return run_plainly(func, args, kwargs, given)
+
+    def concerns(self, func: Any, given: list[torch.Tensor]) -> bool:
+        """Whether the operator reads what waits, or writes what that reads."""
+        schema = getattr(func, "_schema", None)
+        if schema is None or func.namespace != "aten" or func in WRITES_SILENTLY:
+            return True
+        for one in given:
+            if type(one) not in _PLAIN and (
+                type(one) is not QueuedTensor or one._value.window is self.window
+            ):
+                return True
+        return bool(schema.is_mutable) and self.window_reads(given)
+
+    def window_reads(self, written: list[torch.Tensor]) -> bool:
+        """Whether an input shares memory with one of these."""
+        try:
+            mine = [_extent(one) for one in self.window.inputs]
+            theirs = [_extent(_plain(one)) for one in written]
+        except (RuntimeError, NotImplementedError):
+            return True
+        return any(a < d and c < b for a, b in mine for c, d in theirs)
+
+    # -- flushing --
+
+    def flush(self, reason: str) -> None:
+        """Compute every value that the program still holds.
+
+        Raises:
+            LazyError: an input was written behind the dispatcher's back.
+        """
+        with self.lock:
+            window, holders = self.window, self.holders
+            if not window.entries:
+                if window.inputs:
+                    self.window = Window()
+                return
+            self.window, self.holders = Window(), []
+            held = [one for one in (ref() for ref in holders) if one is not None]
+            self.stats.flushes[reason] += 1
+            was_busy, self.is_busy = self.is_busy, True
+            try:
+                with _undisturbed(self.in_inference):
+                    self.run(window, held)
+            except BaseException as error:
+                for value in window.values:
+                    value.window, value.error = None, error
+                raise
+            finally:
+                self.is_busy = was_busy
+            self.keep(held)
+
+    def keep(self, held: list[QueuedTensor]) -> None:
+        """Remember tensors until the end of the context, where they become ordinary ones."""
+        if len(self.filled) > 4096:
+            self.filled = [one for one in self.filled if one() is not None]
+        self.filled += [weakref.ref(one) for one in held]
+
+    def run(self, window: Window, held: list[QueuedTensor]) -> None:
+        """Compute the values of these tensors and put them there."""
+        live = alive(one._value for one in held)
+        if not live:
+            for value in window.values:
+                value.window = None
+            return
+        if window.changed_input() is not None:
+            error = LazyError(
+                "A tensor was written, not through torch's dispatcher, while operators that read "
+                "it waited in a queue",
+                remedy="end the context of magjit_dvm.lazy before writing it, or write in torch",
+            )
+            raise error
+        compiled, is_new = window.compiled(live)
+        self.stats.compiled += is_new
+        try:
+            results = compiled.schedule.call(*window.inputs, *window.numbers)
+        except Exception:
+            results = compiled.stepwise(*window.inputs, *window.numbers)
+        for number, result in zip(live, results, strict=True):
+            value = window.values[number]
+            value.real = fitting(result, value.layout)
+        for value in window.values:
+            value.window = None
+        for one in held:
+            one.fill()
+
+    def close(self) -> None:
+        """Flush, and make ordinary tensors of all that the program holds."""
+        try:
+            self.flush("end of the context")
+        finally:
+            with self.lock:
+                held = [one for one in (ref() for ref in self.filled) if one is not None]
+                self.filled = []
+                with _undisturbed(None):
+                    as_ordinary(held)
+
+
+class _Coder:
+    """The arguments of one operator as codes, and what its results depend on."""
+
+    def __init__(self, window: Window, is_recording: bool) -> None:
+        self.window = window
+        self.is_recording = is_recording
+        self.numbers = len(window.numbers)
+        self.signature: list[Any] = []
+
+    def coded(self, rule: Rule, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Codes by position and by name.
+
+        Raises:
+            CannotWait: an argument keeps the operator from waiting.
+        """
+        lifted = rule.lifted
+        codes = tuple(
+            [self.code(arg, place in lifted, rule.kind) for place, arg in enumerate(args)]
+        )
+        if not kwargs:
+            return codes, ()
+        if "out" in kwargs or kwargs.get("pin_memory") or kwargs.get("non_blocking"):
+            raise CannotWait("an operator that writes its result into something given")
+        self.signature.append(None)
+        return codes, tuple(
+            [(name, self.code(arg, False, rule.kind)) for name, arg in kwargs.items()]
+        )
+
+    def code(self, arg: Any, is_lifted: bool, kind: Kind) -> Any:
+        cls = type(arg)
+        window = self.window
+        if cls is QueuedTensor or cls in _PLAIN:
+            if self.is_recording and arg.requires_grad:
+                raise CannotWait("a gradient is asked for")
+            if cls is QueuedTensor:
+                value = arg._value
+                if value.window is window:
+                    self.signature.append(value.layout)
+                    return value.number
+                arg = value.real
+                if arg is None:  # of another thread's queue
+                    raise CannotWait("a value that is not there")
+            place = window.input(arg)
+            self.signature.append(window.layouts_of_inputs[place])
+            return ~place
+        if is_lifted and (cls is int or cls is float):
+            window.numbers.append(arg)
+            self.signature.append(cls if kind is Kind.ELEMENTWISE else arg)
+            return cls
+        if cls is list or cls is tuple:
+            self.signature.append(len(arg))
+            return (list, tuple([self.code(one, is_lifted, kind) for one in arg]))
+        found = coded_literal(arg)
+        if cls is torch.device and arg.type != "cpu":
+            raise CannotWait("another device")
+        self.signature.append(found)
+        return found
+
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_WAITING = frozenset(
+    {
+        torch.float32,
+        torch.float64,
+        torch.int64,
+        torch.int32,
+        torch.uint8,
+        torch.bool,
+        torch.float16,
+        torch.bfloat16,
+    }
+)
+
+
+def _on_meta(window: Window, codes: Any, first_number: int) -> tuple[Any, Any]:
+    """An operator's arguments without elements."""
+    numbers = iter(window.numbers[first_number:])
+
+    def tensor(number: int) -> torch.Tensor:
+        layout: Layout = (
+            window.layouts_of_inputs[~number] if number < 0 else window.values[number].layout
+        )
+        return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device="meta")
+
+    args, kwargs = codes
+    given = tuple(decoded(one, tensor, lambda _: next(numbers)) for one in args)
+    named = {name: decoded(one, tensor, lambda _: next(numbers)) for name, one in kwargs}
+    named.pop("device", None)
+    return given, named
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.plain() if type(tensor) is QueuedTensor else tensor
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+@contextmanager
+def _undisturbed(in_inference: bool | None) -> Iterator[None]:
+    """As below autograd and autocast: what the program's modes ask for has been done."""
+    with ExitStack() as stack:
+        stack.enter_context(torch._C.DisableTorchFunction())
+        stack.enter_context(torch._C._DisableAutocast())
+        stack.enter_context(torch.no_grad())
+        if in_inference is not None and in_inference is not torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(in_inference))
+        yield

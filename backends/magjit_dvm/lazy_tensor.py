@@ -1,0 +1,285 @@
+"""The tensor that stands for a value to come, and how it becomes an ordinary one.
+
+A ``QueuedTensor`` has shape, strides and dtype, and no memory until its window is run; it then
+shares that of the ordinary tensor ``plain()``.  At the end of the context the Python object
+takes over an ordinary tensor's innards: whoever holds it, strongly or weakly, then holds a
+``torch.Tensor``.  Where something in C++ holds on to the old innards (autograd, that has saved
+it), it stays what it is, with its memory, and behaves as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_map
+
+from magjit.errors import MagJITError
+from magjit_dvm.lazy_window import Value
+
+__all__ = ["LazyError", "QueuedTensor", "as_ordinary", "run_plainly", "tensors_in"]
+
+
+class LazyError(MagJITError):
+    """A queued tensor will never have a value."""
+
+
+class _Queue(Protocol):
+    def flush(self, reason: str) -> None: ...
+
+
+_GUARD = "TESTING_ONLY_GenericWrapper"
+"""A dispatch key that torch has for wrappers and gives to no tensor."""
+
+
+@cache
+def _guarding_keys() -> torch._C.DispatchKeySet:
+    """The key that queued tensors have while they wait.
+
+    ``x.data = queued`` asks no operator but one, and would leave x without memory; with this
+    key that one comes here first.  All others pass it by.
+    """
+    passing = torch.library.Library("_", "IMPL")  # noqa: TOR901
+    passing.fallback(torch.library.fallthrough_kernel, _GUARD)
+    asked = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+    asked.impl("_has_compatible_shallow_copy_type", _before_sharing, _GUARD)
+    _libraries.extend((passing, asked))
+    return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_GUARD))
+
+
+_libraries: list[torch.library.Library] = []  # what they register ends with them
+
+
+def _before_sharing(taker: torch.Tensor, giver: torch.Tensor) -> bool:
+    for one in (taker, giver):
+        if type(one) is QueuedTensor:
+            one.settle("data")
+    return True
+
+
+def _reading(name: str) -> Callable[..., Any]:
+    """A method of tensors that reads memory without asking the dispatcher."""
+    original = getattr(torch.Tensor, name)
+
+    def method(self: QueuedTensor, *args: Any, **kwargs: Any) -> Any:
+        self.settle(name)
+        return original(self.plain(), *args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+class QueuedTensor(torch.Tensor):
+    """A tensor whose value may still have to be computed."""
+
+    _value: Value
+    _queue: _Queue
+    _makes_views_with_grad: bool
+
+    # Subclasses go through Python at each function of torch's unless they say otherwise.
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def of(value: Value, queue: _Queue) -> QueuedTensor:
+        """A tensor of this value, without memory."""
+        layout = value.layout
+        made: QueuedTensor = _make(
+            QueuedTensor,
+            layout.shape,
+            strides=layout.strides,
+            storage_offset=value.offset,
+            dtype=layout.dtype,
+            _extra_dispatch_keys=_guarding_keys(),
+        )
+        # Code in C++ that asks for the memory gets an error instead of a null pointer.
+        torch._C._set_throw_on_mutable_data_ptr(made)
+        made._value, made._queue = value, queue
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """An operator outside of the queue's context or in another thread."""
+        kwargs = kwargs or {}
+        return run_plainly(func, args, kwargs, tensors_in(args, kwargs))
+
+    def settle(self, reason: str) -> None:
+        """See to it that the value is there.
+
+        Raises:
+            LazyError: it will never be.
+        """
+        if self._value.window is not None:
+            self._queue.flush(reason)
+        if self._value.error is not None:
+            raise LazyError(
+                f"A queued tensor was not computed: {self._value.error}",
+                remedy="the program went on after the error that kept it from being computed; "
+                "compute it again, or end the context of magjit_dvm.lazy where the error arises",
+            ) from self._value.error
+
+    def plain(self) -> torch.Tensor:
+        """An ordinary tensor that shares the memory; its value is computed if it was not."""
+        value = self._value
+        if value.real is None:
+            self.settle("read")
+            assert value.root is not None and value.root.real is not None
+            root = value.root.real
+            layout, offset = value.layout, value.offset + root.storage_offset()
+            value.real = root.as_strided(layout.shape, layout.strides, offset)
+        return value.real
+
+    def fill(self) -> None:
+        """Take the memory, now that it is there."""
+        _set_data(self, self.plain())
+
+    def follow(self) -> None:
+        """Look like ``plain()`` again, whose shape or memory an operator may have changed."""
+        plain = self.plain()
+        if (
+            self.shape != plain.shape
+            or self.stride() != plain.stride()
+            or self.storage_offset() != plain.storage_offset()
+            or _address(self) != _address(plain)
+        ):
+            _set_data(self, plain)
+
+    # -- what reads memory directly --
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._with_flag().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self._with_flag().__deepcopy__(memo)
+
+    def _with_flag(self) -> torch.Tensor:
+        plain = self.plain().detach()
+        return plain.requires_grad_() if self.requires_grad and self.is_leaf else plain
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return self._with_flag().__repr__(tensor_contents=tensor_contents)
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        return _get_data(self)  # type: ignore[no-any-return]
+
+    @data.setter
+    def data(self, other: torch.Tensor) -> None:
+        self.settle("data")
+        given = other.plain() if type(other) is QueuedTensor else other
+        _set_data(self, given)
+        self._value.real = given.detach()
+
+
+for _name in (
+    "apply_",
+    "data_ptr",
+    "is_shared",
+    "map_",
+    "map2_",
+    "numpy",
+    "share_memory_",
+    "storage",
+    "tolist",
+    "untyped_storage",
+    "__array__",
+    "__dlpack__",
+    "_typed_storage",
+):
+    setattr(QueuedTensor, _name, _reading(_name))
+
+_make: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+_get_data: Any = torch._C.TensorBase.data.__get__  # type: ignore[attr-defined]
+_set_data: Any = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
+_storage_of: Any = torch._C.TensorBase.untyped_storage
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return int(_storage_of(tensor)._cdata)
+
+
+# -- operators on the plain tensors --
+
+
+def tensors_in(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors among arguments."""
+    found: list[torch.Tensor] = []
+
+    def look(one: Any) -> None:
+        if isinstance(one, torch.Tensor):
+            found.append(one)
+        elif isinstance(one, (list, tuple)):
+            for item in one:
+                look(item)
+        elif isinstance(one, dict):
+            for item in one.values():
+                look(item)
+
+    look(args)
+    if kwargs:
+        look(kwargs)
+    return found
+
+
+def run_plainly(func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
+    """Run an operator on the tensors that queued ones stand for.
+
+    Where it returns one of those, as operators do that write, the queued one is returned.
+    """
+    queued = [one for one in given if type(one) is QueuedTensor]
+    if not queued:
+        return func(*args, **kwargs)
+    back = {id(one.plain()): one for one in queued}
+    plain_args, plain_kwargs = tree_map(_plain, (args, kwargs))
+    made = func(*plain_args, **plain_kwargs)
+    if getattr(getattr(func, "_schema", None), "is_mutable", True):
+        for one in queued:
+            one.follow()
+    return tree_map(lambda one: back.get(id(one), one), made)
+
+
+def _plain(one: Any) -> Any:
+    return one.plain() if type(one) is QueuedTensor else one
+
+
+# -- ordinary tensors --
+
+
+def as_ordinary(held: Iterable[QueuedTensor]) -> None:
+    """Make ordinary tensors of those that nothing but Python holds; views stay views."""
+    groups: dict[int, list[QueuedTensor]] = {}
+    for one in held:
+        if type(one) is QueuedTensor and one._value.error is None:
+            groups.setdefault(id(one._value.base), []).append(one)
+    for group in groups.values():
+        _group_as_ordinary(group)
+
+
+def _group_as_ordinary(group: list[QueuedTensor]) -> None:
+    views = [one for one in group if one._base is not None]
+    others = [one for one in group if one._base is None]
+    owner = next((one for one in others if any(view._base is one for view in views)), None)
+    if any(view._base is not owner for view in views):
+        return
+    for one in group:
+        # A view holds its base twice: for the backward and for the forward mode.
+        holders = 1 + (2 * len(views) if one is owner else 0)
+        if one._use_count() != holders or one.requires_grad or one.grad is not None:
+            return
+    for one in others:
+        plain = one.plain()
+        if one is owner or plain._base is not None:
+            plain = plain.detach()
+        if one is owner:
+            for view in views:
+                _swap(view, plain.as_strided(view.shape, view.stride(), view.storage_offset()))
+        _swap(one, plain)
+
+
+def _swap(queued: QueuedTensor, plain: torch.Tensor) -> None:
+    """Give ``queued`` the innards of ``plain``."""
+    torch._C._swap_tensor_impl(queued, plain)
+    queued.__class__ = torch.Tensor  # type: ignore[assignment]
+    for name in ("_value", "_queue"):
+        queued.__dict__.pop(name, None)
