@@ -24,7 +24,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from magjit.errors import ArgumentError
-from magjit_dvm.lazy_rules import IN_PLACE, RULES, WRITES_SILENTLY, Kind, Layout, Rule, inferred
+from magjit_dvm.lazy_rules import (
+    IN_PLACE,
+    PARTS,
+    RULES,
+    WRITES_SILENTLY,
+    Kind,
+    Layout,
+    Rule,
+    inferred,
+    parts,
+)
 from magjit_dvm.lazy_tensor import (
     LazyError,
     QueuedTensor,
@@ -104,6 +114,11 @@ class Queue(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to wrap each operator in ``torch.compiler.disable`` costs as much as it itself."""
+        return False
+
     def __init__(self, longest: int) -> None:
         super().__init__()
         self.longest = longest
@@ -128,15 +143,20 @@ class Queue(TorchDispatchMode):
                 made = self.queued(rule, args, kwargs)
                 if made is not None:
                     return made
-            elif func in IN_PLACE and self.rewritten(IN_PLACE[func], args, kwargs):
-                return args[0]
+            elif func in IN_PLACE:
+                if self.rewritten(IN_PLACE[func], args, kwargs):
+                    return args[0]
+            elif func in PARTS:
+                made = self.parted(func, args, kwargs)
+                if made is not None:
+                    return made
         # Not under the lock: a value of another thread's queue may be asked for.
         return self.run_now(func, args, kwargs or {})
 
     def queued(self, rule: Rule, args: tuple[Any, ...], kwargs: Any) -> Any:
         """The results to come, or None where the operator cannot wait."""
         if rule.kind is Kind.VIEW and not self.is_waiting(args[0]):
-            return None
+            return self.view_of_filled(rule, args, kwargs)
         values = self.appended(rule, args, kwargs)
         if values is None:
             return None
@@ -144,6 +164,32 @@ class Queue(TorchDispatchMode):
         if len(self.window.entries) >= self.longest:
             self.flush("length")
         return made[0] if len(made) == 1 else tuple(made)
+
+    def parted(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> list[Any] | None:
+        """The views that an operator with many of them makes."""
+        if type(args[0]) is not QueuedTensor:
+            return None
+        asked = parts(func, args, kwargs)
+        if asked is None:
+            return None
+        made = [self.queued(rule, given, None) for rule, given in asked]
+        return made if all(one is not None for one in made) else None
+
+    def view_of_filled(self, rule: Rule, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """A view of a queued tensor whose value is there; both become ordinary together."""
+        whole = args[0]
+        if type(whole) is not QueuedTensor or whole._queue is not self or whole._value.real is None:
+            return None
+        real = rule.target(whole.plain(), *args[1:], **(kwargs or {}))
+        base = whole._value.base
+        assert base.real is not None
+        offset = real.storage_offset() - base.real.storage_offset()
+        layout = Layout.of(tuple(real.shape), tuple(real.stride()), real.dtype)
+        value = Value(-1, layout, None, base, offset, real, None, torch.is_grad_enabled())
+        made = QueuedTensor.of(value, self)
+        made.fill()
+        self.filled.append(weakref.ref(made))
+        return made
 
     def appended(self, rule: Rule, args: tuple[Any, ...], kwargs: Any) -> list[Value] | None:
         """Put an operator into the window."""
@@ -176,23 +222,17 @@ class Queue(TorchDispatchMode):
         if not self.is_waiting(written) or (torch.is_grad_enabled() and written.requires_grad):
             return False
         old: Value = written._value
-        if old.root is not None:
+        if old.root is not None or any(view() is not None for view in old.views or ()):
             return False
-        for ref in self.holders:
-            holder = ref()
-            if holder is not None and holder is not written and holder._value.base is old:
-                return False
-        layout = old.layout
-        signature_of = self.window
-        before = len(signature_of.numbers)
         values = self.appended(rule, args, kwargs)
-        if values is None:
-            del signature_of.numbers[before:]
+        if values is None or len(values) != 1 or values[0].layout is not old.layout:
+            # Broadcast or promoted: a dead operator more in the queue, and eager says why.
             return False
-        if self.window is not signature_of or len(values) != 1 or values[0].layout is not layout:
-            # Broadcast or promoted: the queue has one dead operator more, and eager says why.
-            return False
+        if old.window is None:
+            return False  # it was flushed, for another reason
         written._value = values[0]
+        if len(self.window.entries) >= self.longest:
+            self.flush("length")
         return True
 
     def is_waiting(self, tensor: Any) -> bool:
@@ -202,7 +242,12 @@ class Queue(TorchDispatchMode):
     def holding(self, value: Value) -> QueuedTensor:
         """A tensor for the program."""
         made = QueuedTensor.of(value, self)
-        self.holders.append(weakref.ref(made))
+        ref = weakref.ref(made)
+        self.holders.append(ref)
+        if value.root is not None:
+            if value.root.views is None:
+                value.root.views = []
+            value.root.views.append(ref)
         return made
 
     # -- operators that do not wait --

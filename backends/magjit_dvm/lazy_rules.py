@@ -18,11 +18,22 @@ from magjit_dvm import operators_elementwise, translate
 from magjit_dvm.fuser import VIEWS
 from magjit_dvm.operators import HANDLERS
 
-__all__ = ["IN_PLACE", "RULES", "WRITES_SILENTLY", "Kind", "Layout", "Result", "Rule", "inferred"]
+__all__ = [
+    "IN_PLACE",
+    "PARTS",
+    "RULES",
+    "WRITES_SILENTLY",
+    "Kind",
+    "Layout",
+    "Result",
+    "Rule",
+    "inferred",
+    "parts",
+]
 
 aten = torch.ops.aten
 
-assert translate.HANDLERS is HANDLERS  # handlers are registered by now
+_REGISTERING = translate  # imported for the handlers that it registers
 
 
 class Kind(Enum):
@@ -33,9 +44,9 @@ class Kind(Enum):
     VIEW = "a view of the first operand"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """How one operator waits.
+    """How one operator waits; there is one of them for each.
 
     Attributes:
         target: the operator.
@@ -79,7 +90,7 @@ class Result:
 
 _MOST = 1 << 13
 _layouts: dict[Any, Layout] = {}
-_results: dict[Any, tuple[Result, ...] | None] = {}
+_results: dict[Any, tuple[Result, ...]] = {}
 _dtypes: dict[Any, torch.dtype] = {}
 
 
@@ -169,6 +180,35 @@ IN_PLACE: dict[Any, Rule] = _in_place()
 """Operators that write their first operand, and what computes the value that they write."""
 
 
+def parts(target: Any, args: tuple[Any, ...], kwargs: Any) -> list[tuple[Rule, Any]] | None:
+    """Views that an operator with many of them makes, as operators with one each."""
+    kwargs = kwargs or {}
+    whole = args[0]
+    last = 1 if target is aten.unbind.int else 2
+    dim = args[last] if len(args) > last else kwargs.get("dim", 0)
+    if not isinstance(dim, int) or not -whole.dim() <= dim < whole.dim():
+        return None
+    total = whole.shape[dim]
+    if target is aten.unbind.int:
+        return [(RULES[aten.select.int], (whole, dim, k)) for k in range(total)]
+    if len(args) < 2:
+        return None
+    sizes = args[1]
+    if target is aten.split.Tensor:
+        if sizes <= 0:
+            return None
+        sizes = [min(sizes, total - at) for at in range(0, total, sizes)]
+    if not sizes or min(sizes) < 0 or sum(sizes) != total:
+        return None
+    ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
+    rule = RULES[aten.slice.Tensor]
+    return [(rule, (whole, dim, end - n, end)) for n, end in zip(sizes, ends, strict=True)]
+
+
+PARTS = frozenset({aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int})
+"""Operators that ``parts`` knows."""
+
+
 # -- results --
 
 
@@ -185,25 +225,23 @@ def inferred(
     Returns:
         None where the operator refuses its operands: it had better run now and say why.
     """
-    default = torch.get_default_dtype()
+    key = (rule, torch.get_default_dtype(), signature)
+    found = _results.get(key)
+    if found is not None:
+        return found
     if rule.kind is Kind.ELEMENTWISE:
-        found = _broadcast(rule, signature, default, arguments)
-        if found is not None:
-            return found
-    key = (rule.target, default, signature)
-    if key in _results:
-        return _results[key]
-    if len(_results) >= _MOST:
-        _results.clear()
-    found = _results[key] = _run(rule, arguments)
+        found = _broadcast(rule, signature, arguments)
+    if found is None:
+        found = _run(rule, arguments)
+    if found is not None:
+        if len(_results) >= _MOST:
+            _results.clear()
+        _results[key] = found
     return found
 
 
 def _broadcast(
-    rule: Rule,
-    signature: tuple[Any, ...],
-    default: torch.dtype,
-    arguments: Callable[[], tuple[Any, Any]],
+    rule: Rule, signature: tuple[Any, ...], arguments: Callable[[], tuple[Any, Any]]
 ) -> tuple[Result, ...] | None:
     """By hand, where all operands lie row by row: a new size then costs next to nothing."""
     shape: tuple[int, ...] | None = None
@@ -215,27 +253,26 @@ def _broadcast(
         if not one.contiguous:
             return None
         kinds.append((one.dtype, not one.shape))
-        if shape is None or one.shape == shape:
+        if shape is None:
             shape = one.shape
-        else:
-            both = _together(shape, one.shape)
-            if both is None:
+        elif one.shape != shape:
+            shape = _together(shape, one.shape)
+            if shape is None:
                 return None
-            shape = both
     if shape is None:
         return None
-    key = (rule.target, default, tuple(kinds))
+    key = (rule, torch.get_default_dtype(), tuple(kinds))
     dtype = _dtypes.get(key)
     if dtype is None:
         results = _run(rule, arguments)
-        if results is None or len(results) != 1 or results[0].layout.shape != shape:
+        if results is None or len(results) != 1:
             return None
-        dtype = results[0].layout.dtype
-        if not results[0].layout.contiguous:
+        layout = results[0].layout
+        if layout.shape != shape or not layout.contiguous:
             return None
         if len(_dtypes) >= _MOST:
             _dtypes.clear()
-        _dtypes[key] = dtype
+        dtype = _dtypes[key] = layout.dtype
     return (Result(Layout.of(shape, _row_major(shape), dtype)),)
 
 

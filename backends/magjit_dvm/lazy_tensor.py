@@ -3,8 +3,9 @@
 A ``QueuedTensor`` has shape, strides and dtype, and no memory until its window is run; it then
 shares that of the ordinary tensor ``plain()``.  At the end of the context the Python object
 takes over an ordinary tensor's innards: whoever holds it, strongly or weakly, then holds a
-``torch.Tensor``.  Where something in C++ holds on to the old innards (autograd, that has saved
-it), it stays what it is, with its memory, and behaves as before.
+``torch.Tensor``.  The old innards serve on where something in C++ holds them (autograd, that has
+saved them).  A tensor that has been told to require gradients, or of which ordinary views were
+made, stays what it is, with its memory, and behaves as before.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def _guarding_keys() -> torch._C.DispatchKeySet:
     ``x.data = queued`` asks no operator but one, and would leave x without memory; with this
     key that one comes here first.  All others pass it by.
     """
-    passing = torch.library.Library("_", "IMPL")  # noqa: TOR901
+    passing = torch.library.Library("_", "IMPL")
     passing.fallback(torch.library.fallthrough_kernel, _GUARD)
-    asked = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+    asked = torch.library.Library("aten", "IMPL")
     asked.impl("_has_compatible_shallow_copy_type", _before_sharing, _GUARD)
     _libraries.extend((passing, asked))
     return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_GUARD))
@@ -76,10 +77,9 @@ class QueuedTensor(torch.Tensor):
 
     _value: Value
     _queue: _Queue
-    _makes_views_with_grad: bool
 
     # Subclasses go through Python at each function of torch's unless they say otherwise.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def of(value: Value, queue: _Queue) -> QueuedTensor:
@@ -99,7 +99,9 @@ class QueuedTensor(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """An operator outside of the queue's context or in another thread."""
         kwargs = kwargs or {}
         return run_plainly(func, args, kwargs, tensors_in(args, kwargs))
@@ -124,6 +126,7 @@ class QueuedTensor(torch.Tensor):
         value = self._value
         if value.real is None:
             self.settle("read")
+        if value.real is None:
             assert value.root is not None and value.root.real is not None
             root = value.root.real
             layout, offset = value.layout, value.offset + root.storage_offset()
@@ -158,10 +161,10 @@ class QueuedTensor(torch.Tensor):
         return plain.requires_grad_() if self.requires_grad and self.is_leaf else plain
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return self._with_flag().__repr__(tensor_contents=tensor_contents)
+        return str(torch.Tensor.__repr__(self._with_flag(), tensor_contents=tensor_contents))  # type: ignore[call-arg]
 
     @property
-    def data(self) -> torch.Tensor:  # type: ignore[override]
+    def data(self) -> torch.Tensor:
         return _get_data(self)  # type: ignore[no-any-return]
 
     @data.setter
@@ -185,11 +188,12 @@ for _name in (
     "untyped_storage",
     "__array__",
     "__dlpack__",
+    "__format__",
     "_typed_storage",
 ):
     setattr(QueuedTensor, _name, _reading(_name))
 
-_make: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+_make: Any = torch.Tensor._make_wrapper_subclass
 _get_data: Any = torch._C.TensorBase.data.__get__  # type: ignore[attr-defined]
 _set_data: Any = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
 _storage_of: Any = torch._C.TensorBase.untyped_storage
@@ -233,9 +237,15 @@ def run_plainly(func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) ->
     back = {id(one.plain()): one for one in queued}
     plain_args, plain_kwargs = tree_map(_plain, (args, kwargs))
     made = func(*plain_args, **plain_kwargs)
-    if getattr(getattr(func, "_schema", None), "is_mutable", True):
+    schema = getattr(func, "_schema", None)
+    if schema is None or schema.is_mutable:
         for one in queued:
             one.follow()
+    elif func is not torch.ops.aten.detach.default and any(
+        one.alias_info is not None for one in schema.returns
+    ):
+        for one in queued:  # views that are ordinary tensors have it for their base
+            one._value.base.is_pinned = True
     return tree_map(lambda one: back.get(id(one), one), made)
 
 
@@ -247,7 +257,7 @@ def _plain(one: Any) -> Any:
 
 
 def as_ordinary(held: Iterable[QueuedTensor]) -> None:
-    """Make ordinary tensors of those that nothing but Python holds; views stay views."""
+    """Make ordinary tensors of queued ones whose values are there; views stay views."""
     groups: dict[int, list[QueuedTensor]] = {}
     for one in held:
         if type(one) is QueuedTensor and one._value.error is None:
@@ -257,29 +267,28 @@ def as_ordinary(held: Iterable[QueuedTensor]) -> None:
 
 
 def _group_as_ordinary(group: list[QueuedTensor]) -> None:
+    """Tensors that share memory; what autograd has to do with stays as it is."""
+    if group[0]._value.base.is_pinned or any(one.requires_grad for one in group):
+        return
     views = [one for one in group if one._base is not None]
-    others = [one for one in group if one._base is None]
-    owner = next((one for one in others if any(view._base is one for view in views)), None)
-    if any(view._base is not owner for view in views):
+    if any(all(view._base is not one for one in group) for view in views):
         return
     for one in group:
-        # A view holds its base twice: for the backward and for the forward mode.
-        holders = 1 + (2 * len(views) if one is owner else 0)
-        if one._use_count() != holders or one.requires_grad or one.grad is not None:
-            return
-    for one in others:
-        plain = one.plain()
-        if one is owner or plain._base is not None:
-            plain = plain.detach()
-        if one is owner:
-            for view in views:
-                _swap(view, plain.as_strided(view.shape, view.stride(), view.storage_offset()))
+        if one._base is not None:
+            continue
+        # Detached, it counts writes together with the old one, of which autograd may hold more.
+        plain = one.detach()
+        for view in views:
+            if view._base is one:
+                with torch.set_grad_enabled(view._value.with_gradients):
+                    part = plain.as_strided(view.shape, view.stride(), view.storage_offset())
+                _swap(view, part)
         _swap(one, plain)
 
 
 def _swap(queued: QueuedTensor, plain: torch.Tensor) -> None:
-    """Give ``queued`` the innards of ``plain``."""
+    """Exchange their innards; the other object then serves whoever still holds the queued ones."""
     torch._C._swap_tensor_impl(queued, plain)
-    queued.__class__ = torch.Tensor  # type: ignore[assignment]
+    queued.__class__, plain.__class__ = torch.Tensor, QueuedTensor  # type: ignore[assignment]
     for name in ("_value", "_queue"):
-        queued.__dict__.pop(name, None)
+        plain.__dict__[name] = queued.__dict__.pop(name)

@@ -15,6 +15,7 @@ fused graph of one window serves every window of the same structure, and needs n
 from __future__ import annotations
 
 import operator
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +59,9 @@ class Value:
         real: the tensor, as soon as it is there; queued tensors of the same value share it.
         error: why it will never be there.
         window: where it waits.
+        with_gradients: whether gradients were being recorded where it was made.
+        is_pinned: whether tensors of it must stay as they are.
+        views: of its memory, made while it waited.
     """
 
     number: int
@@ -67,6 +71,9 @@ class Value:
     offset: int = 0
     real: torch.Tensor | None = None
     error: BaseException | None = None
+    with_gradients: bool = False
+    is_pinned: bool = False
+    views: list[weakref.ref[Any]] | None = None
 
     @property
     def base(self) -> Value:
@@ -84,7 +91,6 @@ class Window:
     layouts_of_inputs: list[Layout] = field(default_factory=list)
     numbers: list[int | float] = field(default_factory=list)
     entries: list[Any] = field(default_factory=list)
-    rules: list[Rule] = field(default_factory=list)
     _places: dict[int, int] = field(default_factory=dict)  # of inputs, by id
     _kinds: dict[Layout, int] = field(default_factory=dict)
     _labels: dict[int, int] = field(default_factory=dict)  # of sizes
@@ -120,9 +126,9 @@ class Window:
             value = Value(len(self.values), layout, self)
             if base is not None:
                 value.root, value.offset = base.base, base.offset + one.offset
+                value.with_gradients = torch.is_grad_enabled()
             self.values.append(value)
-        self.rules.append(rule)
-        self.entries.append((rule.target, codes, tuple(made)))
+        self.entries.append((rule, codes, tuple(made)))
 
     def _kind(self, layout: Layout) -> int:
         """The number of a layout among this window's."""
@@ -168,10 +174,10 @@ class Window:
     def __str__(self) -> str:
         lines = [f"in{k}: {_text(one)}" for k, one in enumerate(self.layouts_of_inputs)]
         number = 0
-        for target, codes, kinds in self.entries:
+        for rule, codes, kinds in self.entries:
             values = self.values[number : number + len(kinds)]
             names = ", ".join(f"%{one.number}: {_text(one.layout)}" for one in values)
-            lines.append(f"{names} = {target}{codes}")
+            lines.append(f"{names} = {rule.target}{codes}")
             number += len(kinds)
         return "\n".join(lines)
 
@@ -277,10 +283,10 @@ def _graph(window: Window, live: Sequence[int]) -> Graph:
     def tensor(number: int) -> Node:
         return inputs[~number] if number < 0 else nodes[number]
 
-    for (target, (args, kwargs), kinds), rule in zip(window.entries, window.rules, strict=True):
+    for rule, (args, kwargs), kinds in window.entries:
         given = tuple(decoded(one, tensor, lambda _: next(waiting)) for one in args)
         named = {name: decoded(one, tensor, lambda _: next(waiting)) for name, one in kwargs}
-        node = graph.call_function(target, given, named)
+        node = graph.call_function(rule.target, given, named)
         values = window.values[len(nodes) : len(nodes) + len(kinds)]
         examples = [_example(one.layout) for one in values]
         if len(kinds) == 1 and not _returns_several(rule):
@@ -310,12 +316,14 @@ class _Example(torch.Tensor):
     """Shape, strides and dtype of a tensor on the CPU without any memory."""
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise NotImplementedError(f"{func} of a tensor that has no elements")
 
 
 def _example(layout: Layout) -> torch.Tensor:
-    return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, no-any-return]
+    return torch.Tensor._make_wrapper_subclass(
         _Example, layout.shape, strides=layout.strides, dtype=layout.dtype
     )
 
