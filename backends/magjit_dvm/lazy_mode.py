@@ -12,6 +12,7 @@ memory without asking the dispatcher (``numpy()``, an extension in C++) from rea
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections import Counter
@@ -28,6 +29,7 @@ from magjit_dvm.lazy_rules import (
     IN_PLACE,
     PARTS,
     RULES,
+    SHAPE_ONLY,
     WRITES_SILENTLY,
     Kind,
     Layout,
@@ -36,10 +38,12 @@ from magjit_dvm.lazy_rules import (
     parts,
 )
 from magjit_dvm.lazy_tensor import (
+    Held,
     LazyError,
     QueuedTensor,
     as_ordinary,
     run_plainly,
+    still_held,
     tensors_in,
 )
 from magjit_dvm.lazy_window import (
@@ -124,7 +128,7 @@ class Queue(TorchDispatchMode):
         self.longest = longest
         self.stats = LazyStats()
         self.window = Window()
-        self.holders: list[weakref.ref[QueuedTensor]] = []  # of the window's values
+        self.holders: list[Held] = []  # of the window's values
         self.filled: list[weakref.ref[QueuedTensor]] = []
         self.lock = threading.RLock()
         self.is_busy = False
@@ -161,6 +165,8 @@ class Queue(TorchDispatchMode):
         if values is None:
             return None
         made = [self.holding(value) for value in values]
+        if any(value.window is None and value.real is None for value in values):
+            return None  # a finalizer that ran meanwhile has flushed the queue
         if len(self.window.entries) >= self.longest:
             self.flush("length")
         return made[0] if len(made) == 1 else tuple(made)
@@ -188,7 +194,7 @@ class Queue(TorchDispatchMode):
         value = Value(-1, layout, None, base, offset, real, None, torch.is_grad_enabled())
         made = QueuedTensor.of(value, self)
         made.fill()
-        self.filled.append(weakref.ref(made))
+        self.filled.append(made._held.ref)
         return made
 
     def appended(self, rule: Rule, args: tuple[Any, ...], kwargs: Any) -> list[Value] | None:
@@ -213,6 +219,8 @@ class Queue(TorchDispatchMode):
             return None
         base = window.values[codes[0][0]] if rule.kind is Kind.VIEW else None
         window.add(rule, codes, base, results)
+        if self.window is not window:
+            return None  # as above
         self.stats.queued += 1
         return window.values[-len(results) :]
 
@@ -230,7 +238,7 @@ class Queue(TorchDispatchMode):
             return False
         if old.window is None:
             return False  # it was flushed, for another reason
-        written._value = values[0]
+        written.rename(values[0])
         if len(self.window.entries) >= self.longest:
             self.flush("length")
         return True
@@ -242,18 +250,21 @@ class Queue(TorchDispatchMode):
     def holding(self, value: Value) -> QueuedTensor:
         """A tensor for the program."""
         made = QueuedTensor.of(value, self)
-        ref = weakref.ref(made)
-        self.holders.append(ref)
+        self.holders.append(made._held)
         if value.root is not None:
             if value.root.views is None:
                 value.root.views = []
-            value.root.views.append(ref)
+            value.root.views.append(made._held.ref)
         return made
 
     # -- operators that do not wait --
 
     def run_now(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Flush what the operator needs, and run it as eager does."""
+        if func in SHAPE_ONLY and self.is_waiting(args[0]):
+            layout = args[0]._value.layout
+            alike = torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype)
+            return func(alike, *args[1:], **kwargs)
         given = tensors_in(args, kwargs)
         if self.window.entries and self.concerns(func, given):
             self.flush(str(func))
@@ -288,14 +299,14 @@ class Queue(TorchDispatchMode):
         Raises:
             LazyError: an input was written behind the dispatcher's back.
         """
-        with self.lock:
+        with self.lock, _uncollected():
             window, holders = self.window, self.holders
             if not window.entries:
                 if window.inputs:
                     self.window = Window()
                 return
             self.window, self.holders = Window(), []
-            held = [one for one in (ref() for ref in holders) if one is not None]
+            held = still_held(holders)
             self.stats.flushes[reason] += 1
             was_busy, self.is_busy = self.is_busy, True
             try:
@@ -309,15 +320,15 @@ class Queue(TorchDispatchMode):
                 self.is_busy = was_busy
             self.keep(held)
 
-    def keep(self, held: list[QueuedTensor]) -> None:
+    def keep(self, held: list[Held]) -> None:
         """Remember tensors until the end of the context, where they become ordinary ones."""
         if len(self.filled) > 4096:
             self.filled = [one for one in self.filled if one() is not None]
-        self.filled += [weakref.ref(one) for one in held]
+        self.filled += [one.ref for one in held]
 
-    def run(self, window: Window, held: list[QueuedTensor]) -> None:
+    def run(self, window: Window, held: list[Held]) -> None:
         """Compute the values of these tensors and put them there."""
-        live = alive(one._value for one in held)
+        live = alive(one.value for one in held)
         if not live:
             for value in window.values:
                 value.window = None
@@ -341,7 +352,9 @@ class Queue(TorchDispatchMode):
         for value in window.values:
             value.window = None
         for one in held:
-            one.fill()
+            tensor = one.ref()
+            if tensor is not None:
+                tensor.fill()
 
     def close(self) -> None:
         """Flush, and make ordinary tensors of all that the program holds."""
@@ -351,7 +364,7 @@ class Queue(TorchDispatchMode):
             with self.lock:
                 held = [one for one in (ref() for ref in self.filled) if one is not None]
                 self.filled = []
-                with _undisturbed(None):
+                with _uncollected(), _undisturbed(None):
                     as_ordinary(held)
 
 
@@ -453,6 +466,18 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No finalizer that may read what is just being computed."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager

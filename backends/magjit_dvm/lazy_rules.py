@@ -22,6 +22,7 @@ __all__ = [
     "IN_PLACE",
     "PARTS",
     "RULES",
+    "SHAPE_ONLY",
     "WRITES_SILENTLY",
     "Kind",
     "Layout",
@@ -130,10 +131,25 @@ _CANNOT_WAIT = frozenset(
         aten.embedding.default,  # an index may be out of range
         aten.lift_fresh_copy.default,  # its operand is a constant of the program's
         aten.native_batch_norm.default,
-        aten.any.dims,
-        aten.all.dims,
     }
 )
+SHAPE_ONLY = frozenset(
+    getattr(aten, name).default
+    for name in (
+        "empty_like",
+        "full_like",
+        "new_empty",
+        "new_full",
+        "new_ones",
+        "new_zeros",
+        "ones_like",
+        "rand_like",
+        "randn_like",
+        "zeros_like",
+    )
+)
+"""These look at their operand's shape and dtype alone: they run now and flush nothing."""
+
 WRITES_SILENTLY = frozenset(
     {
         aten.native_batch_norm.default,

@@ -10,7 +10,10 @@ made, stays what it is, with its memory, and behaves as before.
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
@@ -20,11 +23,39 @@ from torch.utils._pytree import tree_map
 from magjit.errors import MagJITError
 from magjit_dvm.lazy_window import Value
 
-__all__ = ["LazyError", "QueuedTensor", "as_ordinary", "run_plainly", "tensors_in"]
+__all__ = [
+    "Held",
+    "LazyError",
+    "QueuedTensor",
+    "as_ordinary",
+    "run_plainly",
+    "still_held",
+    "tensors_in",
+]
 
 
 class LazyError(MagJITError):
     """A queued tensor will never have a value."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """That a tensor is there: its queue counts references to this.
+
+    A weak reference to the tensor alone would not do: it is cleared before finalizers are
+    called, which may still read the tensor.
+    """
+
+    value: Value
+    ref: weakref.ref[QueuedTensor]
+
+
+def still_held(all_of_them: list[Held]) -> list[Held]:
+    """Those that more than the list holds."""
+    return [one for one in all_of_them if sys.getrefcount(one) > _UNHELD]
+
+
+_UNHELD = [sys.getrefcount(one) for one in [object()]][0]
 
 
 class _Queue(Protocol):
@@ -77,6 +108,7 @@ class QueuedTensor(torch.Tensor):
 
     _value: Value
     _queue: _Queue
+    _held: Held
 
     # Subclasses go through Python at each function of torch's unless they say otherwise.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -96,7 +128,12 @@ class QueuedTensor(torch.Tensor):
         # Code in C++ that asks for the memory gets an error instead of a null pointer.
         torch._C._set_throw_on_mutable_data_ptr(made)
         made._value, made._queue = value, queue
+        made._held = Held(value, weakref.ref(made))
         return made
+
+    def rename(self, value: Value) -> None:
+        """Stand for another value of the same layout."""
+        self._value = self._held.value = value
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -290,5 +327,5 @@ def _swap(queued: QueuedTensor, plain: torch.Tensor) -> None:
     """Exchange their innards; the other object then serves whoever still holds the queued ones."""
     torch._C._swap_tensor_impl(queued, plain)
     queued.__class__, plain.__class__ = torch.Tensor, QueuedTensor  # type: ignore[assignment]
-    for name in ("_value", "_queue"):
+    for name in ("_value", "_queue", "_held"):
         plain.__dict__[name] = queued.__dict__.pop(name)

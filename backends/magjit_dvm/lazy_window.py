@@ -15,6 +15,7 @@ fused graph of one window serves every window of the same structure, and needs n
 from __future__ import annotations
 
 import operator
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -41,6 +42,7 @@ __all__ = [
 
 _MOST_COMPILED = 512
 _compiled: OrderedDict[Any, Compiled] = OrderedDict()
+_compiling = threading.RLock()
 
 
 class CannotWait(Exception):
@@ -162,14 +164,15 @@ class Window:
     def compiled(self, live: Sequence[int]) -> tuple[Compiled, bool]:
         """The fused graph that computes these values, and whether it had to be made."""
         key = self.structure(live)
-        found = _compiled.get(key)
-        if found is not None:
-            _compiled.move_to_end(key)
-            return found, False
-        found = _compiled[key] = Compiled.of(self, live)
-        if len(_compiled) > _MOST_COMPILED:
-            _compiled.popitem(last=False)
-        return found, True
+        with _compiling:
+            found = _compiled.get(key)
+            if found is not None:
+                _compiled.move_to_end(key)
+                return found, False
+            found = _compiled[key] = Compiled.of(self, live)
+            if len(_compiled) > _MOST_COMPILED:
+                _compiled.popitem(last=False)
+            return found, True
 
     def __str__(self) -> str:
         lines = [f"in{k}: {_text(one)}" for k, one in enumerate(self.layouts_of_inputs)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 import threading
@@ -23,6 +24,7 @@ from magjit_dvm import lazy_window
 from magjit_dvm.lazy_mode import Queue
 from magjit_dvm.lazy_tensor import QueuedTensor
 from tests.dvm.random_programs import Program
+from tests.dvm.test_fuzz import check_results, grown
 
 END = "end of the context"
 
@@ -295,6 +297,14 @@ def test_writing_an_input_through_another_tensor() -> None:
             y = x + 1
             written.add_(1)
         assert y.tolist() == [one + 1 for one in before]
+
+
+def test_what_asks_for_a_shape_alone() -> None:
+    with magjit_dvm.lazy() as stats:
+        y = (torch.ones(3, 4) + 1).t()
+        made = [torch.zeros_like(y), y.new_ones(2), torch.full_like(y, 2, dtype=torch.int64)]
+        assert not stats.flushes and waits(y)
+    assert made[0].stride() == y.stride() and made[2].sum() == 24
 
 
 def test_writing_something_else_flushes_nothing() -> None:
@@ -689,6 +699,40 @@ def test_a_model_whose_path_depends_on_values() -> None:
     assert again[-1] <= 2
 
 
+# -- finalizers --
+
+
+class Reading:
+    """Garbage whose end reads a tensor that may be waiting."""
+
+    def __init__(self, given: Tensor, log: list[list[float]]) -> None:
+        self.given, self.log, self.itself = given, log, self
+
+    def __del__(self) -> None:
+        self.log.append(((self.given + 1) * 2).tolist())
+
+
+def test_a_finalizer_that_reads_while_an_operator_is_queued() -> None:
+    log: list[list[float]] = []
+    before = gc.get_threshold()
+    with magjit_dvm.lazy():
+        x = torch.ones(3)
+        for turn in range(200):
+            Reading(x, log)
+            gc.set_threshold(1 + turn % 40)
+            try:
+                x = x + 1
+                x.mul_(1)
+                y = x * 2 - x
+            finally:
+                gc.set_threshold(*before)
+            if turn % 7 == 0:
+                assert y.tolist() == [turn + 2.0] * 3
+    gc.collect()
+    assert x.tolist() == [201.0] * 3
+    assert sorted(one[0] for one in log) == [2.0 * (turn + 2) for turn in range(200)]
+
+
 # -- random programs --
 
 
@@ -717,6 +761,18 @@ def check(seed: int, rows: int, columns: int, with_gradients: bool = False) -> N
 def test_random_programs(seed: int) -> None:
     for rows, columns in ((6, 8), (9, 33), (5, 5)):
         check(seed, rows, columns, with_gradients=seed % 2 == 1)
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_random_graphs(part: int) -> None:
+    """Of all dtypes and layouts, with bounds of their errors."""
+    for seed in range(part * 20, part * 20 + 20):
+        graph = grown(seed)
+        inputs = [one.make() for one in graph.given]
+        with magjit_dvm.lazy():
+            results = graph.module(*inputs)
+        assert {type(one) for one in results} == {Tensor}
+        check_results(results, graph.results)
 
 
 @pytest.mark.fuzz
