@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from magjit.errors import ArgumentError
+from magjit.plugin import BackendOptionError
+from magjit_dvm.lazy_arguments import PLAIN, Coder, on_meta
 from magjit_dvm.lazy_rules import (
     IN_PLACE,
     PARTS,
@@ -46,15 +47,7 @@ from magjit_dvm.lazy_tensor import (
     still_held,
     tensors_in,
 )
-from magjit_dvm.lazy_window import (
-    CannotWait,
-    Value,
-    Window,
-    alive,
-    coded_literal,
-    decoded,
-    fitting,
-)
+from magjit_dvm.lazy_window import DTYPES, CannotWait, Value, Window, alive, fitting
 
 __all__ = ["LazyError", "LazyStats", "Queue", "lazy"]
 
@@ -89,11 +82,11 @@ def lazy(longest: int = LONGEST) -> Iterator[LazyStats]:
         longest: operators that may wait at once.
 
     Raises:
-        ArgumentError: ``longest`` is less than 1.
+        BackendOptionError: ``longest`` is less than 1.
         LazyError: at the end, an input was written behind the dispatcher's back.
     """
     if longest < 1:
-        raise ArgumentError(
+        raise BackendOptionError(
             f"longest={longest}: at least one operator must be able to wait",
             remedy="leave it out, or pass a positive number",
         )
@@ -205,16 +198,16 @@ class Queue(TorchDispatchMode):
         if torch._C._current_graph_task_id() != -1:
             return None  # what a backward pass computes goes to C++, which may hold it anywhere
         window = self.window
-        coder = _Coder(window, torch.is_grad_enabled())
+        coder = Coder(window, torch.is_grad_enabled())
         try:
             codes = coder.coded(rule, args, kwargs)
         except CannotWait:
             del window.numbers[coder.numbers :]
             return None
         results = inferred(
-            rule, tuple(coder.signature), lambda: _on_meta(window, codes, coder.numbers)
+            rule, tuple(coder.signature), lambda: on_meta(window, codes, coder.numbers)
         )
-        if results is None or any(one.layout.dtype not in _WAITING for one in results):
+        if results is None or any(one.layout.dtype not in DTYPES for one in results):
             del window.numbers[coder.numbers :]
             return None
         base = window.values[codes[0][0]] if rule.kind is Kind.VIEW else None
@@ -276,7 +269,7 @@ class Queue(TorchDispatchMode):
         if schema is None or func.namespace != "aten" or func in WRITES_SILENTLY:
             return True
         for one in given:
-            if type(one) not in _PLAIN and (
+            if type(one) not in PLAIN and (
                 type(one) is not QueuedTensor or one._value.window is self.window
             ):
                 return True
@@ -366,97 +359,6 @@ class Queue(TorchDispatchMode):
                 self.filled = []
                 with _uncollected(), _undisturbed(None):
                     as_ordinary(held)
-
-
-class _Coder:
-    """The arguments of one operator as codes, and what its results depend on."""
-
-    def __init__(self, window: Window, is_recording: bool) -> None:
-        self.window = window
-        self.is_recording = is_recording
-        self.numbers = len(window.numbers)
-        self.signature: list[Any] = []
-
-    def coded(self, rule: Rule, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Codes by position and by name.
-
-        Raises:
-            CannotWait: an argument keeps the operator from waiting.
-        """
-        lifted = rule.lifted
-        codes = tuple(
-            [self.code(arg, place in lifted, rule.kind) for place, arg in enumerate(args)]
-        )
-        if not kwargs:
-            return codes, ()
-        if "out" in kwargs or kwargs.get("pin_memory") or kwargs.get("non_blocking"):
-            raise CannotWait("an operator that writes its result into something given")
-        self.signature.append(None)
-        return codes, tuple(
-            [(name, self.code(arg, False, rule.kind)) for name, arg in kwargs.items()]
-        )
-
-    def code(self, arg: Any, is_lifted: bool, kind: Kind) -> Any:
-        cls = type(arg)
-        window = self.window
-        if cls is QueuedTensor or cls in _PLAIN:
-            if self.is_recording and arg.requires_grad:
-                raise CannotWait("a gradient is asked for")
-            if cls is QueuedTensor:
-                value = arg._value
-                if value.window is window:
-                    self.signature.append(value.layout)
-                    return value.number
-                arg = value.real
-                if arg is None:  # of another thread's queue
-                    raise CannotWait("a value that is not there")
-            place = window.input(arg)
-            self.signature.append(window.layouts_of_inputs[place])
-            return ~place
-        if is_lifted and (cls is int or cls is float):
-            window.numbers.append(arg)
-            self.signature.append(cls if kind is Kind.ELEMENTWISE else arg)
-            return cls
-        if cls is list or cls is tuple:
-            self.signature.append(len(arg))
-            return (list, tuple([self.code(one, is_lifted, kind) for one in arg]))
-        found = coded_literal(arg)
-        if cls is torch.device and arg.type != "cpu":
-            raise CannotWait("another device")
-        self.signature.append(found)
-        return found
-
-
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-_WAITING = frozenset(
-    {
-        torch.float32,
-        torch.float64,
-        torch.int64,
-        torch.int32,
-        torch.uint8,
-        torch.bool,
-        torch.float16,
-        torch.bfloat16,
-    }
-)
-
-
-def _on_meta(window: Window, codes: Any, first_number: int) -> tuple[Any, Any]:
-    """An operator's arguments without elements."""
-    numbers = iter(window.numbers[first_number:])
-
-    def tensor(number: int) -> torch.Tensor:
-        layout: Layout = (
-            window.layouts_of_inputs[~number] if number < 0 else window.values[number].layout
-        )
-        return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device="meta")
-
-    args, kwargs = codes
-    given = tuple(decoded(one, tensor, lambda _: next(numbers)) for one in args)
-    named = {name: decoded(one, tensor, lambda _: next(numbers)) for name, one in kwargs}
-    named.pop("device", None)
-    return given, named
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._pytree import tree_map
 
-from magjit.errors import MagJITError
+from magjit.plugin import BackendError
 from magjit_dvm.lazy_window import Value
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-class LazyError(MagJITError):
+class LazyError(BackendError):
     """A queued tensor will never have a value."""
 
 
@@ -55,7 +55,7 @@ def still_held(all_of_them: list[Held]) -> list[Held]:
     return [one for one in all_of_them if sys.getrefcount(one) > _UNHELD]
 
 
-_UNHELD = [sys.getrefcount(one) for one in [object()]][0]
+_UNHELD = next(sys.getrefcount(one) for one in [object()])
 
 
 class _Queue(Protocol):

@@ -30,6 +30,7 @@ from magjit_dvm.lazy_rules import Layout, Result, Rule
 from magjit_dvm.schedule import Schedule
 
 __all__ = [
+    "DTYPES",
     "CannotWait",
     "Compiled",
     "Value",
@@ -107,7 +108,7 @@ class Window:
         place = self._places.get(id(tensor))
         if place is not None:
             return place
-        if tensor.layout is not torch.strided or tensor.dtype not in _DTYPES:
+        if tensor.layout is not torch.strided or tensor.dtype not in DTYPES:
             raise CannotWait("a tensor of another layout or dtype")
         if tensor.device.type != "cpu" or (not tensor.data_ptr() and tensor.numel()):
             raise CannotWait("a tensor on another device")
@@ -185,7 +186,7 @@ class Window:
         return "\n".join(lines)
 
 
-_DTYPES = frozenset(
+DTYPES = frozenset(
     {
         torch.float32,
         torch.float64,
