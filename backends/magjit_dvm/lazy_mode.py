@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,7 +186,6 @@ class Queue(TorchDispatchMode):
         layout = Layout.of(tuple(real.shape), tuple(real.stride()), real.dtype)
         value = Value(-1, layout, None, base, offset, real, None, torch.is_grad_enabled())
         made = QueuedTensor.of(value, self)
-        made.fill()
         self.filled.append(made._held.ref)
         return made
 
@@ -303,8 +302,7 @@ class Queue(TorchDispatchMode):
             self.stats.flushes[reason] += 1
             was_busy, self.is_busy = self.is_busy, True
             try:
-                with _undisturbed(self.in_inference):
-                    self.run(window, held)
+                self.run(window, held)
             except BaseException as error:
                 for value in window.values:
                     value.window, value.error = None, error
@@ -320,7 +318,16 @@ class Queue(TorchDispatchMode):
         self.filled += [one.ref for one in held]
 
     def run(self, window: Window, held: list[Held]) -> None:
-        """Compute the values of these tensors and put them there."""
+        """Compute as below autograd and autocast: what the program asks of them has been done."""
+        with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch.no_grad():
+            if self.in_inference is torch.is_inference_mode_enabled():
+                self.compute(window, held)
+            else:
+                with torch.inference_mode(self.in_inference):
+                    self.compute(window, held)
+
+    def compute(self, window: Window, held: list[Held]) -> None:
+        """Give the values of these tensors their memory."""
         live = alive(one.value for one in held)
         if not live:
             for value in window.values:
@@ -344,10 +351,6 @@ class Queue(TorchDispatchMode):
             value.real = fitting(result, value.layout)
         for value in window.values:
             value.window = None
-        for one in held:
-            tensor = one.ref()
-            if tensor is not None:
-                tensor.fill()
 
     def close(self) -> None:
         """Flush, and make ordinary tensors of all that the program holds."""
@@ -357,7 +360,7 @@ class Queue(TorchDispatchMode):
             with self.lock:
                 held = [one for one in (ref() for ref in self.filled) if one is not None]
                 self.filled = []
-                with _uncollected(), _undisturbed(None):
+                with _uncollected(), torch._C.DisableTorchFunction(), torch.no_grad():
                     as_ordinary(held)
 
 
@@ -380,15 +383,3 @@ def _uncollected() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-@contextmanager
-def _undisturbed(in_inference: bool | None) -> Iterator[None]:
-    """As below autograd and autocast: what the program's modes ask for has been done."""
-    with ExitStack() as stack:
-        stack.enter_context(torch._C.DisableTorchFunction())
-        stack.enter_context(torch._C._DisableAutocast())
-        stack.enter_context(torch.no_grad())
-        if in_inference is not None and in_inference is not torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(in_inference))
-        yield

@@ -1,11 +1,11 @@
 """The tensor that stands for a value to come, and how it becomes an ordinary one.
 
-A ``QueuedTensor`` has shape, strides and dtype, and no memory until its window is run; it then
-shares that of the ordinary tensor ``plain()``.  At the end of the context the Python object
+A ``QueuedTensor`` has shape, strides and dtype, and no memory; when its window has been run, it
+stands for the ordinary tensor ``plain()``.  At the end of the context the Python object
 takes over an ordinary tensor's innards: whoever holds it, strongly or weakly, then holds a
 ``torch.Tensor``.  The old innards serve on where something in C++ holds them (autograd, that has
 saved them).  A tensor that has been told to require gradients, or of which ordinary views were
-made, stays what it is, with its memory, and behaves as before.
+made, stays what it is and behaves as before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from functools import cache
 from typing import Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_map
 
 from magjit.plugin import BackendError
 from magjit_dvm.lazy_window import Value
@@ -88,6 +87,9 @@ def _before_sharing(taker: torch.Tensor, giver: torch.Tensor) -> bool:
     for one in (taker, giver):
         if type(one) is QueuedTensor:
             one.settle("data")
+            if not one._has_memory:
+                one._has_memory = True
+                _set_data(one, one.plain())
     return True
 
 
@@ -109,6 +111,7 @@ class QueuedTensor(torch.Tensor):
     _value: Value
     _queue: _Queue
     _held: Held
+    _has_memory = False  # of its own: what reads it asks ``plain()``
 
     # Subclasses go through Python at each function of torch's unless they say otherwise.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -170,19 +173,16 @@ class QueuedTensor(torch.Tensor):
             value.real = root.as_strided(layout.shape, layout.strides, offset)
         return value.real
 
-    def fill(self) -> None:
-        """Take the memory, now that it is there."""
-        _set_data(self, self.plain())
-
     def follow(self) -> None:
         """Look like ``plain()`` again, whose shape or memory an operator may have changed."""
         plain = self.plain()
         if (
-            self.shape != plain.shape
+            self._has_memory
+            or self.shape != plain.shape
             or self.stride() != plain.stride()
             or self.storage_offset() != plain.storage_offset()
-            or _address(self) != _address(plain)
         ):
+            self._has_memory = True
             _set_data(self, plain)
 
     # -- what reads memory directly --
@@ -207,6 +207,7 @@ class QueuedTensor(torch.Tensor):
     @data.setter
     def data(self, other: torch.Tensor) -> None:
         self.settle("data")
+        self._has_memory = True
         given = other.plain() if type(other) is QueuedTensor else other
         _set_data(self, given)
         self._value.real = given.detach()
@@ -233,11 +234,6 @@ for _name in (
 _make: Any = torch.Tensor._make_wrapper_subclass
 _get_data: Any = torch._C.TensorBase.data.__get__  # type: ignore[attr-defined]
 _set_data: Any = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
-_storage_of: Any = torch._C.TensorBase.untyped_storage
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return int(_storage_of(tensor)._cdata)
 
 
 # -- operators on the plain tensors --
@@ -246,20 +242,15 @@ def _address(tensor: torch.Tensor) -> int:
 def tensors_in(args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The tensors among arguments."""
     found: list[torch.Tensor] = []
-
-    def look(one: Any) -> None:
+    waiting = [args, kwargs]
+    while waiting:
+        one = waiting.pop()
         if isinstance(one, torch.Tensor):
             found.append(one)
         elif isinstance(one, (list, tuple)):
-            for item in one:
-                look(item)
+            waiting.extend(one)
         elif isinstance(one, dict):
-            for item in one.values():
-                look(item)
-
-    look(args)
-    if kwargs:
-        look(kwargs)
+            waiting.extend(one.values())
     return found
 
 
@@ -272,8 +263,7 @@ def run_plainly(func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) ->
     if not queued:
         return func(*args, **kwargs)
     back = {id(one.plain()): one for one in queued}
-    plain_args, plain_kwargs = tree_map(_plain, (args, kwargs))
-    made = func(*plain_args, **plain_kwargs)
+    made = func(*_mapped(_plain, args), **_mapped(_plain, kwargs))
     schema = getattr(func, "_schema", None)
     if schema is None or schema.is_mutable:
         for one in queued:
@@ -283,7 +273,19 @@ def run_plainly(func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) ->
     ):
         for one in queued:  # views that are ordinary tensors have it for their base
             one._value.base.is_pinned = True
-    return tree_map(lambda one: back.get(id(one), one), made)
+    return _mapped(lambda one: back.get(id(one), one), made)
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """``function`` of what containers hold.  torch's own leaves cycles behind at each call."""
+    if isinstance(value, (list, tuple)):
+        items = [_mapped(function, one) for one in value]
+        if isinstance(value, list):
+            return items
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, dict):
+        return {name: _mapped(function, one) for name, one in value.items()}
+    return function(value)
 
 
 def _plain(one: Any) -> Any:
@@ -327,5 +329,6 @@ def _swap(queued: QueuedTensor, plain: torch.Tensor) -> None:
     """Exchange their innards; the other object then serves whoever still holds the queued ones."""
     torch._C._swap_tensor_impl(queued, plain)
     queued.__class__, plain.__class__ = torch.Tensor, QueuedTensor  # type: ignore[assignment]
+    plain._has_memory = queued.__dict__.pop("_has_memory", False)  # type: ignore[attr-defined]
     for name in ("_value", "_queue", "_held"):
         plain.__dict__[name] = queued.__dict__.pop(name)
