@@ -147,6 +147,12 @@ class Queue(TorchDispatchMode):
                 made = self.parted(func, args, kwargs)
                 if made is not None:
                     return made
+            elif torch.is_inference_mode_enabled() and isinstance(func, torch._ops.OpOverload):
+                # Composite operators come undivided where autograd does not see them.
+                with self:
+                    made = func.decompose(*args, **(kwargs or {}))
+                if made is not NotImplemented:
+                    return made
         # Not under the lock: a value of another thread's queue may be asked for.
         return self.run_now(func, args, kwargs or {})
 

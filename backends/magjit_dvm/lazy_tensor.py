@@ -94,7 +94,10 @@ def _before_sharing(taker: torch.Tensor, giver: torch.Tensor) -> bool:
 
 
 def _reading(name: str) -> Callable[..., Any]:
-    """A method of tensors that reads memory without asking the dispatcher."""
+    """A method of tensors that reads memory without asking the dispatcher.
+
+    Numbers are among them, for ``torch.tensor([queued])`` asks for them past the dispatcher.
+    """
     original = getattr(torch.Tensor, name)
 
     def method(self: QueuedTensor, *args: Any, **kwargs: Any) -> Any:
@@ -225,8 +228,13 @@ for _name in (
     "tolist",
     "untyped_storage",
     "__array__",
+    "__bool__",
+    "__complex__",
     "__dlpack__",
+    "__float__",
     "__format__",
+    "__index__",
+    "__int__",
     "_typed_storage",
 ):
     setattr(QueuedTensor, _name, _reading(_name))

@@ -574,6 +574,101 @@ def test_inference_mode(inside: bool) -> None:
         assert not z.is_inference()
 
 
+def test_composite_operators_in_inference_mode() -> None:
+    x, w = torch.randn(3, 4), torch.randn(4)
+    with torch.inference_mode(), magjit_dvm.lazy() as stats:
+        y = F.layer_norm(x.reshape(4, 3).T.matmul(torch.eye(4)) + 1, (4,), w) * 2
+        assert waits(y) and not stats.flushes
+        assert bool((y > -100).all())
+    same(y.clone(), F.layer_norm(x.reshape(4, 3).T + 1, (4,), w) * 2)
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(factor)
+        return x * factor + factor
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (factor,) = ctx.saved_tensors
+        return gradient * factor * 2, None
+
+
+def test_a_custom_operator_of_autograd() -> None:
+    with torch.enable_grad():
+        p = torch.ones(3, requires_grad=True)
+        with magjit_dvm.lazy():
+            factor = torch.ones(3) * 3
+            y = Doubling.apply(p, factor)
+            assert not isinstance(y, QueuedTensor) or y.requires_grad
+            z = y * 2
+        z.sum().backward()
+    assert p.grad.tolist() == [12.0] * 3
+    assert y.tolist() == [6.0] * 3 and factor.tolist() == [3.0] * 3
+
+
+def test_lists_of_tensors() -> None:
+    x = torch.ones(3)
+    with magjit_dvm.lazy():
+        several = [x + 1, x * 4]
+        torch._foreach_add_(several, 1)
+        more = torch._foreach_mul(several, 2)
+        joined = torch.cat([*several, *more])
+        total = torch.tensor([one.sum() for one in several])
+    assert joined.tolist() == [3.0] * 3 + [5.0] * 3 + [6.0] * 3 + [10.0] * 3
+    assert total.tolist() == [9.0, 15.0]
+
+
+def test_scripted_functions() -> None:
+    scripted = torch.jit.script(chain)
+    x = torch.randn(4)
+    with magjit_dvm.lazy():
+        y = scripted(x + 1) * 2
+    same(y, chain(x + 1) * 2)
+
+
+def test_fake_tensors_and_other_devices() -> None:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    with FakeTensorMode() as mode, magjit_dvm.lazy():
+        fake = torch.ones(3) + 1
+    with magjit_dvm.lazy(), mode:
+        other = fake * 2
+    assert isinstance(fake, FakeTensor) and isinstance(other, FakeTensor)
+    with magjit_dvm.lazy() as stats:
+        nowhere = torch.ones(3, device="meta") + 1
+        sparse = torch.eye(3).to_sparse() * 2
+        turned = torch.ones(2, dtype=torch.complex64).conj() * 1j
+    assert nowhere.device.type == "meta" and sparse.to_dense().sum() == 6
+    assert turned.imag.tolist() == [1.0, 1.0] and not stats.queued
+
+
+def test_nothing_to_compute_with() -> None:
+    with magjit_dvm.lazy():
+        y = torch.ones(0, 3) + 1
+        z = y.sum(0) + y.t().sum(1)
+    assert y.shape == (0, 3) and z.tolist() == [0.0] * 3
+
+
+def test_what_is_not_needed_is_let_go() -> None:
+    with magjit_dvm.lazy():
+        x = torch.ones(3)
+        ref = weakref.ref(x)
+        y = x + 1
+        del x
+        assert ref() is not None
+        gc.disable()
+        try:
+            assert y.tolist() == [2.0] * 3
+            assert ref() is None
+            ref = weakref.ref(y)
+            del y
+            assert ref() is None
+        finally:
+            gc.enable()
+
+
 def test_autocast() -> None:
     a, b = torch.randn(4, 4), torch.randn(4, 4)
     with torch.autocast("cpu", torch.bfloat16):
