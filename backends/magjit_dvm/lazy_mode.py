@@ -158,14 +158,18 @@ class Queue(TorchDispatchMode):
 
     def queued(self, rule: Rule, args: tuple[Any, ...], kwargs: Any) -> Any:
         """The results to come, or None where the operator cannot wait."""
+        if self.in_inference is not torch.is_inference_mode_enabled():
+            self.flush("inference mode")
+            self.in_inference = torch.is_inference_mode_enabled()
         if rule.kind is Kind.VIEW and not self.is_waiting(args[0]):
             return self.view_of_filled(rule, args, kwargs)
         values = self.appended(rule, args, kwargs)
         if values is None:
             return None
-        made = [self.holding(value) for value in values]
+        whole = args[0] if rule.kind is Kind.VIEW else None
+        made = [self.holding(value, whole) for value in values]
         if any(value.window is None and value.real is None for value in values):
-            return None  # a finalizer that ran meanwhile has flushed the queue
+            return None  # as above
         if len(self.window.entries) >= self.longest:
             self.flush("length")
         return made[0] if len(made) == 1 else tuple(made)
@@ -183,7 +187,7 @@ class Queue(TorchDispatchMode):
     def view_of_filled(self, rule: Rule, args: tuple[Any, ...], kwargs: Any) -> Any:
         """A view of a queued tensor whose value is there; both become ordinary together."""
         whole = args[0]
-        if type(whole) is not QueuedTensor or whole._queue is not self or whole._value.real is None:
+        if type(whole) is not QueuedTensor or whole._queue is not self:
             return None
         real = rule.target(whole.plain(), *args[1:], **(kwargs or {}))
         base = whole._value.base
@@ -191,15 +195,12 @@ class Queue(TorchDispatchMode):
         offset = real.storage_offset() - base.real.storage_offset()
         layout = Layout.of(tuple(real.shape), tuple(real.stride()), real.dtype)
         value = Value(-1, layout, None, base, offset, real, None, torch.is_grad_enabled())
-        made = QueuedTensor.of(value, self)
+        made = self.tensor_of(value, whole)
         self.filled.append(made._held.ref)
         return made
 
     def appended(self, rule: Rule, args: tuple[Any, ...], kwargs: Any) -> list[Value] | None:
         """Put an operator into the window."""
-        if self.in_inference is not torch.is_inference_mode_enabled():
-            self.flush("inference mode")
-            self.in_inference = torch.is_inference_mode_enabled()
         if torch._C._current_graph_task_id() != -1:
             return None  # what a backward pass computes goes to C++, which may hold it anywhere
         window = self.window
@@ -209,6 +210,8 @@ class Queue(TorchDispatchMode):
         except CannotWait:
             del window.numbers[coder.numbers :]
             return None
+        if rule.kind is Kind.VIEW and codes[0][0] < 0:
+            return None  # a finalizer that ran meanwhile has flushed the queue
         results = inferred(
             rule, tuple(coder.signature), lambda: on_meta(window, codes, coder.numbers)
         )
@@ -245,15 +248,22 @@ class Queue(TorchDispatchMode):
         """Whether this is a queued tensor whose value is still to be computed, by this queue."""
         return type(tensor) is QueuedTensor and tensor._value.window is self.window
 
-    def holding(self, value: Value) -> QueuedTensor:
-        """A tensor for the program."""
-        made = QueuedTensor.of(value, self)
+    def holding(self, value: Value, whole: QueuedTensor | None) -> QueuedTensor:
+        """A tensor for the program; ``whole`` is what it is a view of."""
+        made = self.tensor_of(value, whole)
         self.holders.append(made._held)
         if value.root is not None:
             if value.root.views is None:
                 value.root.views = []
             value.root.views.append(made._held.ref)
         return made
+
+    def tensor_of(self, value: Value, whole: QueuedTensor | None) -> QueuedTensor:
+        """A tensor that belongs to inference mode if its whole does, or if it is on."""
+        if whole is None or whole.is_inference() is torch.is_inference_mode_enabled():
+            return QueuedTensor.of(value, self)
+        with torch.inference_mode(whole.is_inference()):
+            return QueuedTensor.of(value, self)
 
     # -- operators that do not wait --
 

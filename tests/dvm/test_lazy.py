@@ -574,6 +574,18 @@ def test_inference_mode(inside: bool) -> None:
         assert not z.is_inference()
 
 
+def test_a_view_across_the_border_of_inference_mode() -> None:
+    with magjit_dvm.lazy():
+        y = torch.ones(2, 3) + 1
+        with torch.inference_mode():
+            row = y[0]
+            y.mul_(2)
+            z = y * 1
+        z2 = z[1]
+    assert row.tolist() == [4.0] * 3 and z2.tolist() == [4.0] * 3
+    assert row.data_ptr() == y.data_ptr() and not y.is_inference()
+
+
 def test_composite_operators_in_inference_mode() -> None:
     x, w = torch.randn(3, 4), torch.randn(4)
     with torch.inference_mode(), magjit_dvm.lazy() as stats:
