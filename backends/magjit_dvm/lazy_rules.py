@@ -107,7 +107,6 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 _LIFTED = {
     aten.expand.default: frozenset({1}),
-    aten.reshape.default: frozenset({1}),
     aten.select.int: frozenset({2}),
     aten.slice.Tensor: frozenset({2, 3}),
     aten.view.default: frozenset({1}),
@@ -131,6 +130,7 @@ _CANNOT_WAIT = frozenset(
         aten.embedding.default,  # an index may be out of range
         aten.lift_fresh_copy.default,  # its operand is a constant of the program's
         aten.native_batch_norm.default,
+        aten.reshape.default,  # a view or a copy: it comes as one or the other
     }
 )
 SHAPE_ONLY = frozenset(
