@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,9 +101,16 @@ def lazy(longest: int = LONGEST) -> Iterator[LazyStats]:
     try:
         with queue:
             yield queue.stats
+    except BaseException:
+        with suppress(
+            Exception
+        ):  # what is wrong with the queue, its tensors say when they are read
+            queue.close()
+        raise
+    else:
+        queue.close()
     finally:
         _local.queue = None
-        queue.close()
 
 
 class Queue(TorchDispatchMode):
@@ -124,7 +131,7 @@ class Queue(TorchDispatchMode):
         self.holders: list[Held] = []  # of the window's values
         self.filled: list[weakref.ref[QueuedTensor]] = []
         self.lock = threading.RLock()
-        self.is_busy = False
+        self.runner = 0  # the thread that is running a window
         self.in_inference = False
 
     # -- operators --
@@ -132,7 +139,7 @@ class Queue(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if self.is_busy:
+        if self.runner and self.runner == threading.get_ident():
             return func(*args, **(kwargs or {}))
         with self.lock:
             rule = RULES.get(func)
@@ -147,13 +154,13 @@ class Queue(TorchDispatchMode):
                 made = self.parted(func, args, kwargs)
                 if made is not None:
                     return made
-            elif torch.is_inference_mode_enabled() and isinstance(func, torch._ops.OpOverload):
-                # Composite operators come undivided where autograd does not see them.
-                with self:
-                    made = func.decompose(*args, **(kwargs or {}))
-                if made is not NotImplemented:
-                    return made
         # Not under the lock: a value of another thread's queue may be asked for.
+        if torch.is_inference_mode_enabled() and isinstance(func, torch._ops.OpOverload):
+            # Composite operators come undivided where autograd does not see them.
+            with self:
+                made = func.decompose(*args, **(kwargs or {}))
+            if made is not NotImplemented:
+                return made
         return self.run_now(func, args, kwargs or {})
 
     def queued(self, rule: Rule, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -274,11 +281,11 @@ class Queue(TorchDispatchMode):
             alike = torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype)
             return func(alike, *args[1:], **kwargs)
         given = tensors_in(args, kwargs)
-        if self.window.entries and self.concerns(func, given):
+        if self.window.entries and self.concerns(func, args, kwargs, given):
             self.flush(str(func))
         return run_plainly(func, args, kwargs, given)
 
-    def concerns(self, func: Any, given: list[torch.Tensor]) -> bool:
+    def concerns(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> bool:
         """Whether the operator reads what waits, or writes what that reads."""
         schema = getattr(func, "_schema", None)
         if schema is None or func.namespace != "aten" or func in WRITES_SILENTLY:
@@ -288,7 +295,7 @@ class Queue(TorchDispatchMode):
                 type(one) is not QueuedTensor or one._value.window is self.window
             ):
                 return True
-        return bool(schema.is_mutable) and self.window_reads(given)
+        return bool(schema.is_mutable) and self.window_reads(_written(schema, args, kwargs))
 
     def window_reads(self, written: list[torch.Tensor]) -> bool:
         """Whether an input shares memory with one of these."""
@@ -316,7 +323,7 @@ class Queue(TorchDispatchMode):
             self.window, self.holders = Window(), []
             held = still_held(holders)
             self.stats.flushes[reason] += 1
-            was_busy, self.is_busy = self.is_busy, True
+            before, self.runner = self.runner, threading.get_ident()
             try:
                 self.run(window, held)
             except BaseException as error:
@@ -324,7 +331,7 @@ class Queue(TorchDispatchMode):
                     value.window, value.error = None, error
                 raise
             finally:
-                self.is_busy = was_busy
+                self.runner = before
             self.keep(held)
 
     def keep(self, held: list[Held]) -> None:
@@ -378,6 +385,13 @@ class Queue(TorchDispatchMode):
                 self.filled = []
                 with _uncollected(), torch._C.DisableTorchFunction(), torch.no_grad():
                     as_ordinary(held)
+
+
+def _written(schema: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that an operator writes."""
+    places = enumerate(schema.arguments)
+    writes = [(k, one.name) for k, one in places if one.alias_info and one.alias_info.is_write]
+    return tensors_in([args[k] if k < len(args) else kwargs.get(name) for k, name in writes], None)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -311,8 +311,10 @@ def test_what_asks_for_a_shape_alone() -> None:
 def test_writing_something_else_flushes_nothing() -> None:
     with magjit_dvm.lazy() as stats:
         y = torch.ones(4) + 1
-        torch.zeros(3).add_(1)
-        assert not stats.flushes
+        x = torch.ones(4)
+        z = x * 2
+        torch.zeros(4).add_(x)
+        assert not stats.flushes and waits(z)
         torch.add(torch.ones(4), y, out=torch.empty(4))
         assert stats.flushes == {"aten.add.out": 1}
 
@@ -441,6 +443,16 @@ def test_an_exception_in_the_program() -> None:
     with magjit_dvm.lazy() as stats:
         y = torch.ones(2) + 1
     assert stats.queued == 1 and y.tolist() == [2.0, 2.0]
+
+
+def test_an_exception_of_the_program_is_not_replaced() -> None:
+    x = torch.ones(3)
+    with pytest.raises(ZeroDivisionError), magjit_dvm.lazy():
+        y = x + 1
+        torch._C._increment_version([x])
+        1 / 0
+    with pytest.raises(magjit_dvm.LazyError, match="was written"):
+        y.tolist()
 
 
 def test_an_exception_while_a_window_runs(monkeypatch: pytest.MonkeyPatch) -> None:
