@@ -102,9 +102,8 @@ def lazy(longest: int = LONGEST) -> Iterator[LazyStats]:
         with queue:
             yield queue.stats
     except BaseException:
-        with suppress(
-            Exception
-        ):  # what is wrong with the queue, its tensors say when they are read
+        # What is wrong with the queue, its tensors say when they are read.
+        with suppress(Exception):
             queue.close()
         raise
     else:
