@@ -7,9 +7,19 @@ thread, local memory a part of its cache.
 from magjit.plugin import for_torch_compile
 from magjit_dvm.backend import DvmBackend
 from magjit_dvm.disassembler import disassemble
+from magjit_dvm.lazy_mode import LazyError, LazyStats, lazy
 from magjit_dvm.vm import machine
 
-__all__ = ["DvmBackend", "backend", "compile_for_torch", "disassemble", "machine"]
+__all__ = [
+    "DvmBackend",
+    "LazyError",
+    "LazyStats",
+    "backend",
+    "compile_for_torch",
+    "disassemble",
+    "lazy",
+    "machine",
+]
 
 backend = DvmBackend()
 compile_for_torch = for_torch_compile(backend)
