@@ -90,6 +90,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("test_fuzz.py", "test_random or test_other_sizes or threads"),
         ("test_verifier.py", "not mutations"),
         ("test_handlers.py", ""),
+        ("test_positions.py", ""),
     ],
 )
 def test_sanitized(environment: dict[str, str], file: str, chosen: str) -> None:
