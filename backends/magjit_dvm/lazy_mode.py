@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from magjit.plugin import BackendOptionError
 from magjit_dvm.lazy_arguments import PLAIN, Coder, on_meta
 from magjit_dvm.lazy_rules import (
+    DIVISIONS,
     IN_PLACE,
     PARTS,
     RULES,
@@ -222,6 +223,9 @@ class Queue(TorchDispatchMode):
             rule, tuple(coder.signature), lambda: on_meta(window, codes, coder.numbers)
         )
         if results is None or any(one.layout.dtype not in DTYPES for one in results):
+            del window.numbers[coder.numbers :]
+            return None
+        if rule.target in DIVISIONS and not results[0].layout.dtype.is_floating_point:
             del window.numbers[coder.numbers :]
             return None
         base = window.values[codes[0][0]] if rule.kind is Kind.VIEW else None

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from magjit_dvm import operators_elementwise, translate
+from magjit_dvm import gathering, operators_creation, operators_elementwise, translate
 from magjit_dvm.fuser import VIEWS
 from magjit_dvm.operators import HANDLERS
 
@@ -161,10 +161,26 @@ WRITES_SILENTLY = frozenset(
 """These write operands in training, which some schemas do not say."""
 
 
+_RUN_NOW = frozenset(
+    {
+        gathering.__name__,  # an index may be out of range
+        operators_creation.__name__,  # each size would be a structure of its own
+    }
+)
+DIVISIONS = frozenset(
+    overload
+    for packet in (aten.div, aten.floor_divide, aten.fmod, aten.remainder)
+    for overload in (getattr(packet, name) for name in packet.overloads())
+)
+"""Of ints, these raise where a divisor is 0."""
+
+
 def _rules() -> dict[Any, Rule]:
     made: dict[Any, Rule] = {}
     for target, handler in HANDLERS.items():
         if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+            continue
+        if handler.__module__ in _RUN_NOW:
             continue
         is_elementwise = handler.__module__ == operators_elementwise.__name__
         kind = Kind.ELEMENTWISE if is_elementwise else Kind.VALUE

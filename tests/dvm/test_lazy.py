@@ -669,6 +669,26 @@ def test_fake_tensors_and_other_devices() -> None:
     assert turned.imag.tolist() == [1.0, 1.0] and not stats.queued
 
 
+def test_errors_of_values_come_where_eager_raises() -> None:
+    """Operators whose values decide whether they raise do not wait."""
+    ints, zeros = torch.tensor([4, 7]), torch.tensor([2, 0])
+    rows, classes = torch.rand(2, 3), torch.tensor([0, 3])
+    calls: list[Callable[[], Any]] = [
+        lambda: ints // zeros,
+        lambda: ints % zeros,
+        lambda: torch.div(ints, zeros, rounding_mode="trunc"),
+        lambda: rows.gather(1, classes[:, None]),
+        lambda: torch.nn.functional.nll_loss(rows, classes),
+        lambda: torch.nn.functional.embedding(classes, rows.t()),
+    ]
+    with magjit_dvm.lazy() as stats:
+        for call in calls:
+            with pytest.raises((RuntimeError, IndexError)):
+                call()
+        waits = (ints.float() // zeros).tolist()
+    assert waits[0] == 2.0 and stats.queued
+
+
 def test_nothing_to_compute_with() -> None:
     with magjit_dvm.lazy():
         y = torch.ones(0, 3) + 1

@@ -1,0 +1,192 @@
+/* Cores are threads: who runs which tiles, and with what memory. */
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "core.h"
+
+namespace magjit_dvm {
+
+const Kernels &kernels()
+{
+    static const Kernels &chosen = [&]() -> const Kernels & {
+        const char *wanted = std::getenv("MAGJIT_DVM_LEVEL"); /* for tests of the lower ones */
+        int most = wanted ? std::atoi(wanted) : 4;
+        if (most >= 4 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+            __builtin_cpu_supports("avx512cd")) {
+            return kernels_v4();
+        }
+        if (most >= 3 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+            __builtin_cpu_supports("bmi2")) {
+            return kernels_v3();
+        }
+        return kernels_base();
+    }();
+    return chosen;
+}
+
+namespace {
+
+enum : int { MAX_TEAM = 256 };
+
+/* Local memory of the calling thread, kept for its next program. */
+struct Local {
+    char *memory = nullptr;
+    size_t size = 0;
+    char *at_least(size_t want)
+    {
+        if (want > size) {
+            std::free(memory);
+            size = (want + 4095) / 4096 * 4096;
+            memory = (char *)std::aligned_alloc(4096, size);
+            if (!memory) {
+                size = 0;
+            }
+        }
+        return memory;
+    }
+    ~Local() { std::free(memory); }
+};
+thread_local Local local_memory;
+
+struct Arena {
+    char *memory = nullptr;
+    ~Arena() { std::free(memory); }
+};
+thread_local Arena arena;
+
+/* torch's own OpenMP runtime, by name: another one would mean another pool of threads. */
+struct Runtime {
+    void (*parallel)(void (*)(void *), void *, unsigned, unsigned) = nullptr;
+    int (*thread_number)() = nullptr;
+    int (*thread_count)() = nullptr;
+    int (*in_parallel)() = nullptr;
+    void (*barrier)() = nullptr;
+    pid_t process = 0;
+    Runtime()
+    {
+        void *library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+        auto find = [&](const char *name) {
+            void *found = library ? dlsym(library, name) : nullptr;
+            return found ? found : dlsym(RTLD_DEFAULT, name);
+        };
+        parallel = (decltype(parallel))find("GOMP_parallel");
+        thread_number = (decltype(thread_number))find("omp_get_thread_num");
+        thread_count = (decltype(thread_count))find("omp_get_num_threads");
+        in_parallel = (decltype(in_parallel))find("omp_in_parallel");
+        barrier = (decltype(barrier))find("GOMP_barrier");
+        process = getpid();
+    }
+    bool usable() const
+    {
+        /* The pool's threads do not live on in a forked child. */
+        return parallel && thread_number && thread_count && in_parallel && process == getpid() &&
+               !in_parallel();
+    }
+};
+
+const Runtime &runtime()
+{
+    static const Runtime found;
+    return found;
+}
+
+struct Job {
+    const Code &code;
+    char *const *arguments;
+    int status;    /* bits: see execute */
+    bool together; /* all cores share each tile */
+    char *locals[MAX_TEAM];
+};
+
+/* Few tiles of long reductions: every core walks its part of each of them. */
+void run_together(Job &job, int core, int cores)
+{
+    char *memory = local_memory.at_least(job.code.header.local_bytes + 64);
+    job.locals[core] = memory;
+    runtime().barrier();
+    if (std::find(job.locals, job.locals + cores, nullptr) != job.locals + cores) {
+        __atomic_fetch_or(&job.status, NO_MEMORY, __ATOMIC_RELAXED);
+        return;
+    }
+    Core machine(job.code, job.arguments, memory);
+    machine.part = core;
+    machine.parts = cores;
+    machine.locals = job.locals;
+    machine.barrier = runtime().barrier;
+    machine.run(0, job.code.header.tiles);
+    if (machine.status) {
+        __atomic_fetch_or(&job.status, machine.status, __ATOMIC_RELAXED);
+    }
+}
+
+void run_share(Job &job, int64_t core, int64_t cores)
+{
+    const Header &h = job.code.header;
+    int64_t share = (h.tiles + cores - 1) / cores;
+    int64_t first = std::min(h.tiles, share * core), last = std::min(h.tiles, first + share);
+    if (first >= last) {
+        return;
+    }
+    char *memory = local_memory.at_least(h.local_bytes + 64);
+    if (!memory) {
+        __atomic_fetch_or(&job.status, NO_MEMORY, __ATOMIC_RELAXED);
+        return;
+    }
+    Core machine(job.code, job.arguments, memory);
+    machine.run(first, last);
+    if (machine.status) {
+        __atomic_fetch_or(&job.status, machine.status, __ATOMIC_RELAXED);
+    }
+}
+
+void run_on_core(void *data)
+{
+    Job &job = *(Job *)data;
+    int core = runtime().thread_number(), cores = runtime().thread_count();
+    if (job.together && cores > 1) {
+        run_together(job, core, cores);
+    } else {
+        run_share(job, core, cores);
+    }
+}
+
+} // namespace
+
+void find_runtime() { (void)runtime(); }
+
+void *thread_memory(Purpose purpose, size_t bytes)
+{
+    constexpr size_t HUGE_PAGE = (size_t)2 << 20, SHARE = HUGE_PAGE / 2;
+    if (!arena.memory) {
+        arena.memory = (char *)std::aligned_alloc(HUGE_PAGE, HUGE_PAGE);
+        if (!arena.memory) {
+            return nullptr;
+        }
+        (void)madvise(arena.memory, HUGE_PAGE, MADV_HUGEPAGE);
+    }
+    return bytes <= SHARE ? arena.memory + (purpose == FOR_code ? 0 : SHARE) : nullptr;
+}
+
+int execute(const Code &code, char *const *arguments)
+{
+    Job job{code, arguments, 0, false, {}};
+    int64_t cores = std::min<int64_t>(code.cores, code.header.tiles);
+    if (code.header.reduces && 2 * code.header.tiles <= code.cores && code.cores <= MAX_TEAM &&
+        runtime().barrier) {
+        job.together = true;
+        cores = code.cores;
+    }
+    if (cores > 1 && runtime().usable()) {
+        runtime().parallel(run_on_core, &job, (unsigned)cores, 0);
+    } else {
+        run_share(job, 0, 1);
+    }
+    return job.status;
+}
+
+} // namespace magjit_dvm
