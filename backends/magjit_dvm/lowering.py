@@ -7,11 +7,12 @@ intermediate tensors are traced through functionalisation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -142,7 +143,10 @@ def _traced(
     def flat(*inputs: Any) -> Any:  # make_fx counts parameters, which bound methods hide
         return function(*inputs)
 
-    with torch.no_grad(), _taking_constants(fake_mode):
+    symbolic = any(_has_symbols(one) for one in example_inputs)
+    # Composite operators in C++ ask for sizes as numbers; their Python counterparts do not.
+    symbols = enable_python_dispatcher() if symbolic else nullcontext()
+    with torch.no_grad(), _taking_constants(fake_mode), symbols:
         lowered: GraphModule = make_fx(flat, decompositions(), _allow_non_fake_inputs=True)(
             *example_inputs
         )

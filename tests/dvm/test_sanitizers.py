@@ -71,12 +71,14 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         pytest.skip("gcc's sanitizer library is not installed")
     folder = tmp_path_factory.mktemp("sanitized")
     _built(folder)
+    inherited = [*filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
         "LD_PRELOAD": runtime,
-        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
+        # Frames that outlive their call are not aligned as GCC 13 assumes of vectors of 64 bytes.
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:detect_stack_use_after_return=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
-        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), str(ROOT / "backends")]),
+        "PYTHONPATH": os.pathsep.join([str(folder), *inherited, str(ROOT), str(ROOT / "backends")]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "2",
     }
@@ -91,6 +93,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("test_verifier.py", "not mutations"),
         ("test_handlers.py", ""),
         ("test_positions.py", ""),
+        ("test_panels.py", "not training"),
+        ("test_teams.py", ""),
     ],
 )
 def test_sanitized(environment: dict[str, str], file: str, chosen: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -213,7 +215,14 @@ def run_mutations(seed: int, count: int) -> None:
 
 def _check_mutations(seed: int, count: int) -> None:
     call = f"from tests.dvm.test_verifier import run_mutations; run_mutations({seed}, {count})"
-    done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=False)
+    found = [*filter(None, [os.environ.get("PYTHONPATH")]), str(Path(__file__).parents[2])]
+    done = subprocess.run(
+        [sys.executable, "-c", call],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(found)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     lines = done.stdout.splitlines()
     assert done.returncode == 0, f"crashed after {lines[-1:]}: {done.stderr[-800:]}"
     assert len(lines) == count * len(PROGRAMS)
