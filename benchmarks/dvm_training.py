@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,50 +22,60 @@ STEPS, WARM = 50, 5
 BATCH, LENGTH, CLASSES = 8, 16, 10
 
 
-def steps(compiler: str, count: int) -> tuple[list[float], float]:
-    """Losses with dropout, weights and batches the same for every compiler; ms a step."""
-    torch.manual_seed(0)
-    model = small_bert()[0].train()
-    head = torch.nn.Linear(64, CLASSES)
-    optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=1e-3)
-    compiled = compiled_by(compiler, model)
-    made = torch.Generator().manual_seed(1)
-    losses, times = [], []
-    torch.manual_seed(2)  # dropout draws from here
-    for _ in range(count):
-        ids = torch.randint(0, 100, (BATCH, LENGTH), generator=made)
+class Trainee:
+    """A model in training; weights, batches and dropout are the same for every compiler."""
+
+    def __init__(self, compiler: str) -> None:
+        torch.manual_seed(0)
+        self.model = small_bert()[0].train()
+        self.head = torch.nn.Linear(64, CLASSES)
+        parameters = [*self.model.parameters(), *self.head.parameters()]
+        self.optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+        self.compiled = compiled_by(compiler, self.model)
+        self.batches = torch.Generator().manual_seed(1)
+        torch.manual_seed(2)
+        self.drawn = torch.get_rng_state()  # dropout goes on from here
+        self.losses: list[float] = []
+        self.times: list[float] = []
+
+    def step(self) -> None:
+        ids = torch.randint(0, 100, (BATCH, LENGTH), generator=self.batches)
         wanted = ids[:, 0] % CLASSES
+        torch.set_rng_state(self.drawn)
         start = time.perf_counter()
-        optimizer.zero_grad()
-        loss = F.cross_entropy(head(compiled(ids).pooled), wanted)
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.head(self.compiled(ids).pooled), wanted)
         loss.backward()
-        optimizer.step()
-        times.append(time.perf_counter() - start)
-        losses.append(loss.item())
-    return losses, statistics.median(times[WARM:]) * 1e3
+        self.optimizer.step()
+        self.times.append(time.perf_counter() - start)
+        self.losses.append(loss.item())
+        self.drawn = torch.get_rng_state()
+
+    def step_ms(self) -> float:
+        """The median of the steps after the first."""
+        return statistics.median(self.times[WARM:]) * 1e3
 
 
 def add_training(benchmark: Benchmark, case: str, options: argparse.Namespace) -> None:
     """Rows of the losses and times of each contestant."""
     count = 2 * WARM if options.quick else STEPS
-    found: dict[str, tuple[list[float], float]] = {}
     before = {id(one) for one in schedules()}
-    share: float | None = None
+    compilers = ("eager", "magjit", *({"inductor-static"} & set(options.peers)))
+    found = {compiler: Trainee(compiler) for compiler in compilers}
     with torch.enable_grad():
-        for compiler in ("eager", "magjit", *({"inductor-static"} & set(options.peers))):
-            torch._dynamo.reset()
-            found[compiler] = steps(compiler, count)
-            if compiler == "magjit":
-                share, rest = in_machine([one for one in schedules() if id(one) not in before])
-                left = ", ".join(f"{n} {name}" for name, n in rest.most_common(6))
+        for turn in range(count):
+            for compiler in compilers if turn % 2 == 0 else compilers[::-1]:
+                found[compiler].step()
+    share, rest = in_machine([one for one in schedules() if id(one) not in before])
+    left = ", ".join(f"{n} {name}" for name, n in rest.most_common(6))
     apart: dict[str, float] = {}
     notes = []
-    for compiler, (losses, _) in found.items():
-        pairs = zip(losses, found["eager"][0], strict=True)
+    for compiler, one in found.items():
+        pairs = zip(one.losses, found["eager"].losses, strict=True)
         apart[compiler] = max(abs(ours - theirs) / abs(theirs) for ours, theirs in pairs)
         if compiler == "magjit" and not apart[compiler] < 1e-3:
             notes.append("magjit: another loss curve")
-    times: dict[str, Any] = {compiler: ms for compiler, (_, ms) in found.items()}
+    times = {compiler: one.step_ms() for compiler, one in found.items()}
     benchmark.add(Row.of(case, "loss_apart", "relative", apart, "; ".join(notes)))
     benchmark.add(Row.of(case, "step_ms", "ms", times))
     benchmark.add(Row(case, "in_vm", "share", share, note=f"outside: {left}" if left else ""))

@@ -277,6 +277,21 @@ def _dvm_models(results: Results) -> str:
     return markdown(header, rows)
 
 
+def _dvm_training(results: Results) -> str:
+    peers = ("magjit", "eager", "inductor-static")
+    rows = [
+        [
+            case,
+            *(number(results.value(case, "step_ms", peer)) for peer in peers),
+            f"{results.value(case, 'loss_apart'):.1e}",
+            number(results.value(case, "in_vm")),
+        ]
+        for case in results.cases("step_ms")
+    ]
+    header = ["training", "a step, MagJIT, ms", "eager, ms", "Inductor, ms"]
+    return markdown([*header, "losses apart from eager's, relative", "in the VM"], rows)
+
+
 _DVM_SHAPES = {
     "captures": "captures",
     "compile_s": "first capture, s",
@@ -320,6 +335,8 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
     "gpu": ("gpu_models.json", "python benchmarks/gpu_models.py", _gpu),
     "dvm_sets": ("dvm.json#sets", _DVM, _dvm_sets),
     "dvm_chains": ("dvm.json#chains", _DVM, _dvm_chains),
+    "dvm_products": ("dvm.json#products", _DVM, _dvm_chains),
+    "dvm_training": ("dvm.json#training", _DVM, _dvm_training),
     "dvm_models": ("dvm.json#models", _DVM, _dvm_models),
     "dvm_shapes": ("dvm.json#shapes", _DVM, _dvm_shapes),
     "dvm_varied": ("dvm.json#varied", _DVM, _dvm_shapes),

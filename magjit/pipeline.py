@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,8 +81,7 @@ def build_record(
         return captured
     build = Build(observation, backend, context, captured, go_on)
     started = time.perf_counter()
-    with uncollected():
-        _run_passes(build)
+    _run_passes(build)
     if captured.split is None:
         timings = captured.timings
         timings.build_ms = (time.perf_counter() - started) * 1e3 - timings.backend_ms
@@ -93,7 +93,9 @@ def _run_passes(build: Build) -> None:
     for name, run in PASSES:
         build.trace.append(name)
         try:
-            run(build)
+            # How much garbage a backend makes, only it can know.
+            with nullcontext() if run is _backend else uncollected():
+                run(build)
         except BackendError:
             raise
         except Exception as error:

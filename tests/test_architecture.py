@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
-    "plugin": {"errors", "config"},
-    "annotation_rules": {"errors"},
     "garbage": set(),
+    "plugin": {"errors", "config", "garbage"},
+    "annotation_rules": {"errors"},
     "annotations": {"annotation_rules", "garbage"},
     "bytecode": {"errors"},
     "monitor": {"bytecode", "annotations", "config"},

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from magjit.plugin import BackendContext, CompiledGraph
+from magjit.plugin import BackendContext, CompiledGraph, uncollected
 from magjit.plugin.aot import aot, dump_graph
 from magjit_dvm.fuser import fuse
 from magjit_dvm.lowering import decompositions, lower_for_inference
@@ -40,7 +40,12 @@ class DvmBackend:
         self, gm: GraphModule, example_inputs: Sequence[Any], context: BackendContext
     ) -> CompiledGraph:
         """Fuse the graph; with gradients, forward and backward."""
+        with uncollected():
+            return self._compiled(gm, example_inputs, context)
 
+    def _compiled(
+        self, gm: GraphModule, example_inputs: Sequence[Any], context: BackendContext
+    ) -> CompiledGraph:
         def compile_aten(graph: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
             return self._schedule(graph, context)
 

@@ -1,6 +1,7 @@
 """All that a backend may use: the protocol, the registry, helpers, the conformance suite."""
 
 from magjit.errors import BackendError, BackendOptionError, UnknownBackendError
+from magjit.garbage import uncollected
 from magjit.plugin.backend_guards import (
     BackendGuard,
     CustomGuard,
@@ -55,4 +56,5 @@ __all__ = [
     "run_backend",
     "runnable",
     "shape_of_value",
+    "uncollected",
 ]
