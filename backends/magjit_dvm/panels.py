@@ -27,8 +27,9 @@ aten = torch.ops.aten
 Range = tuple[int, int]
 
 # Measured.  Products of fewer bytes stay in the last cache, panels of more do not: multiples of a
-# core's local memory.  A panel of fewer rows for each packed element makes the product slower.
-_LEAST, _MOST, _ROWS = 64, 16, 2 / 3
+# core's local memory.  A panel of fewer rows for each packed element makes the product slower;
+# in deeper products what follows hardly counts.
+_LEAST, _MOST, _ROWS, _DEEPEST = 64, 16, 2 / 3, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ def ranges(rows: Sequence[int], item: int, packed: int) -> Iterator[tuple[Range,
         None where the product is better computed as a whole.
     """
     local = vm.machine()[0]
-    if not item or prod(rows) * item < _LEAST * local:
+    if not item or prod(rows) * item < _LEAST * local or packed > _DEEPEST:
         return None
     most = max(1, 2 * local * torch.get_num_threads() // item)
     most = max(most, int(packed * _ROWS))
