@@ -12,7 +12,6 @@ memory without asking the dispatcher (``numpy()``, an extension in C++) from rea
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 from collections import Counter
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from magjit.plugin import BackendOptionError
+from magjit.plugin import BackendOptionError, uncollected
 from magjit_dvm.lazy_arguments import PLAIN, Coder, on_meta
 from magjit_dvm.lazy_rules import (
     DIVISIONS,
@@ -317,7 +316,7 @@ class Queue(TorchDispatchMode):
         Raises:
             LazyError: an input was written behind the dispatcher's back.
         """
-        with self.lock, _uncollected():
+        with self.lock, uncollected():
             window, holders = self.window, self.holders
             if not window.entries:
                 if window.inputs:
@@ -386,7 +385,7 @@ class Queue(TorchDispatchMode):
             with self.lock:
                 held = [one for one in (ref() for ref in self.filled) if one is not None]
                 self.filled = []
-                with _uncollected(), torch._C.DisableTorchFunction(), torch.no_grad():
+                with uncollected(), torch._C.DisableTorchFunction(), torch.no_grad():
                     as_ordinary(held)
 
 
@@ -404,15 +403,3 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No finalizer that may read what is just being computed."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
