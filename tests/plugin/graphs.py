@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.convert_frame import compile_lock
 
 from magjit.plugin import BackendContext, CompiledGraph, InputDescriber, resolve, run_backend
 from magjit.plugin.protocol import Backend
@@ -13,7 +14,8 @@ from magjit.plugin.protocol import Backend
 
 def functional_graph(program: Callable[..., Any]) -> torch.fx.GraphModule:
     """A graph of a function whose inputs are tensors; the output is made a tuple."""
-    gm = torch.fx.symbolic_trace(program)
+    with compile_lock:  # tracing patches torch's modules for all threads
+        gm = torch.fx.symbolic_trace(program)
     output = next(node for node in gm.graph.nodes if node.op == "output")
     if not isinstance(output.args[0], (tuple, list)):
         output.args = ((output.args[0],),)
