@@ -177,13 +177,18 @@ int make_results(const Program &program, const Code &code, char **arguments, PyO
     return 0;
 }
 
+Py_ssize_t count_results(const Program &program)
+{
+    Py_ssize_t n = 0;
+    for (const Output &out : program.outputs) {
+        n += out.into < 0;
+    }
+    return n;
+}
+
 PyObject *as_tuple(const Program &program, PyObject *const *made)
 {
-    Py_ssize_t n_whole = 0;
-    for (const Output &out : program.outputs) {
-        n_whole += out.into < 0;
-    }
-    PyObject *result = PyTuple_New(n_whole);
+    PyObject *result = PyTuple_New(count_results(program));
     Py_ssize_t at = 0;
     for (size_t o = 0; result && o < program.outputs.size(); o++) {
         if (made[o]) {
@@ -271,12 +276,9 @@ PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyO
         return nullptr;
     }
     int status = run(program, code, given, arguments);
-    PyObject *result = status ? nullptr : as_tuple(program, made);
-    if (result && PyTuple_GET_SIZE(result) == 1) {
-        PyObject *only = Py_NewRef(PyTuple_GET_ITEM(result, 0));
-        Py_DECREF(result);
-        result = only;
-    }
+    PyObject *result = status                          ? nullptr
+                       : count_results(program) == 1 ? Py_NewRef(made[0])
+                                                     : as_tuple(program, made);
     for (size_t o = 0; o < program.outputs.size(); o++) {
         Py_XDECREF(made[o]);
     }

@@ -100,7 +100,7 @@ struct Job {
     char *const *arguments;
     int status;    /* bits: see execute */
     bool together; /* all cores share each tile */
-    char *locals[MAX_TEAM];
+    char **locals; /* local memory of each of them */
 };
 
 /* Few tiles of long reductions: every core walks its part of each of them. */
@@ -174,7 +174,8 @@ void *thread_memory(Purpose purpose, size_t bytes)
 
 int execute(const Code &code, char *const *arguments)
 {
-    Job job{code, arguments, 0, false, {}};
+    char *locals[MAX_TEAM]; /* not cleared: most programs have no use for it */
+    Job job{code, arguments, 0, false, locals};
     int64_t cores = std::min<int64_t>(code.cores, code.header.tiles);
     if (code.header.reduces && 2 * code.header.tiles <= code.cores && code.cores <= MAX_TEAM &&
         runtime().barrier) {
