@@ -13,17 +13,10 @@ import torch
 import magjit
 from magjit_dvm.backend import schedules
 from magjit_dvm.instructions import DType, dtype_of
+from tests.dvm.random_graphs import FLOATS, INTS
 from tests.dvm.test_instructions import LAYOUTS, SETTINGS, machine
 
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-)
+DTYPES = (*FLOATS, *INTS)
 SHAPES = ((1, 7), (5, 1), (3, 5), (70, 40), (3, 1300), (1300, 3), (4, 5, 6), (2, 33, 40))
 
 
