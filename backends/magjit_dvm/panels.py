@@ -75,14 +75,10 @@ def use_panels(fusion: Fusion) -> None:
 def _belongs(node: FxNode, group: FusedGroup, number: int) -> bool:
     assert group.program is not None
     inside = set(group.nodes)
-    return (
-        node.target in CUBES
-        and not node.kwargs
-        and all(user in inside for user in node.users)
-        and group.arguments.count(node) == 1
-        and bool(loops_to_cut(group.program, number))
-        and _may_pay(node)
-    )
+    if node.target not in CUBES or node.kwargs or any(user not in inside for user in node.users):
+        return False
+    loops = loops_to_cut(group.program, number)
+    return group.arguments.count(node) == 1 and bool(loops) and _may_pay(node, loops)
 
 
 def _writes(step: FusedGroup | FxNode) -> bool:
@@ -110,23 +106,12 @@ def _may_cut(program: Program, loop: int) -> bool:
     )
 
 
-def _may_pay(node: FxNode) -> bool:
+def _may_pay(node: FxNode, loops: tuple[int, ...]) -> bool:
     """Of fixed sizes, whether panels pay; of symbols each call decides."""
-    result = node.meta["val"]
-    if any(not isinstance(size_key(size), int) for size in result.shape):
+    if any(not isinstance(size_key(size), int) for size in node.meta["val"].shape):
         return True
     given = [one.meta["val"] if isinstance(one, FxNode) else one for one in node.args]
-    depth = min(2, result.dim() - 1) if node.target is aten.linear.default else 1
-    item = prod(result.shape[depth:]) * result.element_size()
-    return ranges(tuple(result.shape[:depth]), item, _packed(node.target, given)) is not None
-
-
-def _packed(target: Any, given: Sequence[Any]) -> int:
-    """Elements of the weight for each element of a row of the result."""
-    weight = CUBES[target].weight
-    if weight < 0:
-        return 0
-    return int(given[weight].shape[1 if target is aten.linear.default else 0])
+    return _ranges_of(node.target, given, loops, _image(node)) is not None
 
 
 # -- how large a panel is --
@@ -152,6 +137,30 @@ def ranges(rows: Sequence[int], item: int, packed: int) -> Iterator[tuple[Range,
     if most * item > _MOST * local or 2 * most > prod(rows):
         return None
     return _panels(rows, most)
+
+
+def _ranges_of(
+    target: Any, given: Sequence[Any], loops: tuple[int, ...], image: int
+) -> Iterator[tuple[Range, ...]] | None:
+    """The panels of an operator with these arguments; ``image`` is that of convolutions."""
+    leading = given[CUBES[target].cut[0]]
+    size = leading.element_size()
+    if target is aten.linear.default:
+        depth = min(len(loops), leading.dim() - 1)
+        item = prod(leading.shape[depth:-1]) * given[1].shape[0] * size
+        return ranges(leading.shape[:depth], item, given[1].shape[1])
+    if target is aten.convolution.default:
+        return ranges(leading.shape[:1], image, 0)
+    if target is aten.bmm.default:
+        return ranges(leading.shape[:1], leading.shape[1] * given[1].shape[2] * size, 0)
+    weight = given[CUBES[target].weight]
+    return ranges(leading.shape[:1], weight.shape[1] * size, weight.shape[0])
+
+
+def _image(node: FxNode) -> int:
+    """Bytes of the result for each element of its first dimension; of symbols an estimate."""
+    result = node.meta["val"]
+    return prod(_hint(size) for size in result.shape[1:]) * int(result.element_size())
 
 
 def _panels(rows: Sequence[int], most: int) -> Iterator[tuple[Range, ...]]:
@@ -187,13 +196,11 @@ class Panels:
         self.number = number
         self.loops = loops_to_cut(program, number)
         self.cut = CUBES[node.target].cut
-        result = node.meta["val"]
-        # Of convolutions, the size of an image: an estimate where sizes are symbols.
-        self.item = prod(_hint(size) for size in result.shape[1:]) * result.element_size()
+        self.image = _image(node)
 
     def __call__(self, given: Sequence[Any], *others: Any) -> Any:
         """The fused operator's results; ``given`` are the product's arguments."""
-        found = self._ranges(given)
+        found = _ranges_of(self.target, given, self.loops, self.image)
         if found is not None:
             try:
                 return self._by_panels(given, found, others)
@@ -201,20 +208,6 @@ class Panels:
                 pass  # as a whole it runs, or raises what eager raises
         whole = self.function(*given)
         return self.fused(*others[: self.number], whole, *others[self.number :])
-
-    def _ranges(self, given: Sequence[Any]) -> Iterator[tuple[Range, ...]] | None:
-        leading = given[self.cut[0]]
-        size = leading.element_size()
-        if self.target is aten.linear.default:
-            depth = min(len(self.loops), leading.dim() - 1)
-            item = prod(leading.shape[depth:-1]) * given[1].shape[0] * size
-            return ranges(leading.shape[:depth], item, given[1].shape[1])
-        if self.target is aten.convolution.default:
-            return ranges(leading.shape[:1], self.item, 0)
-        if self.target is aten.bmm.default:
-            return ranges(leading.shape[:1], leading.shape[1] * given[1].shape[2] * size, 0)
-        weight = given[CUBES[self.target].weight]
-        return ranges(leading.shape[:1], weight.shape[1] * size, weight.shape[0])
 
     def _by_panels(
         self, given: Sequence[Any], found: Iterator[tuple[Range, ...]], others: Sequence[Any]
