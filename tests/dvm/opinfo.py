@@ -120,7 +120,7 @@ def check_sample(sampled: Sampled) -> str:
     if gm is None or not reaches(gm):
         return "left out"
     expected = eagerly(gm, tensors)
-    before = set(map(id, schedules()))
+    before = set(schedules())
     describer = InputDescriber()
     described = [describer.describe(one) for one in tensors]
     with torch.no_grad():
@@ -130,7 +130,7 @@ def check_sample(sampled: Sampled) -> str:
             if isinstance(error.__cause__, _NO_FAKES):
                 return "left out"
             raise
-        made = [one for one in schedules() if id(one) not in before]
+        made = set(schedules()) - before
         torch.manual_seed(_SEED)
         results = compiled(*tensors)
     assert len(results) == len(expected)

@@ -27,10 +27,10 @@ def settings(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def run(function: Callable[..., Any], *args: Any, fused: bool = True) -> Any:
-    before = set(map(id, schedules()))
+    before = set(schedules())
     with torch.no_grad():
         result = magjit.compile(function, backend="dvm")(*args)
-    (made,) = (one for one in schedules() if id(one) not in before)
+    (made,) = set(schedules()) - before
     reasons = [str(one) for one in made.fusion.reasons.values()]
     assert not fused or (made.fusion.groups and not reasons), reasons
     return result

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import linecache
+import statistics
 import sys
 import weakref
 from collections import Counter
@@ -43,18 +45,23 @@ def objects_by_type() -> Counter[str]:
     return Counter(type(one).__qualname__ for one in gc.get_objects())
 
 
-def growth(task: Callable[[int], object], warm: int, count: int) -> tuple[dict[str, int], int]:
-    """How many more objects of each type, and bytes, there are after ``count`` more calls."""
+def growth(task: Callable[[int], object], warm: int, count: int) -> tuple[dict[str, int], float]:
+    """How many more objects of each type, and bytes, there are after ``count`` more calls.
+
+    Bytes are four times those of the median quarter: a leak grows in every quarter, while a heap
+    that other tests have left in pieces grows at some moment.
+    """
     for i in range(warm):
         task(i)
-    before, memory = objects_by_type(), resident_bytes()
+    before, memory = objects_by_type(), [resident_bytes()]
     for i in range(count):
         task(i)
-    gc.collect()
-    memory = resident_bytes() - memory  # before all objects are listed, which takes memory itself
-    after = objects_by_type()
+        if (i + 1) % (count // 4) == 0:
+            gc.collect()
+            memory.append(resident_bytes())
+    after = objects_by_type()  # last, because the list of all objects takes memory itself
     more = {name: after[name] - before[name] for name in after if after[name] > before[name]}
-    return more, memory
+    return more, 4 * statistics.median(later - one for one, later in itertools.pairwise(memory))
 
 
 def check_growth(task: Callable[[int], object], warm: int, count: int, megabytes: float) -> None:
