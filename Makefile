@@ -41,7 +41,7 @@ demo: setup
 	$(BIN)/python benchmarks/demo.py
 
 test: setup
-	$(PYTEST) -m "not slow and not gpu" $(TESTS)
+	$(PYTEST) -m "not slow and not gpu and not fuzz" $(TESTS)
 
 test-all: setup
 	$(PYTEST) $(TESTS)

@@ -8,7 +8,7 @@ expressions, so that what is fused for one shape is fused for all (DVM, §5.2).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +32,16 @@ from magjit_dvm.program import (
     varying,
 )
 
-__all__ = ["Builder", "Joined", "NotFusable", "Value", "computed_in", "size_key", "stored_as"]
+__all__ = [
+    "Builder",
+    "Joined",
+    "NotFusable",
+    "Value",
+    "computed_in",
+    "order_of",
+    "size_key",
+    "stored_as",
+]
 
 
 class NotFusable(Exception):
@@ -229,14 +238,17 @@ class Builder:
         taken = {dim for dim in dims if dim != ONE}
         if len(taken) < len([dim for dim in dims if dim != ONE]):
             raise NotFusable("two dimensions share a loop")
-        for at, size in enumerate(shape):
-            if dims[at] != ONE or size_key(size) == 1:
-                continue
-            dims[at] = self._loop_for(size, dims, at)
+        missing = [at for at, size in enumerate(shape) if dims[at] == ONE and size_key(size) != 1]
+        # From the innermost outwards, as shapes are aligned: several may be of one size.
+        for at in reversed(missing):
+            dims[at] = self._loop_for(shape[at], dims, at, new=False)
+        for at in missing:
+            if dims[at] == ONE:
+                dims[at] = self._loop_for(shape[at], dims, at, new=True)
         return tuple(dims)
 
-    def _loop_for(self, size: Any, dims: list[int], at: int) -> int:
-        """A loop of this size that the result does not use yet, or a new one."""
+    def _loop_for(self, size: Any, dims: list[int], at: int, new: bool) -> int:
+        """A loop of this size that the result does not use yet, or a new one, or none."""
         key = size_key(size)
         before = [self.loops.index(d) for d in dims[:at] if d != ONE]
         after = [self.loops.index(d) for d in dims[at + 1 :] if d != ONE]
@@ -246,12 +258,14 @@ class Builder:
         candidates = [d for d in candidates if d not in dims]
         if candidates:
             return candidates[-1]
+        if not new:
+            return ONE
         if len(self.loops) >= MAX_DIMS:
             raise NotFusable("too many loops")
-        new = len(self.loops)
-        self.sizes[new] = size
-        self.loops.insert(max(last, first) if after else len(self.loops), new)
-        return new
+        made = len(self.loops)
+        self.sizes[made] = size
+        self.loops.insert(max(last, first) if after else len(self.loops), made)
+        return made
 
     def dims_of_operand(
         self, operand: Any, shape: Sequence[Any], dims: tuple[int, ...]
@@ -340,6 +354,25 @@ class Builder:
         shape = tuple(1 if a in over else value.shape[a] for a in kept)
         return Value(made, compute, dims, shape, value.logical)
 
+    def scan(self, op: str, value: Value, axis: int) -> Value:
+        """Each element of ``value`` combined with all before it along an axis.
+
+        Raises:
+            NotFusable: the group reduces other loops already, or the dtype has no such scan.
+        """
+        loop = value.dims[axis]
+        if value.dtype not in _TAKES[op]:
+            raise NotFusable(f"{op} of {value.dtype.text}")
+        if loop == ONE and size_key(value.shape[axis]) == 1:
+            return value
+        if loop == ONE or loop not in self.varies[value.node]:
+            raise NotFusable("running results along an expanded dimension")
+        if self.reduced not in (None, {loop}):
+            raise NotFusable("the group reduces other dimensions")
+        self.reduced = frozenset({loop})
+        made = self.add(Node(NodeKind.SCAN, value.dtype, (value.node,), op, dims=self.reduced))
+        return replace(value, node=made)
+
     def numel(self, value: Value, axes: Iterable[int], dtype: DType) -> int:
         """The number of elements along ``axes``."""
         rank = len(value.dims)
@@ -361,8 +394,13 @@ class Builder:
 
     # -- the whole --
 
-    def finish(self, outputs: Sequence[FxNode]) -> tuple[Program, list[FxNode | int]]:
+    def finish(
+        self, outputs: Sequence[FxNode], named: Collection[FxNode] = ()
+    ) -> tuple[Program, list[FxNode | int]]:
         """The program whose results are the values of ``outputs``, in order, and its arguments.
+
+        Tensors of which nothing but a size is needed are among the arguments if they are
+        ``named``: operator by operator, the group reads them.
 
         Raises:
             NotFusable: a result lacks a loop, or is no single tensor.
@@ -376,10 +414,21 @@ class Builder:
             raise NotFusable("the group has too many results")
         whole = Program(len(self.loops), tuple(self.inputs), tuple(self.nodes), tuple(made))
         program, kept = pruned(whole)
+        given = {self.arguments[number] for number in kept}
+        loops = frozenset[int]().union(*program.varies)
+        sizes = {
+            number
+            for number, one in enumerate(self.arguments)
+            if one in named and one not in given
+            if loops.issuperset(d for d in self.inputs[number].dims if d >= 0)
+        }
+        program, kept = pruned(whole, sizes) if sizes else (program, kept)
+        if any(not loops.issuperset(d for d in one.dims if d >= 0) for one in program.inputs):
+            raise NotFusable("a size that only a larger tensor has")
         varies = program.varies
         used = frozenset[int]().union(*varies)
         reduced = frozenset[int]().union(
-            *(one.dims for one in program.nodes if one.kind is NodeKind.REDUCE)
+            *(one.dims for one in program.nodes if one.kind in (NodeKind.REDUCE, NodeKind.SCAN))
         )
         for one, node in zip(program.outputs, owners, strict=True):
             dims = varies[one.node]
@@ -421,9 +470,13 @@ class Builder:
             if dim == ONE and size_key(size) != 1:
                 raise NotFusable("a result that is expanded", node)
         number = self.cast(value.node, value.dtype, stored_as(tensor.dtype))
-        strides = [_magnitude(stride) for stride in tensor.stride()]
-        order = sorted(range(len(strides)), key=lambda k: (-strides[k], k))
-        return Output(number, value.dims, tuple(order))
+        return Output(number, value.dims, order_of(tensor))
+
+
+def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """A tensor's dimensions from the outermost in memory inwards."""
+    strides = [_magnitude(stride) for stride in tensor.stride()]
+    return tuple(sorted(range(len(strides)), key=lambda k: (-strides[k], k)))
 
 
 def _magnitude(stride: Any) -> int:

@@ -87,6 +87,8 @@ def _tiling(code: dict[str, Any]) -> list[str]:
     ]
     for number, phase in enumerate(code["phases"]):
         lines.append(f"  phase {number}: steps of [{phase[3]}, {phase[4]}]")
+    if code["ahead"]:
+        lines.append("  memory asked for ahead")
     return [*lines, f"  local memory {code['local_bytes']} bytes a core", "}"]
 
 

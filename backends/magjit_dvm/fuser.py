@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,81 +17,25 @@ from torch.fx import Graph
 from torch.fx import Node as FxNode
 
 from magjit_dvm.builder import Builder, NotFusable
-from magjit_dvm.program import Program
+from magjit_dvm.groups import VIEWS, FusedGroup, Fusion
+from magjit_dvm.joining import join_parts
 from magjit_dvm.translate import handles, translate
 
-__all__ = ["FusedGroup", "Fusion", "fuse"]
-
-aten = torch.ops.aten
-VIEWS = frozenset(
-    {
-        aten.alias.default,
-        aten.detach.default,
-        aten.expand.default,
-        aten.permute.default,
-        aten.reshape.default,
-        aten.squeeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-        aten.t.default,
-        aten.transpose.int,
-        aten.unsqueeze.default,
-        aten.view.default,
-        aten._unsafe_view.default,
-    }
-)
-"""These cost nothing by themselves: used outside of their group, ATen makes the view."""
+__all__ = ["fuse"]
 
 _MOST = 48
 
 
-@dataclass(slots=True)
-class FusedGroup:
-    """One fused operator.
+def fuse(graph: Graph, fixed: bool = True) -> Fusion:
+    """Group the nodes of a functional ATen graph whose nodes carry ``meta["val"]``.
 
-    Attributes:
-        nodes: what it computes, in the graph's order.
-        outputs: those of them that are needed outside.
-        program: for any sizes.
-        arguments: what each call passes, in order.
-        cube: which of the arguments is computed along with the group, panel by panel, or -1.
+    Args:
+        graph: is not changed.
+        fixed: sizes that are ints are the same in all calls, not just equal where they are.
     """
-
-    nodes: list[FxNode]
-    outputs: list[FxNode] = field(default_factory=list)
-    program: Program | None = None
-    arguments: list[FxNode | int] = field(default_factory=list)
-
-    cube: int = -1
-
-    @property
-    def operands(self) -> list[FxNode]:
-        """What must have been computed before."""
-        nodes = [one for one in self.arguments if isinstance(one, FxNode)]
-        if self.cube >= 0:
-            product = self.arguments[self.cube]
-            assert isinstance(product, FxNode)
-            nodes.remove(product)
-            nodes += product.all_input_nodes
-        return nodes
-
-
-@dataclass(slots=True)
-class Fusion:
-    """A graph as a sequence of fused operators and single nodes, and why nodes stayed single."""
-
-    steps: list[FusedGroup | FxNode]
-    reasons: dict[FxNode, str]
-
-    @property
-    def groups(self) -> list[FusedGroup]:
-        """The fused operators."""
-        return [step for step in self.steps if isinstance(step, FusedGroup)]
-
-
-def fuse(graph: Graph) -> Fusion:
-    """Group the nodes of a functional ATen graph whose nodes carry ``meta["val"]``."""
-    return _Fuser(graph).run()
+    fusion = _Fuser(graph).run()
+    join_parts(fusion, fixed)
+    return fusion
 
 
 class _Fuser:
@@ -102,6 +45,7 @@ class _Fuser:
         self.group_of: dict[FxNode, FusedGroup] = {}
         self.builders: dict[int, Builder] = {}
         self.reasons: dict[FxNode, str] = {}
+        self.drawn_before = _drawn_before(graph)
 
     def run(self) -> Fusion:
         for node in self.graph.nodes:
@@ -113,10 +57,12 @@ class _Fuser:
 
     # -- joining --
 
-    def place(self, node: FxNode) -> None:
-        """Put ``node`` into the group of an operand, or into one of its own."""
+    def place(self, node: FxNode, among: dict[int, FusedGroup] | None = None) -> None:
+        """Put ``node`` into the group of an operand, one of ``among``, or into one of its own."""
         operands = [one for one in node.all_input_nodes if one in self.group_of]
         candidates = {id(self.group_of[one]): self.group_of[one] for one in reversed(operands)}
+        if among is not None:
+            candidates = {key: group for key, group in candidates.items() if key in among}
         for group in candidates.values():
             if len(group.nodes) < _MOST and self.may_join(node, group):
                 if self.joined(group, node):
@@ -133,6 +79,8 @@ class _Fuser:
         group = FusedGroup([node])
         self.group_of[node] = group
         self.builders[id(group)] = builder
+        if among is not None:
+            among[id(group)] = group
 
     def joined(self, group: FusedGroup, node: FxNode) -> bool:
         """Add ``node`` to the group's program, which stays as it was if that fails."""
@@ -194,6 +142,7 @@ class _Fuser:
             seen.add(unit)
             for member in [node] if group is None else group.nodes:
                 waiting.extend(member.all_input_nodes)
+                waiting.extend(self.drawn_before.get(member, ()))
         return False
 
     # -- completing --
@@ -203,7 +152,8 @@ class _Fuser:
         builder = self.builders.pop(id(group))
         try:
             group.outputs = self.outputs(group)
-            group.program, group.arguments = builder.finish(group.outputs)
+            group.program, arguments = builder.finish(group.outputs, self.outside(group))
+            group.arguments = list(arguments)
             return
         except NotFusable as reason:
             culprit = reason.node or group.nodes[-1]
@@ -221,6 +171,12 @@ class _Fuser:
         for nodes in parts:
             self.divided(nodes)
 
+    def outside(self, group: FusedGroup) -> set[FxNode]:
+        """What the group reads of others, for its outputs."""
+        inside = set(group.nodes)
+        needed = set[FxNode]().union(*(self.needed_by(one, group) for one in group.outputs))
+        return {one for node in needed for one in node.all_input_nodes} - inside
+
     def divided(self, nodes: list[FxNode]) -> None:
         """Make a group of a part of one, and its program."""
         if all(node.target in VIEWS or node.target is operator.getitem for node in nodes):
@@ -230,15 +186,23 @@ class _Fuser:
         group = FusedGroup(nodes)
         try:
             self.builders[id(group)] = _built(nodes)
-        except NotFusable as reason:
-            # A view of what is outside now, at the part's beginning.
-            self.reasons[nodes[0]] = str(reason)
-            self.group_of.pop(nodes[0], None)
-            self.divided(nodes[1:])
+        except NotFusable:
+            self.regrouped(nodes)
             return
         for node in nodes:
             self.group_of[node] = group
         self.complete(group)
+
+    def regrouped(self, nodes: list[FxNode]) -> None:
+        """Group what is left of a group anew: views in it may be views of what is outside now."""
+        made: dict[int, FusedGroup] = {}
+        for node in nodes:
+            self.group_of.pop(node, None)
+        for node in nodes:
+            self.place(node, made)
+        for key, group in made.items():
+            if key in self.builders:  # not merged with another
+                self.complete(group)
 
     def needed_by(self, node: FxNode, group: FusedGroup) -> set[FxNode]:
         """``node`` and all of the group that it is computed from."""
@@ -250,6 +214,8 @@ class _Fuser:
             if one in inside and one not in needed:
                 needed.add(one)
                 waiting.extend(one.all_input_nodes)
+                if not isinstance(one.meta["val"], torch.Tensor):
+                    waiting.extend(one.users)  # its items: they go where it goes
         return needed
 
     def outputs(self, group: FusedGroup) -> list[FxNode]:
@@ -283,9 +249,15 @@ class _Fuser:
             units[id(unit)] = unit
             unit_of[node] = id(unit)
         needs = {
-            key: {unit_of[one] for one in _operands(unit)} - {key} for key, unit in units.items()
+            key: {unit_of[one] for one in self.needs(unit)} - {key} for key, unit in units.items()
         }
         return _sorted(units, needs, self.position)
+
+    def needs(self, unit: FusedGroup | FxNode) -> list[FxNode]:
+        """What has to run before a step."""
+        if isinstance(unit, FusedGroup):
+            return unit.operands
+        return [*unit.all_input_nodes, *self.drawn_before.get(unit, ())]
 
     def made_outside(self, node: FxNode, outputs: set[FxNode]) -> bool:
         """Whether a node of a group is a view that ATen makes, since it is needed outside of it."""
@@ -305,10 +277,17 @@ def _built(nodes: Sequence[FxNode]) -> Builder:
     return builder
 
 
-def _operands(unit: FusedGroup | FxNode) -> list[FxNode]:
-    if isinstance(unit, FusedGroup):
-        return unit.operands
-    return list(unit.all_input_nodes)
+def _drawn_before(graph: Graph) -> dict[FxNode, tuple[FxNode]]:
+    """Of each node that draws random numbers, the one before it: eager draws in this order."""
+    found: dict[FxNode, tuple[FxNode]] = {}
+    last = None
+    for node in graph.nodes:
+        tags = getattr(node.target, "tags", ()) if node.op == "call_function" else ()
+        if torch.Tag.nondeterministic_seeded in tags:
+            if last is not None:
+                found[node] = (last,)
+            last = node
+    return found
 
 
 def _sorted(

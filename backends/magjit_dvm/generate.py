@@ -36,7 +36,7 @@ def _lines() -> Iterator[str]:
     for number, one in enumerate(INSTRUCTIONS):
         yield f"MJ_OP({one.name}, {number}, {one.kind.value}, {int(one.to_bool)})"
     yield "#endif"
-    for kind in (Kind.UNARY, Kind.BINARY, Kind.TERNARY, Kind.REDUCE, Kind.REDUCE2):
+    for kind in list(Kind)[1:]:
         macro = f"MJ_{kind.value.upper()}"
         yield f"#ifdef {macro}"
         for number, one in enumerate(INSTRUCTIONS):

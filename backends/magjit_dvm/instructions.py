@@ -91,11 +91,14 @@ class Kind(Enum):
     """Adds a step's block to an accumulator; the dimensions are the tile's."""
     REDUCE2 = "reduce2"
     """The same of a function of two blocks; the encoder makes it of two instructions."""
+    SCAN = "scan"
+    """Each element with all before it, from step to step with an accumulator."""
 
     @property
     def operands(self) -> int:
         """Tensor operands."""
-        return {"unary": 1, "binary": 2, "ternary": 3, "reduce": 1, "reduce2": 2}.get(self.value, 0)
+        known = {"unary": 1, "binary": 2, "ternary": 3, "reduce": 1, "reduce2": 2, "scan": 1}
+        return known.get(self.value, 0)
 
 
 FLOAT = (DType.F32, DType.F64)
@@ -114,8 +117,8 @@ class Instruction:
         name: as printed.
         kind: operands and result.
         dtypes: of the operands.
-        expression: C++ over ``a``, ``b``, ``c``; of reductions, over the accumulator ``a`` and
-            the element ``b``; empty for instructions that C++ has by hand.
+        expression: C++ over ``a``, ``b``, ``c``; of reductions and scans, over the accumulator
+            ``a`` and the element ``b``; empty for instructions that C++ has by hand.
         reference: the semantics over torch tensors.
         doc: one line for the docs.
         to_bool: the result is bool whatever the operands are.
@@ -180,6 +183,10 @@ def _reduce(
     name: str, dtypes: tuple[DType, ...], expression: str, identity: str, reference: Any, doc: str
 ) -> Instruction:
     return Instruction(name, Kind.REDUCE, dtypes, expression, reference, doc, identity=identity)
+
+
+def _scan(name: str, expression: str, reference: Any, doc: str) -> Instruction:
+    return Instruction(name, Kind.SCAN, (*FLOAT, DType.I64), expression, reference, doc)
 
 
 def _quotient(rounding: str) -> Callable[..., torch.Tensor]:
@@ -335,6 +342,9 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
         lambda a, b: (a - b).square().sum(),
         "sum of (a − b)²",
     ),
+    # Running results: of the same accumulators, in the order of the dimension.
+    _scan("cumsum", "a + b", torch.cumsum, "sums up to each element; floats add up in double"),
+    _scan("cumprod", "a * b", torch.cumprod, "products up to each element"),
 )
 
 _names = [one.name for one in INSTRUCTIONS]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from magjit_dvm import gathering, operators_creation, operators_elementwise, translate
-from magjit_dvm.fuser import VIEWS
+from magjit_dvm.groups import VIEWS
 from magjit_dvm.operators import HANDLERS
 
 __all__ = [

@@ -271,7 +271,7 @@ class Compiled:
         """Fuse a window."""
         graph = _graph(window, live)
         gm = GraphModule(torch.nn.Module(), graph)
-        return cls(Schedule(gm, fuse(graph)), gm)
+        return cls(Schedule(gm, fuse(graph, fixed=False)), gm)
 
 
 def _graph(window: Window, live: Sequence[int]) -> Graph:

@@ -73,11 +73,15 @@ def _native_dropout(
     given: torch.Tensor, p: float, train: bool | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The mask is drawn by ATen, from eager's generator in eager's order; the rest is the VM's."""
-    if train is False or p == 0 or p == 1 or not given.dtype.is_floating_point:
+    if train is False or p == 0 or not given.dtype.is_floating_point:
         return NotImplemented  # type: ignore[no-any-return]
-    blank = torch.empty_like(given, dtype=torch.bool)
-    mask: torch.Tensor = aten.bernoulli.p(blank, 1 - p)
-    return given * mask * (1.0 / (1.0 - p)), mask
+    if p == 1:  # for which eager's dropout draws nothing
+        return given * 0, torch.zeros_like(given, dtype=torch.bool)
+    if given.dtype in (torch.float32, torch.float64) and given.is_contiguous():
+        mask: torch.Tensor = aten.bernoulli.p(given, 1 - p)  # one operator instead of two
+    else:
+        mask = aten.bernoulli.p(torch.empty_like(given, dtype=torch.bool), 1 - p)
+    return given * mask * (1.0 / (1.0 - p)), mask.to(torch.bool)
 
 
 def _nll_loss(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
-from magjit_dvm.builder import Builder, NotFusable, Value, computed_in
+from magjit_dvm.builder import Builder, NotFusable, Value, computed_in, stored_as
 from magjit_dvm.gathering import one_hot_sum
 from magjit_dvm.instructions import DType
 from magjit_dvm.operators import (
@@ -220,6 +220,22 @@ def _softmax_backward(builder: Builder, node: Any) -> Value:
         scaled = builder.compute("mul", dtype, block("exp", y), total.node)
         made = builder.compute("sub", dtype, g, scaled)
     return block.value(made, tensor.dtype)
+
+
+@register(aten.cumsum.default, aten.cumprod.default)
+def _running(builder: Builder, node: Any) -> Value:
+    tensor = one_result(node)
+    value = builder.tensor(node.args[0])
+    if not value.dims:
+        raise NotFusable("running results of a number")
+    # Eager casts first, then adds up ints in 64 bits and floats in double.
+    stored = stored_as(tensor.dtype)
+    made, dtype = builder.widened(builder.cast(value.node, value.dtype, stored), stored)
+    wide = dtype if dtype in (DType.F32, DType.F64) else DType.I64
+    value = replace(value, node=builder.cast(made, dtype, wide), dtype=wide, logical=tensor.dtype)
+    name = str(node.target).split(".")[1]
+    result = builder.scan(name, value, argument(node, 1, "dim") % len(value.dims))
+    return replace(result, node=builder.cast(result.node, wide, dtype), dtype=dtype)
 
 
 # -- normalisation --

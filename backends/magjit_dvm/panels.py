@@ -17,7 +17,7 @@ from torch.fx import Node as FxNode
 
 from magjit_dvm import vm
 from magjit_dvm.builder import size_key
-from magjit_dvm.fuser import FusedGroup, Fusion
+from magjit_dvm.groups import FusedGroup, Fusion, Size
 from magjit_dvm.program import ONE, NodeKind, Program
 
 __all__ = ["CUBES", "Panels", "ranges", "use_panels"]
@@ -61,9 +61,13 @@ def use_panels(fusion: Fusion) -> None:
     """Give groups the product that only they read, where panels may pay."""
     steps = fusion.steps
     at = {id(step): number for number, step in enumerate(steps)}
+    sizes = [one for group in fusion.groups for one in group.arguments if isinstance(one, Size)]
+    needed = {node for one in sizes for node in one.nodes}
     for group in fusion.groups:
         for number, node in enumerate(group.arguments):
-            if isinstance(node, FxNode) and _belongs(node, group, number):
+            if not isinstance(node, FxNode) or node in needed:
+                continue
+            if _belongs(node, group, number):
                 between = steps[at[id(node)] + 1 : at[id(group)]]
                 if not any(_writes(step) for step in between):
                     group.cube = number
@@ -98,7 +102,7 @@ def loops_to_cut(program: Program, number: int) -> tuple[int, ...]:
 
 def _may_cut(program: Program, loop: int) -> bool:
     """Whether each element along a loop is computed as if there were no other."""
-    positions = (NodeKind.REDUCE, NodeKind.NUMEL)
+    positions = (NodeKind.REDUCE, NodeKind.SCAN, NodeKind.NUMEL)
     return all(loop in one.dims for one in program.outputs) and not any(
         (node.kind in positions and loop in node.dims)
         or (node.kind is NodeKind.IOTA and node.aux == loop)

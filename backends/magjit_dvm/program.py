@@ -6,8 +6,11 @@ Grammar::
     Input   = tensor dtype dims | (int | float) dtype | int size-of-dim
     Node    = load input | constant number | scalar input | numel dims | iota dim
             | index input(positions) | compute instruction(args) | cast(arg)
-            | reduce instruction(arg) dims | broadcast(arg) dims
-    Output  = node dims order [part of another Output along a dimension]
+            | reduce instruction(arg) dims | broadcast(arg) dims | scan instruction(arg) dim
+    Output  = node dims order [place]
+    place   = part of another Output along a dimension
+            | input (where it begins) along a dimension of (another Output | an input that is
+              written | a result of the size that an input says)
     dims    = for each dimension of a tensor: one of the group's, 1 (``ONE``), or the
               one that an index replaces (``INDEXED``)
 
@@ -18,7 +21,7 @@ dimensions come with each call's arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -72,6 +75,7 @@ class NodeKind(IntEnum):
     CAST = 7
     REDUCE = 8
     BROADCAST = 9
+    SCAN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,10 @@ class Output:
         into: of a part of a result, the output that stands for the whole: its first part.
         along: the dimension along which ``parts`` of equal size lie side by side.
         part: which of them this is.
+        whole: of a part of any size, the input that it is written into.
+        total: of the first such part of a new result, the input that is the size of the
+            whole along ``along``; others are ``into`` it.
+        offset: the input that says where along ``along`` such a part begins.
     """
 
     node: int
@@ -113,6 +121,14 @@ class Output:
     along: int = -1
     part: int = 0
     parts: int = 1
+    whole: int = -1
+    total: int = -1
+    offset: int = -1
+
+    @property
+    def allocated(self) -> bool:
+        """Whether a call makes a tensor for it."""
+        return self.into < 0 and self.whole < 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +172,9 @@ class Program:
                 (node.kind, node.dtype.code, op, *args, node.aux, mask, float(node.number), integer)
             )
         outputs = [
-            (one.node, one.dims, one.order, one.into, one.along, one.part, one.parts)
+            (one.node, one.dims, one.order, one.into, one.along, one.part, one.parts, *places)
             for one in self.outputs
+            for places in [(one.whole, one.total, one.offset)]
         ]
         return inputs, nodes, outputs
 
@@ -182,8 +199,7 @@ class Program:
             lines.append(f"%{number}[{dims}]<{node.dtype.text}> = {_call(node, args)}")
         for one in self.outputs:
             dims = ",".join("1" if d == ONE else f"d{d}" for d in one.dims)
-            part = f", part {one.part + 1} of {one.parts} along {one.along}"
-            lines.append(f"Store(%{one.node}) // [{dims}]{part if one.parts > 1 else ''}")
+            lines.append(f"Store(%{one.node}) // [{dims}]{_place(one)}")
         return lines
 
 
@@ -203,15 +219,26 @@ def varying(
     return dims
 
 
-def pruned(program: Program) -> tuple[Program, list[int]]:
-    """``program`` without what no result needs, and the numbers of the inputs that it keeps."""
+def pruned(program: Program, keep: Collection[int] = ()) -> tuple[Program, list[int]]:
+    """``program`` without what no result needs, and the numbers of the inputs that it keeps.
+
+    Args:
+        program: with all inputs that it may need.
+        keep: inputs that are kept whether they are read or not.
+    """
     live = {one.node for one in program.outputs}
     for number in reversed(range(len(program.nodes))):
         if number in live:
             live.update(program.nodes[number].args)
     nodes = [program.nodes[number] for number in sorted(live)]
     reading = (NodeKind.LOAD, NodeKind.INDEX, NodeKind.SCALAR)
-    read = {node.aux for node in nodes if node.kind in reading}
+    read = {node.aux for node in nodes if node.kind in reading} | set(keep)
+    read.update(
+        number
+        for one in program.outputs
+        for number in (one.whole, one.total, one.offset)
+        if number >= 0
+    )
     # The sizes of loops come from inputs: positions and sizes may need one that is not read.
     for dim in sorted(_sized(nodes)):
         having = [k for k, one in enumerate(program.inputs) if dim in one.dims]
@@ -228,7 +255,16 @@ def pruned(program: Program) -> tuple[Program, list[int]]:
         )
         for node in nodes
     )
-    outputs = tuple(replace(one, node=place[one.node]) for one in program.outputs)
+    outputs = tuple(
+        replace(
+            one,
+            node=place[one.node],
+            whole=input_place.get(one.whole, -1),
+            total=input_place.get(one.total, -1),
+            offset=input_place.get(one.offset, -1),
+        )
+        for one in program.outputs
+    )
     inputs = tuple(program.inputs[number] for number in kept)
     return Program(program.rank, inputs, moved, outputs), kept
 
@@ -236,7 +272,8 @@ def pruned(program: Program) -> tuple[Program, list[int]]:
 def _sized(nodes: Sequence[Node]) -> set[int]:
     """The dimensions whose sizes are read."""
     along = {node.aux for node in nodes if node.kind is NodeKind.IOTA}
-    return along.union(*(node.dims for node in nodes if node.kind is not NodeKind.REDUCE))
+    of_args = (NodeKind.REDUCE, NodeKind.SCAN)
+    return along.union(*(node.dims for node in nodes if node.kind not in of_args))
 
 
 def _as_int(number: float | int) -> int:
@@ -269,7 +306,18 @@ def _call(node: Node, args: str) -> str:
             return f"{_title(node.op)}({args}) over {dims}"
         case NodeKind.BROADCAST:
             return f"Broadcast({args}) to {dims}"
+        case NodeKind.SCAN:
+            return f"{_title(node.op)}({args}) along {dims}"
     return f"{_title(node.op)}({args})"
+
+
+def _place(one: Output) -> str:
+    """Where in its whole a part is."""
+    if one.offset >= 0:
+        whole = f"output {one.into}" if one.into >= 0 else f"arg{one.whole}"
+        whole = f"a result of arg{one.total}" if one.total >= 0 else whole
+        return f", from arg{one.offset} on along {one.along} of {whole}"
+    return f", part {one.part + 1} of {one.parts} along {one.along}" if one.parts > 1 else ""
 
 
 def _title(name: str) -> str:

@@ -23,7 +23,7 @@ _ADDS = ("sum", "prod")
 
 
 def run(program: Program, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-    """The results of ``program`` for these arguments.
+    """The results of ``program`` for these arguments, of which wholes are written.
 
     Raises:
         ValueError: sizes do not agree, or a result lacks a dimension.
@@ -34,16 +34,39 @@ def run(program: Program, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     for node in program.nodes:
         values.append(_value(program, node, values, arguments, sizes))
     parts = [_result(values[one.node], one, sizes) for one in program.outputs]
+    for one, part in zip(program.outputs, parts, strict=True):
+        if one.whole >= 0:
+            _write(arguments[one.whole], one, part, arguments)
     return tuple(
-        _joined(parts, program, number)
+        _joined(parts, program, number, arguments)
         for number, one in enumerate(program.outputs)
-        if one.into < 0
+        if one.allocated
     )
 
 
-def _joined(parts: Sequence[torch.Tensor], program: Program, number: int) -> torch.Tensor:
+def _write(
+    whole: torch.Tensor, one: Output, part: torch.Tensor, arguments: Sequence[Any]
+) -> torch.Tensor:
+    first, size = arguments[one.offset], part.shape[one.along]
+    if first < 0 or first + size > whole.shape[one.along]:
+        raise ValueError("a part beyond its whole")
+    whole.narrow(one.along, first, size).copy_(part)
+    return whole
+
+
+def _joined(
+    parts: Sequence[torch.Tensor], program: Program, number: int, arguments: Sequence[Any]
+) -> torch.Tensor:
     """The whole that an output is the first part of."""
     first = program.outputs[number]
+    if first.offset >= 0:
+        shape = list(parts[number].shape)
+        shape[first.along] = arguments[first.total]
+        whole = _laid_out(shape, first.order, parts[number].dtype)
+        for p, one in enumerate(program.outputs):
+            if number in (p, one.into):
+                _write(whole, one, parts[p], arguments)
+        return whole
     if first.parts == 1:
         return parts[number]
     others = {one.part: p for p, one in enumerate(program.outputs) if one.into == number}
@@ -96,6 +119,8 @@ def _value(
             return args[0].to(dtype)
         case NodeKind.REDUCE:
             return _reduced(node, args[0], sizes)
+        case NodeKind.SCAN:
+            return _scanned(node, args[0], sizes)
     return args[0].expand([n if d in node.dims else -1 for d, n in enumerate(sizes)])
 
 
@@ -148,6 +173,18 @@ def _reduced(node: Node, value: torch.Tensor, sizes: Sequence[int]) -> torch.Ten
     return value.to(node.dtype.torch)
 
 
+def _scanned(node: Node, value: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    reference = _BY_NAME[node.op].reference
+    assert reference is not None
+    (dim,) = node.dims
+    if value.shape[dim] != sizes[dim]:
+        raise ValueError("running results along a dimension that is broadcast")
+    if sizes[dim] == 0:
+        raise ValueError("running results of nothing")
+    wide = value.double() if node.dtype is DType.F32 else value
+    return torch.as_tensor(reference(wide, dim=dim)).to(node.dtype.torch)
+
+
 def _result(value: torch.Tensor, output: Output, sizes: Sequence[int]) -> torch.Tensor:
     """The value along the output's dimensions, laid out in its order."""
     kept = [dim for dim in output.dims if dim >= 0]
@@ -158,8 +195,13 @@ def _result(value: torch.Tensor, output: Output, sizes: Sequence[int]) -> torch.
     shape = [1 if dim == ONE else sizes[dim] for dim in output.dims]
     others = [d for d in range(value.dim()) if d not in kept]
     moved = value.permute([*kept, *others]).reshape(shape)
+    return _laid_out(shape, output.order, value.dtype).copy_(moved)
+
+
+def _laid_out(shape: Sequence[int], order: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor whose dimensions are in this order in memory, from the outermost inwards."""
     strides, stride = [0] * len(shape), 1
-    for k in reversed(output.order):
+    for k in reversed(order):
         strides[k] = stride
         stride *= max(shape[k], 1)
-    return torch.empty_strided(shape, strides, dtype=value.dtype).copy_(moved)
+    return torch.empty_strided(shape, strides, dtype=dtype)

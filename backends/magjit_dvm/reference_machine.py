@@ -295,6 +295,8 @@ class _Core:
                 self._memory(insn)
             elif insn.kind in (Kind.REDUCE, Kind.REDUCE2):
                 self._reduce(insn)
+            elif insn.kind is Kind.SCAN:
+                self._scan(insn)
             else:
                 self._compute(insn)
 
@@ -372,6 +374,22 @@ class _Core:
         places = accumulator.p + np.arange(total.numel()) * dtype.size
         before = read(accumulator.memory, places, dtype)
         write(accumulator.memory, places, dtype, combined(before, total.to(dtype.torch)))
+
+    def _scan(self, insn: Insn) -> None:
+        rows, cols = self._block(insn)
+        along, dtype = self.h["reduces"] == COLUMNS_REDUCED, self.slots[insn.operands[1]].dtype
+        given = self._operand(insn.operands[0], rows, cols).to(dtype.torch)
+        acc = self.state[insn.operands[1]]
+        step = acc.rs if along else dtype.size
+        places = acc.p + np.arange(rows if along else cols) * step
+        before = read(acc.memory, places, dtype).unsqueeze(int(along))
+        reference = _BY_NAME[insn.op].reference
+        assert reference is not None
+        running = reference(torch.cat([before, given], int(along)), dim=int(along))
+        write(acc.memory, places, dtype, running.select(int(along), -1))
+        to, of = self.state[insn.dst], self.slots[insn.dst].dtype
+        value = running[:, 1:] if along else running[1:]
+        write(to.memory, to.offsets(rows, cols, of.size, 1), of, value.to(of.torch))
 
     # -- instructions that move --
 

@@ -13,8 +13,11 @@ import torch
 from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 
-from magjit_dvm.fuser import FusedGroup, Fusion
+from magjit_dvm.groups import FusedGroup, Fusion, Size
+from magjit_dvm.joining import joined_by_aten
 from magjit_dvm.panels import Panels, use_panels
+from magjit_dvm.stacking import Stack, Step, stacked
+from magjit_dvm.vm import run_stacked
 
 __all__ = ["Schedule"]
 
@@ -56,6 +59,8 @@ class Schedule:
     def __init__(self, gm: GraphModule, fusion: Fusion) -> None:
         use_panels(fusion)
         self.fusion = fusion
+        self._steps = stacked(fusion.steps)
+        self._numbers = {id(step): number for number, step in enumerate(fusion.steps)}
         self._gm = gm
         self._names: dict[FxNode, str] = {}
         self._globals: dict[str, Any] = {}
@@ -74,10 +79,10 @@ class Schedule:
             self._name(node)
         dies = self._last_uses()
         body: list[str] = []
-        for step_number, step in enumerate(self.fusion.steps):
+        for step_number, step in enumerate(self._steps):
             if isinstance(step, FxNode) and step.op == "placeholder":
                 continue
-            body.append(self._step(step, step_number))
+            body.append(self._step(step))
             dead = [self._names[one] for one in dies.get(step_number, ()) if one in self._names]
             if dead and not body[-1].startswith("return"):
                 body.append(f"del {', '.join(dead)}")
@@ -87,19 +92,21 @@ class Schedule:
 
     def _last_uses(self) -> dict[int, list[FxNode]]:
         last: dict[FxNode, int] = {}
-        for number, step in enumerate(self.fusion.steps):
+        for number, step in enumerate(self._steps):
             for node in _operands(step):
                 last[node] = number
-            for node in step.outputs if isinstance(step, FusedGroup) else (step,):
+            for node in (step,) if isinstance(step, FxNode) else step.outputs:
                 last.setdefault(node, number)
         dies: dict[int, list[FxNode]] = {}
         for node, number in last.items():
             dies.setdefault(number, []).append(node)
         return dies
 
-    def _step(self, step: FusedGroup | FxNode, number: int) -> str:
+    def _step(self, step: Step) -> str:
         if isinstance(step, FusedGroup):
-            return self._fused(step, number)
+            return self._fused(step)
+        if isinstance(step, Stack):
+            return self._stack(step)
         if step.op == "output":
             (results,) = step.args
             assert isinstance(results, (tuple, list))
@@ -116,21 +123,40 @@ class Schedule:
         arguments += [f"{key}={self._text(one)}" for key, one in step.kwargs.items()]
         return f"{self._name(step)} = {function}({', '.join(arguments)})"
 
-    def _fused(self, group: FusedGroup, number: int) -> str:
+    def _compiled(self, group: FusedGroup) -> str:
+        """The name of a group's program."""
         assert group.program is not None
-        name = f"fused_{number}"
+        name = f"fused_{self._numbers[id(group)]}"
+        self._globals[name] = group.program.compiled(_by_aten(self._gm, group))
+        return name
+
+    def _stack(self, stack: Stack) -> str:
+        names = [self._compiled(group) for group in stack.groups]
+        members = "_".join(["stack", *(name.removeprefix("fused_") for name in names)])
+        self._globals[members] = tuple(self._globals[name] for name in names)
+        arguments = [self._text(one) for group in stack.groups for one in group.arguments]
+        results = ", ".join(self._name(one) for one in stack.outputs)
+        function = self._global("run_stacked", run_stacked)
+        call = f"{function}({', '.join([members, *arguments])})"
+        several = results + "," * (len(stack.outputs) == 1)  # a tuple in any case
+        return f"{several} = {call}" if results else call
+
+    def _fused(self, group: FusedGroup) -> str:
+        assert group.program is not None
+        name = self._compiled(group)
         arguments = [self._text(one) for one in group.arguments]
-        fused = self._globals[name] = group.program.compiled(_by_aten(self._gm, group))
         results = ", ".join(self._name(one) for one in group.outputs)
         if group.cube >= 0:
             product = group.arguments[group.cube]
             assert isinstance(product, FxNode)
             function = _FAST[product.target]
-            name = f"panels_{number}"
+            fused = self._globals[name]
+            name = name.replace("fused", "panels")
             self._globals[name] = Panels(product, function, fused, group.program, group.cube)
             arguments.pop(group.cube)
             arguments.insert(0, self._text(tuple(product.args)))
-        return f"{results} = {name}({', '.join(arguments)})"
+        call = f"{name}({', '.join(arguments)})"
+        return f"{results} = {call}" if results else call
 
     def _name(self, node: FxNode) -> str:
         return self._names.setdefault(node, f"v_{node.name}")
@@ -146,6 +172,8 @@ class Schedule:
     def _text(self, value: Any) -> str:
         if isinstance(value, FxNode):
             return self._name(value)
+        if isinstance(value, Size):
+            return " + ".join(self._size(one) for one in value.terms)
         if isinstance(value, (list, tuple)):
             items = [self._text(one) for one in value]
             inner = ", ".join(items) + ("," if isinstance(value, tuple) and len(items) == 1 else "")
@@ -154,6 +182,12 @@ class Schedule:
             return repr(value)
         return self._global("constant", value)
 
+    def _size(self, term: Any) -> str:
+        if isinstance(term, tuple):
+            tensor, dim = term
+            return f"{self._name(tensor)}.shape[{dim}]"
+        return self._text(term)
+
     # -- looking inside --
 
     def programs(self) -> Iterable[tuple[str, Any]]:
@@ -161,8 +195,8 @@ class Schedule:
         return ((name, one) for name, one in self._globals.items() if name.startswith("fused_"))
 
 
-def _operands(step: FusedGroup | FxNode) -> Iterable[FxNode]:
-    return step.operands if isinstance(step, FusedGroup) else step.all_input_nodes
+def _operands(step: Step) -> Iterable[FxNode]:
+    return step.all_input_nodes if isinstance(step, FxNode) else step.operands
 
 
 def _title(target: Any) -> str:
@@ -191,8 +225,16 @@ def _graph_of(gm: GraphModule, group: FusedGroup) -> Callable[..., Any]:
         arguments.append(graph.placeholder(f"argument_{position}"))
         if isinstance(node, FxNode):
             copied.setdefault(node, arguments[-1])
+    wanted = group.values or group.outputs
+    needed, waiting = set[FxNode](), list(wanted)
+    while waiting:
+        node = waiting.pop()
+        if node not in copied and node not in needed:
+            needed.add(node)
+            waiting.extend(node.all_input_nodes)
     for node in group.nodes:
-        copied[node] = graph.node_copy(node, copied.__getitem__)
-    graph.output(tuple(copied[node] for node in group.outputs))
+        if node in needed:
+            copied[node] = graph.node_copy(node, copied.__getitem__)
+    graph.output(tuple(copied[node] for node in wanted))
     run: Callable[..., Any] = GraphModule(gm, graph).forward
-    return run
+    return joined_by_aten(group, run) if group.values else run

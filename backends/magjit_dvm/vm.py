@@ -6,7 +6,16 @@ import torch
 
 import magjit_dvm._vm as _vm
 
-__all__ = ["Fused", "NotEncodable", "level", "machine", "observe", "timing", "verify"]
+__all__ = [
+    "Fused",
+    "NotEncodable",
+    "level",
+    "machine",
+    "observe",
+    "run_stacked",
+    "timing",
+    "verify",
+]
 
 
 def _bind() -> None:
@@ -22,5 +31,6 @@ NotEncodable = _vm.NotEncodable
 level = _vm.level
 machine = _vm.machine
 observe = _vm.observe
+run_stacked = _vm.stacked
 timing = _vm.timing
 verify = _vm.verify

@@ -10,16 +10,16 @@ import torch
 
 from magjit_dvm import reference, vm
 from magjit_dvm.instructions import DType
-from magjit_dvm.program import Input, InputKind, Node, NodeKind, Output, Program
+from magjit_dvm.program import ONE, Input, InputKind, Node, NodeKind, Output, Program
 
-SMALL = (4096, 4096, 1)
-MEDIUM = (16384, 4096, 64)
+SMALL = (4096, 4096, 1, 1024)
+MEDIUM = (16384, 4096, 64, 4096)
 _BYTECODE_ELEMENTS = 3000
 
 
 @contextmanager
-def machine(settings: tuple[int, int, int] | None) -> Iterator[None]:
-    """Local bytes, step bytes and grain of the machine; None leaves it as it is."""
+def machine(settings: tuple[int, ...] | None) -> Iterator[None]:
+    """Local bytes, step bytes, grain, cached bytes of the machine; None leaves it as it is."""
     if settings is None:
         yield
         return
@@ -46,6 +46,10 @@ def reduce(op: str, dtype: DType, arg: int, *dims: int) -> Node:
     return Node(NodeKind.REDUCE, dtype, (arg,), op, dims=frozenset(dims))
 
 
+def scan(op: str, dtype: DType, arg: int, dim: int) -> Node:
+    return Node(NodeKind.SCAN, dtype, (arg,), op, dims=frozenset({dim}))
+
+
 def cast(to: DType, arg: int) -> Node:
     return Node(NodeKind.CAST, to, (arg,))
 
@@ -61,18 +65,43 @@ def fresh(like: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def places(program: Program, wholes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Where each output of the bytecode goes: a result, or a part of one."""
+def places(
+    program: Program, wholes: Sequence[torch.Tensor], arguments: Sequence[Any]
+) -> list[torch.Tensor]:
+    """Where each output of the bytecode goes: a result, or a part of one or of an argument."""
     given, found = iter(wholes), list[torch.Tensor]()
     whole_of: dict[int, torch.Tensor] = {}
     for number, one in enumerate(program.outputs):
-        at = number if one.into < 0 else one.into
-        if one.into < 0:
-            whole_of[at] = next(given)
-        size = whole_of[at].shape[one.along] // one.parts if one.parts > 1 else 0
-        part = whole_of[at].narrow(one.along, one.part * size, size) if size else whole_of[at]
-        found.append(part)
+        if one.allocated:
+            whole_of[number] = next(given)
+        whole = whole_of.get(one.into if one.into >= 0 else number)
+        if one.whole >= 0:
+            whole = arguments[one.whole]
+        assert whole is not None
+        if one.offset >= 0:
+            size = _size_along(program, one, arguments)
+            whole = whole.narrow(one.along, arguments[one.offset], size)
+        elif one.parts > 1:
+            size = whole.shape[one.along] // one.parts
+            whole = whole.narrow(one.along, one.part * size, size) if size else whole
+        found.append(whole)
     return found
+
+
+def _size_along(program: Program, one: Output, arguments: Sequence[Any]) -> int:
+    """The size of a part along the dimension that its whole has parts along."""
+    loop, sizes = one.dims[one.along], {1}
+    for given, value in zip(program.inputs, arguments, strict=True):
+        for k, dim in enumerate(given.dims):
+            if dim == loop and loop != ONE:
+                sizes.add(value.shape[k] if isinstance(value, torch.Tensor) else value)
+    return max(sizes) if len(sizes) < 3 and 0 not in sizes else 0
+
+
+def apart(program: Program, arguments: Sequence[Any]) -> list[Any]:
+    """The arguments, but for wholes that the program writes: fresh ones instead."""
+    written = {one.whole for one in program.outputs}
+    return [fresh(one) if k in written else one for k, one in enumerate(arguments)]
 
 
 def extent(value: Any) -> tuple[int, int]:
@@ -135,15 +164,18 @@ def check_program(
 ) -> tuple[torch.Tensor, ...]:
     """Run a program in all three ways and compare; the results of the machine."""
     before = [one.clone() if isinstance(one, torch.Tensor) else one for one in arguments]
-    results = results_of(program, arguments)
+    ours, theirs = apart(program, arguments), apart(program, arguments)
+    results = results_of(program, ours)
     for one, copy in zip(arguments, before, strict=True):
         assert not isinstance(one, torch.Tensor) or bool(same(one, copy).all()), "an input changed"
-    wanted = reference.run(program, arguments)
+    wanted = reference.run(program, theirs)
+    assert [one.shape for one in results] == [one.shape for one in wanted]
     tolerance = 0.0 if exact else _tolerance(program)
-    for number, (got, other) in enumerate(zip(results, wanted, strict=True)):
+    pairs = zip(places(program, results, ours), places(program, wanted, theirs), strict=True)
+    for number, (got, other) in enumerate(pairs):
         require_close(got, other, f"output {number}", tolerance)
     if bytecode:
-        check_bytecode(program, arguments, results)
+        check_bytecode(program, ours, results)
     return results
 
 
@@ -153,13 +185,15 @@ def check_bytecode(
     """The bytecode for these arguments is verified, and means the same in Python."""
     encoded = program.compiled().encode(*arguments)
     if "empty" in encoded:
-        assert any(one.numel() == 0 for one in results)
+        assert any(one.numel() == 0 for one in places(program, results, arguments))
         return
-    extents = [extent(one) for one in (*arguments, *places(program, results))]
+    extents = [extent(one) for one in (*arguments, *places(program, results, arguments))]
     assert vm.verify(encoded["image"], extents) is None
     if encoded["elements"] > _BYTECODE_ELEMENTS:
         return
-    made = [fresh(one) for one in results]
-    reference.run_bytecode(encoded, arguments, places(program, made))
-    for number, (got, other) in enumerate(zip(made, results, strict=True)):
+    made, other_arguments = [fresh(one) for one in results], apart(program, arguments)
+    into = places(program, made, other_arguments)
+    reference.run_bytecode(encoded, other_arguments, into)
+    pairs = zip(into, places(program, results, arguments), strict=True)
+    for number, (got, other) in enumerate(pairs):
         require_close(got, other, f"bytecode's output {number}", _tolerance(program))

@@ -489,6 +489,52 @@ def joined(g: Grower) -> None:
     g.add(name, getattr(aten, name).default, (parts, axis), None, error)
 
 
+@operator(2)
+def joined_unequal(g: Grower) -> None:
+    """Parts of any sizes and dtypes, none of which need lie in one group."""
+    a = g.pick(lambda one: 0 < one.tensor.dim() < 5)
+    if not g.fixed:
+        raise Refused
+    shape, axis = list(a.tensor.shape), g.random.randrange(a.tensor.dim())
+    others = shape[:axis], shape[axis + 1 :]
+    fitting = [
+        one
+        for one in g.items
+        if one.tensor.dim() == len(shape)
+        and (list(one.tensor.shape[:axis]), list(one.tensor.shape[axis + 1 :])) == others
+    ]
+    parts = [a]
+    for _ in range(g.random.choice((1, 1, 2, 3))):
+        choice = g.random.randrange(8)
+        size = g.random.choice((0, 1, 1, 2, 3, 5, 17))
+        own = g.random.choice(g.pool) if g.random.random() < 0.3 else a.tensor.dtype
+        if choice == 0:
+            parts.append(g.input((0,), own))
+        elif choice < 3:
+            parts.append(g.input((*others[0], size, *others[1]), own))
+        else:
+            parts.append(g.random.choice(fitting))
+    g.random.shuffle(parts)
+    result = torch.cat([one.tensor for one in parts], axis)
+    error = max(one.error for one in parts)
+    if error or not on_grid(result):
+        error += g.rounding(result)
+    axis -= g.random.choice((0, len(shape)))
+    g.add("cat", aten.cat.default, (parts, axis), None, error)
+
+
+@operator(2)
+def running(g: Grower) -> None:
+    a = g.pick(lambda one: one.tensor.dim() > 0)
+    axis = g.random.randrange(-a.tensor.dim(), a.tensor.dim())
+    length = a.tensor.shape[axis]
+    result = a.tensor.cumsum(axis)
+    error = a.error * length
+    if error or not on_grid(a.tensor, length) or not on_grid(result):
+        error += (1 + length) * g.rounding(result)
+    g.add("cumsum", aten.cumsum.default, (a, axis), None, error)
+
+
 @operator()
 def filled(g: Grower) -> None:
     a = g.pick()

@@ -83,6 +83,8 @@ CALLS: dict[Any, Call] = {
     aten.clone.default: call(X),
     aten.count_nonzero.default: call(X),
     aten.count_nonzero.dim_IntList: call(INTS, [0]),
+    aten.cumprod.default: call(X, 1),
+    aten.cumsum.default: call(INTS, 0),
     aten.detach.default: call(X),
     aten.div.Scalar: call(X, 3.0),
     aten.div.Scalar_mode: call(X, 0.3, rounding_mode="floor"),

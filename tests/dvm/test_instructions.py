@@ -23,6 +23,7 @@ from tests.dvm.checking import (
     reduce,
     results_of,
     same,
+    scan,
     tensor,
 )
 
@@ -382,6 +383,38 @@ def test_reductions(one: Instruction, dtype: DType, settings: str) -> None:
             given = (given * 0.02 + 1).to(dtype.torch)
         exact = one.name in ("max", "min") or dtype not in FLOATS
         check_program(program, [given], exact=exact, bytecode=number % 3 == 0)
+
+
+SCANS = [(one, dtype) for one in INSTRUCTIONS if one.kind is Kind.SCAN for dtype in one.dtypes]
+
+
+@pytest.mark.parametrize(
+    ("one", "dtype"), SCANS, ids=[f"{one.name}-{dtype.text}" for one, dtype in SCANS]
+)
+def test_running_results(one: Instruction, dtype: DType, settings: str) -> None:
+    """Along each dimension, beside a reduction of it, and again of what that gives."""
+    layouts = (contiguous, transposed, sliced, shifted)
+    cases = [(shape, dims[0]) for shape, dims in REDUCED if len(dims) == 1]
+    for number, (shape, dim) in enumerate(cases):
+        dims = range(len(shape))
+        kept = [d for d in dims if d != dim]
+        nodes = (
+            load(0, dtype),
+            scan(one.name, dtype, 0, dim),
+            reduce("max", dtype, 1, dim),
+            compute("sub", dtype, 1, 2),
+            scan("cumsum", dtype, 3, dim),
+        )
+        given = layouts[number % len(layouts)](dtype, shape, number)
+        if one.name == "cumprod" and dtype in FLOATS:
+            given = (given * 0.02 + 1).to(dtype.torch)
+        outputs = (output(1, *dims), output(4, *dims), output(2, *kept))
+        program = Program(len(shape), (tensor(dtype, *dims),), nodes, outputs)
+        check_program(program, [given], bytecode=number % 3 == 0)
+        simple = Program(len(shape), (tensor(dtype, *dims),), nodes[:2], (output(1, *dims),))
+        (got,) = check_program(simple, [given], exact=True, bytecode=number % 3 == 1)
+        wanted = getattr(torch, one.name)(given, dim)
+        assert bool(same(got, wanted).all()), "not in eager's order"
 
 
 @pytest.mark.parametrize("axis", [0, 1])

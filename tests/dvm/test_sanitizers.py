@@ -93,6 +93,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("test_verifier.py", "not mutations"),
         ("test_handlers.py", ""),
         ("test_positions.py", ""),
+        ("test_joining.py", ""),
         ("test_panels.py", "not training"),
         ("test_teams.py", ""),
     ],

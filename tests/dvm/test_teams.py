@@ -55,6 +55,8 @@ CASES: dict[str, Case] = {
         (exact(1, 2000),),
     ),
     "broadcast": (lambda x, y: (x + y).sum(), (exact(300, 1), exact(1, 200))),
+    "running sums": (lambda x: (x.cumsum(-1), x.cumsum(-1).amax(-1)), (exact(2, 30_000),)),
+    "running sums of columns": (lambda x: x.cumsum(0) * 2, (exact(9000, 5),)),
     "strided": (lambda x: (x.t() * 2).sum(), (exact(300, 200)[:, ::2],)),
     "where the largest is": (lambda x: x.argmax(), (exact(30_000),)),
     "fewer than cores": (lambda x: x.sum(-1), (exact(1, 17),)),

@@ -41,6 +41,7 @@ from tests.dvm.checking import (
     places,
     reduce,
     results_of,
+    scan,
     tensor,
 )
 from tests.dvm.images import Image, decode, mutated
@@ -113,6 +114,13 @@ def positions() -> tuple[Program, list[Any]]:
     return program, [torch.arange(2 * 3 * 40).reshape(2, 3, 40)]
 
 
+def running(axis: int) -> tuple[Program, list[Any]]:
+    nodes = (load(0, F32), scan("cumsum", F32, 0, axis), reduce("max", F32, 1, axis))
+    nodes = (*nodes, compute("sub", F32, 1, 2), scan("cumprod", F32, 3, axis))
+    program = Program(2, (tensor(F32, 0, 1),), nodes, (output(4, 0, 1), output(2, 1 - axis)))
+    return program, [torch.randn(6, 50)]
+
+
 def parts() -> tuple[Program, list[Any]]:
     nodes = (load(0, F32), compute("neg", F32, 0), Node(NodeKind.IOTA, I64, aux=1), cast(F32, 2))
     nodes = (*nodes, compute("add", F32, 1, 3))
@@ -133,6 +141,8 @@ PROGRAMS: dict[str, Callable[[], tuple[Program, list[Any]]]] = {
     "lookup": lookup,
     "positions": positions,
     "parts": parts,
+    "running sums of rows": lambda: running(1),
+    "running sums of columns": lambda: running(0),
 }
 
 
@@ -143,9 +153,10 @@ def test_valid_programs_pass(name: str) -> None:
         with machine(settings):
             encoded = program.compiled().encode(*arguments)
             results = results_of(program, arguments)
-        extents = [extent(one) for one in (*arguments, *places(program, results))]
+        extents = [extent(one) for one in (*arguments, *places(program, results, arguments))]
         assert vm.verify(encoded["image"], extents) is None
         image = encoded.pop("image")
+        del encoded["ahead"]  # how it is run, not what
         # The mutations below, and their interpretation, know the layout.
         assert decode(image) == encoded
 
@@ -156,7 +167,7 @@ def test_less_memory_is_refused(name: str) -> None:
     program, arguments = PROGRAMS[name]()
     encoded = program.compiled().encode(*arguments)
     results = results_of(program, arguments)
-    given = [*arguments, *places(program, results)]
+    given = [*arguments, *places(program, results, arguments)]
     exact = []
     for one in given:
         last = sum((n - 1) * stride for n, stride in zip(one.shape, one.stride(), strict=True))
@@ -180,7 +191,7 @@ _LARGEST, _STEPS = 4000, 1000
 
 def judge(program: Program, image: bytes, arguments: list[Any], results: list[torch.Tensor]) -> str:
     """``rejected``, ``in bounds``, ``large`` to interpret, or what an accepted program did."""
-    given = [*arguments, *places(program, results)]
+    given = [*arguments, *places(program, results, arguments)]
     extents = [extent(one) for one in given]
     if vm.verify(image, extents) is not None:
         return "rejected"
@@ -191,12 +202,14 @@ def judge(program: Program, image: bytes, arguments: list[Any], results: list[to
     if elements > _LARGEST or steps > _STEPS:
         return "large"
     try:
-        outputs = places(program, [fresh(one) for one in results])
+        outputs = places(program, [fresh(one) for one in results], arguments)
         run_bytecode(encoded, arguments, outputs, extents, initialised=False)
     except IndexError:
         return "in bounds"
     except BytecodeError as error:
         return str(error)
+    except RuntimeError as error:
+        assert str(error) == "ZeroDivisionError", error
     return "in bounds"
 
 
@@ -266,6 +279,15 @@ def _outputs(*outputs: Output) -> Program:
 def _part(node: int, part: int, parts: int) -> Output:
     into = 0 if part else -1
     return replace(output(node, 0, 1), into=into, along=1, part=part, parts=parts)
+
+
+def _placed(first: Output | None = None, **changes: Any) -> Program:
+    """A part that is written into an input; input 3 is its place."""
+    ints = Input(InputKind.INT, I64), Input(InputKind.INT, I64, (0,))
+    inputs = (*BASE.inputs, tensor(F32, 0, INDEXED), *ints)
+    part = replace(output(2, 0, 1), along=1, whole=2, offset=3)
+    outputs = (replace(part, **changes),) if first is None else (first, replace(part, **changes))
+    return replace(BASE, inputs=inputs, nodes=(*BASE.nodes, cast(F64, 2)), outputs=outputs)
 
 
 MALFORMED: dict[str, Program] = {
@@ -350,6 +372,37 @@ MALFORMED: dict[str, Program] = {
     "parts along a dimension that is not there": _outputs(
         replace(_part(2, 0, 2), along=2), replace(_part(2, 1, 2), along=2)
     ),
+    **{
+        f"a placed part with {name}": _placed(**changes)
+        for name, changes in {
+            "no dimension": {"along": -1},
+            "a dimension that is not there": {"along": 2},
+            "two wholes": {"total": 3},
+            "no whole": {"whole": -1},
+            "an offset that is a tensor": {"offset": 0},
+            "an offset that is a size": {"offset": 4},
+            "an offset that is not there": {"offset": 7},
+            "a whole that is read": {"whole": 0},
+            "a whole that is an int": {"whole": 3},
+            "a whole that is not there": {"whole": 7},
+            "a whole of another order": {"dims": (1, 0)},
+            "a whole of another dtype": {"node": 4},
+            "a total that is a tensor": {"whole": -1, "total": 2},
+            "a total that is not there": {"whole": -1, "total": 63},
+            "itself as the whole": {"whole": -1, "into": 0},
+            "equal parts": {"parts": 2},
+        }.items()
+    },
+    "a placed part in an ordinary result": _placed(whole=-1, into=0, first=output(2, 0, 1)),
+    "a placed part in a whole of another order": _placed(
+        whole=-1,
+        into=0,
+        first=replace(output(2, 0, 1, order=(1, 0)), along=1, total=3, offset=3),
+    ),
+    "a part of equal size in a placed whole": _outputs(
+        replace(_placed().outputs[0], whole=-1, total=3), replace(_part(2, 1, 2))
+    ),
+    "a whole without an offset": _outputs(replace(output(2, 0, 1), whole=1)),
     "a float as a size": replace(BASE, inputs=(*BASE.inputs, Input(InputKind.FLOAT, F64, (1,)))),
     "an int as two sizes": replace(BASE, inputs=(*BASE.inputs, Input(InputKind.INT, I64, (0, 1)))),
     "an int as the size of nothing": replace(
@@ -393,7 +446,13 @@ def test_arguments_that_do_not_fit() -> None:
 
 
 def test_settings_of_the_machine() -> None:
-    for settings in ((100, 4096, 1), (4096, 100, 1), (4096, 4096, 0), (1 << 40, 4096, 1)):
+    for settings in (
+        (100, 4096, 1),
+        (4096, 100, 1),
+        (4096, 4096, 0),
+        (1 << 40, 4096, 1),
+        (4096, 4096, 1, 0),
+    ):
         with pytest.raises(ValueError):
             vm.machine(*settings)
     before = vm.machine()

@@ -37,7 +37,8 @@ enum OpKind : uint8_t {
     KIND_binary,
     KIND_ternary,
     KIND_reduce,
-    KIND_reduce2
+    KIND_reduce2,
+    KIND_scan
 };
 
 struct OpInfo {
@@ -77,7 +78,8 @@ struct State {
  * dimension (in prologues). */
 enum : uint8_t { SHAPE_ROWS = 1, SHAPE_COLS = 2, SHAPE_TILE = 4 };
 
-struct Insn {
+/* Read in place among the words of a program. */
+struct __attribute__((may_alias)) Insn {
     uint16_t op;
     uint8_t dtype;  /* of the operands; of a cast, of the result */
     uint8_t length; /* in words of 8 bytes */
@@ -145,10 +147,10 @@ struct Header {
 };
 enum : uint32_t { MAGIC = 0x6d766431u };
 
-/* What a reduction adds up in from step to step. */
+/* What a reduction or a scan adds up in from step to step. */
 inline constexpr DType accumulator_of(uint16_t op, DType dtype)
 {
-    bool adds = op == OP_sum || op == OP_prod || OPS[op].kind == KIND_reduce2;
+    bool adds = op == OP_sum || op == OP_prod || OPS[op].kind >= KIND_reduce2;
     return adds && dtype == DT_f32 ? DT_f64 : dtype;
 }
 
@@ -159,7 +161,7 @@ using Kernel = void (*)(const State &d, const State &a, const State &b, const St
 struct Kernels {
     const char *level;
     Kernel op[N_OPS][N_DTYPES];
-    Kernel along_rows[N_OPS][N_DTYPES]; /* reductions over the rows of a block */
+    Kernel along_rows[N_OPS][N_DTYPES]; /* reductions and scans over the rows of a block */
     Kernel cast[N_DTYPES][N_DTYPES];    /* [from][to] */
 };
 

@@ -8,13 +8,18 @@
 
 namespace magjit_dvm {
 
-Machine machine = {1, 1 << 20, 28 << 10, 32768};
+Machine machine = {1, 1 << 20, 28 << 10, 32768, 8 << 20};
 PyObject *not_encodable;
 bool timing = false;
 std::vector<int64_t> *timings;
 PyObject *observer;
 
 thread_local bool CodeClaim::claimed = false;
+
+int threads_now()
+{
+    return torch_library.num_threads ? std::max(1, torch_library.num_threads()) : 1;
+}
 
 namespace {
 
@@ -68,26 +73,16 @@ const char *take(const Input &in, PyObject *object, Given &given)
  * encoding will touch all at once, not miss by miss. */
 void fetch(const Program &program, const Code &code)
 {
-    auto lines = [](const void *first, size_t bytes) {
-        for (size_t at = 0; at < bytes; at += 64) {
-            __builtin_prefetch((const char *)first + at);
-        }
-    };
-    fetch_encoder();
     size_t n = program.nodes.size();
-    lines(program.nodes.data(), n * sizeof(Node));
-    lines(program.inputs.data(), program.inputs.size() * sizeof(Input));
-    lines(program.outputs.data(), program.outputs.size() * sizeof(Output));
-    lines(&code.header, sizeof(Header));
-    lines(code.slots, 2 * n * sizeof(Slot));
-    lines(code.words, 2 * n * sizeof(Insn));
-    lines(code.constants, 64);
-    lines(code.outputs, sizeof(Shape) * program.outputs.size());
-}
-
-int threads_now()
-{
-    return torch_library.num_threads ? torch_library.num_threads() : 1;
+    fetch_lines(program.nodes.data(), n * sizeof(Node));
+    fetch_lines(program.inputs.data(), program.inputs.size() * sizeof(Input));
+    fetch_lines(program.outputs.data(), program.outputs.size() * sizeof(Output));
+    fetch_lines(&code.header, sizeof(Header));
+    fetch_lines(code.slots, 2 * n * sizeof(Slot));
+    fetch_lines(code.words, 2 * n * sizeof(Insn));
+    fetch_lines(code.constants, 64);
+    fetch_lines(code.outputs, sizeof(Shape) * program.outputs.size());
+    fetch_encoder(program);
 }
 
 int64_t nanoseconds()
@@ -114,7 +109,7 @@ const char *encode_now(const Program &program, const Given *given, Code &code,
 {
     int64_t begin = timing ? nanoseconds() : 0;
     Machine now = machine;
-    now.threads = std::max(1, threads_now());
+    now.threads = threads_now();
     const char *error = encode(program, given, now, code, window);
     if (timing) {
         timings->push_back(nanoseconds() - begin);
@@ -141,28 +136,13 @@ const char *prepare(Fused *self, PyObject *const *args, Py_ssize_t n, Given *giv
     return error;
 }
 
-namespace {
-
-PyObject *otherwise(Fused *self, const char *error, PyObject *const *args, Py_ssize_t n)
-{
-    if (PyErr_Occurred()) {
-        return nullptr;
-    }
-    if (self->fallback == Py_None) {
-        PyErr_SetString(not_encodable, error);
-        return nullptr;
-    }
-    return PyObject_Vectorcall(self->fallback, args, n, nullptr);
-}
-
-/* New tensors for the results, and their addresses; a part has none of its own. */
 int make_results(const Program &program, const Code &code, char **arguments, PyObject **made)
 {
     size_t n = program.inputs.size();
     for (size_t o = 0; o < program.outputs.size(); o++) {
         const Output &out = program.outputs[o];
         made[o] = nullptr;
-        if (out.into >= 0) {
+        if (!out.allocated()) {
             continue;
         }
         made[o] = new_tensor(out.ndim, code.outputs[o].sizes, code.outputs[o].strides,
@@ -181,14 +161,43 @@ Py_ssize_t count_results(const Program &program)
 {
     Py_ssize_t n = 0;
     for (const Output &out : program.outputs) {
-        n += out.into < 0;
+        n += out.allocated();
     }
     return n;
 }
 
+void place_arguments(const Program &program, const Code &code, const Given *given,
+                     char **arguments)
+{
+    size_t n = program.inputs.size();
+    for (size_t i = 0; i < n; i++) {
+        arguments[i] = given[i].data;
+    }
+    for (size_t o = program.outputs.size(); o-- > 0;) {
+        const Output &out = program.outputs[o];
+        char *whole = out.whole >= 0 ? given[out.whole].data
+                                     : arguments[n + (out.into < 0 ? o : (size_t)out.into)];
+        arguments[n + o] = whole + code.outputs[o].offset;
+    }
+}
+
+namespace {
+
+PyObject *otherwise(Fused *self, const char *error, PyObject *const *args, Py_ssize_t n)
+{
+    if (PyErr_Occurred()) {
+        return nullptr;
+    }
+    if (self->fallback == Py_None) {
+        PyErr_SetString(not_encodable, error);
+        return nullptr;
+    }
+    return PyObject_Vectorcall(self->fallback, args, n, nullptr);
+}
+
 PyObject *as_tuple(const Program &program, PyObject *const *made)
 {
-    PyObject *result = PyTuple_New(count_results(program));
+    PyObject *result = PyTuple_New(count_results(program)); /* of none, if all are parts of an input */
     Py_ssize_t at = 0;
     for (size_t o = 0; result && o < program.outputs.size(); o++) {
         if (made[o]) {
@@ -198,18 +207,16 @@ PyObject *as_tuple(const Program &program, PyObject *const *made)
     return result;
 }
 
+/* The result of a program that has one. */
+PyObject *only(const Program &program, PyObject *const *made)
+{
+    return *std::find_if(made, made + program.outputs.size(), [](PyObject *one) { return one; });
+}
+
 /* Run what has been encoded; results have their addresses. 0, or what went wrong, see execute. */
 int run(const Program &program, const Code &code, const Given *given, char **arguments)
 {
-    size_t n = program.inputs.size();
-    for (size_t i = 0; i < n; i++) {
-        arguments[i] = given[i].data;
-    }
-    for (size_t o = program.outputs.size(); o-- > 0;) {
-        const Output &out = program.outputs[o];
-        const char *whole = arguments[n + (out.into < 0 ? o : (size_t)out.into)];
-        arguments[n + o] = (char *)whole + code.outputs[o].offset;
-    }
+    place_arguments(program, code, given, arguments);
     if (code.empty) {
         return 0;
     }
@@ -277,7 +284,7 @@ PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyO
     }
     int status = run(program, code, given, arguments);
     PyObject *result = status                          ? nullptr
-                       : count_results(program) == 1 ? Py_NewRef(made[0])
+                       : count_results(program) == 1 ? Py_NewRef(only(program, made))
                                                      : as_tuple(program, made);
     for (size_t o = 0; o < program.outputs.size(); o++) {
         Py_XDECREF(made[o]);
@@ -337,7 +344,7 @@ const char *take_results(const Program &program, const Code &code, PyObject *tup
     Py_ssize_t at = 0;
     for (size_t o = 0; o < program.outputs.size(); o++) {
         const Output &out = program.outputs[o];
-        if (out.into >= 0) {
+        if (!out.allocated()) {
             continue;
         }
         Input like{};

@@ -6,6 +6,22 @@
 
 namespace magjit_dvm {
 
+/* Memory that will be wanted, block after block, each row after row: see ahead.cpp. */
+struct Ahead {
+    enum : int { MOST = 8, ELEMENTS = 1024 };
+    struct Block {
+        const char *row;
+        int64_t stride, rows, width; /* in bytes, but for rows */
+        int64_t done;                /* bytes of the row */
+        bool output;
+    } blocks[MOST];
+    int n = 0, at = 0;
+    int64_t each_row = 0; /* bytes to ask for with each row that a kernel computes */
+
+    bool waits() const { return at < n; }
+    void some(int64_t bytes);
+};
+
 struct Core {
     const Code &code;
     const Header &h;
@@ -18,6 +34,8 @@ struct Core {
     int64_t row, col, rows, cols; /* of the step */
     int64_t inner_index = 0;      /* the step's place among the dimensions that steps enumerate */
     int64_t index[MAX_DIMS];      /* of those that tiles and steps enumerate */
+    Ahead ahead;
+    bool more_tiles = false;
     int status = 0;               /* bits: see execute */
 
     /* Cores that share the reduced dimension of each tile, and which of them this one is. */
@@ -50,6 +68,9 @@ struct Core {
     void run_steps(const Phase &phase);
     bool reduces_in(const Phase &phase) const;
     void join(const Phase &phase);
+    void look_ahead(int p);
+    void run_by_rows(Kernel kernel, const Insn &insn, const State *const *operands, int64_t n_rows,
+                     int64_t n_cols);
     void run_block(uint32_t from, uint32_t to);
     void enter_prologue();
     void enter_step();

@@ -155,6 +155,71 @@ void run_on_core(void *data)
     }
 }
 
+/* Programs whose tiles one region of threads shares. */
+struct Stack {
+    const Ready *programs;
+    int n;
+    int64_t work[MAX_STACK + 1]; /* of those before each, and of all */
+    int status;
+};
+
+/* The first tile of a program for the core whose share of all work begins at so much. */
+int64_t tile_at(const Stack &stack, int program, int64_t work)
+{
+    int64_t before = stack.work[program], own = stack.work[program + 1] - before;
+    int64_t tiles = stack.programs[program].code->header.tiles;
+    double share = (double)(std::clamp<int64_t>(work - before, 0, own)) / (double)own;
+    return (int64_t)(share * (double)tiles + 0.5);
+}
+
+void run_stack(Stack &stack, int64_t core, int64_t cores)
+{
+    int64_t all = stack.work[stack.n];
+    int64_t begin = all * core / cores, end = all * (core + 1) / cores;
+    for (int i = 0; i < stack.n; i++) {
+        const Ready &one = stack.programs[i];
+        int64_t first = tile_at(stack, i, begin), last = tile_at(stack, i, end);
+        if (first >= last) {
+            continue;
+        }
+        char *memory = local_memory.at_least(one.code->header.local_bytes + 64);
+        if (!memory) {
+            __atomic_fetch_or(&stack.status, NO_MEMORY, __ATOMIC_RELAXED);
+            return;
+        }
+        Core machine(*one.code, one.arguments, memory);
+        machine.run(first, last);
+        if (machine.status) {
+            __atomic_fetch_or(&stack.status, machine.status, __ATOMIC_RELAXED);
+        }
+    }
+}
+
+void run_stack_on_core(void *data)
+{
+    run_stack(*(Stack *)data, runtime().thread_number(), runtime().thread_count());
+}
+
+/* Running results: what comes later needs what was before it, so cores cannot share a tile. */
+bool scans(const Code &code)
+{
+    for (uint32_t at = 0; at < code.header.code_words; at += INSN_WORDS) {
+        Insn insn;
+        memcpy(&insn, &code.words[at], sizeof(insn));
+        if (OPS[insn.op].kind == KIND_scan) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether its few tiles are long reductions, which all cores share. */
+bool together(const Code &code)
+{
+    return code.header.reduces && 2 * code.header.tiles <= code.cores && code.cores <= MAX_TEAM &&
+           runtime().barrier && !scans(code);
+}
+
 } // namespace
 
 void find_runtime() { (void)runtime(); }
@@ -162,6 +227,7 @@ void find_runtime() { (void)runtime(); }
 void *thread_memory(Purpose purpose, size_t bytes)
 {
     constexpr size_t HUGE_PAGE = (size_t)2 << 20, SHARE = HUGE_PAGE / 2;
+    static_assert(MAX_STACK * sizeof(Code) <= SHARE, "the bytecode of a stack");
     if (!arena.memory) {
         arena.memory = (char *)std::aligned_alloc(HUGE_PAGE, HUGE_PAGE);
         if (!arena.memory) {
@@ -177,8 +243,7 @@ int execute(const Code &code, char *const *arguments)
     char *locals[MAX_TEAM]; /* not cleared: most programs have no use for it */
     Job job{code, arguments, 0, false, locals};
     int64_t cores = std::min<int64_t>(code.cores, code.header.tiles);
-    if (code.header.reduces && 2 * code.header.tiles <= code.cores && code.cores <= MAX_TEAM &&
-        runtime().barrier) {
+    if (together(code)) {
         job.together = true;
         cores = code.cores;
     }
@@ -188,6 +253,27 @@ int execute(const Code &code, char *const *arguments)
         run_share(job, 0, 1);
     }
     return job.status;
+}
+
+int execute_stacked(const Ready *stack, int n, int cores)
+{
+    Ready shared[MAX_STACK];
+    Stack all{shared, 0, {0}, 0};
+    for (int i = 0; i < n; i++) {
+        const Header &h = stack[i].code->header;
+        if (together(*stack[i].code)) {
+            all.status |= execute(*stack[i].code, stack[i].arguments);
+            continue;
+        }
+        shared[all.n++] = stack[i];
+        all.work[all.n] = all.work[all.n - 1] + h.elements * h.n_phases;
+    }
+    if (cores > 1 && all.n && runtime().usable()) {
+        runtime().parallel(run_stack_on_core, &all, (unsigned)cores, 0);
+    } else {
+        run_stack(all, 0, 1);
+    }
+    return all.status;
 }
 
 } // namespace magjit_dvm

@@ -3,8 +3,6 @@
 
 namespace magjit_dvm {
 
-void encoder_begins() {}
-
 /* ---- slots and instructions ---- */
 
 int Encoder::new_slot(SlotKind kind, DType dtype, uint8_t shape)
@@ -87,8 +85,8 @@ void Encoder::put(uint16_t op, DType dtype, uint8_t shape, int dst, int a, int b
 
 int Encoder::constant(int n)
 {
-    if (tile_slot[n] >= 0) {
-        return tile_slot[n];
+    if (values[n].tile_slot >= 0) {
+        return values[n].tile_slot;
     }
     const Node &node = program.nodes[n];
     double number = node.number;
@@ -123,7 +121,7 @@ int Encoder::constant(int n)
     int s = new_slot(SLOT_constant, node.dtype, 0);
     code.slots[s].local = h.n_constants;
     code.constants[h.n_constants++] = bits;
-    return tile_slot[n] = (int16_t)s;
+    return values[n].tile_slot = (int16_t)s;
 }
 
 /* A block of local memory, from the free ones if one fits. */
@@ -146,7 +144,7 @@ int Encoder::step_buffer(int n)
 
 void Encoder::release(int n)
 {
-    int s = step_slot[n];
+    int s = values[n].step_slot;
     if (s >= 0 && code.slots[s].kind == SLOT_step) {
         free_blocks[n_free].offset = code.slots[s].local;
         free_blocks[n_free++].bytes = bytes((DType)code.slots[s].dtype);
@@ -160,11 +158,11 @@ int Encoder::value_in_tile(int n)
     if (is_number(n)) {
         return constant(n);
     }
-    if (tile_slot[n] < 0) {
+    if (values[n].tile_slot < 0) {
         overflow = "a value of the tile is read before it is made";
         return 0;
     }
-    return tile_slot[n];
+    return values[n].tile_slot;
 }
 
 int Encoder::tile_buffer(DType dtype)
@@ -188,6 +186,7 @@ bool Encoder::put_node(int n, uint8_t shape, int dst, const int *args)
         put(OP_cast, node.dtype, shape, dst, args[0], NO_SLOT, NO_SLOT, of(0));
         return true;
     case NODE_broadcast:
+    case NODE_scan:
     case NODE_reduce: put(OP_copy, node.dtype, shape, dst, args[0]); return true;
     default: return false;
     }
@@ -200,18 +199,18 @@ const char *Encoder::emit_tile_node(int n)
         int from = global_slot(node.aux, node.aux, node.dtype, SHAPE_TILE, true);
         int s = tile_buffer(node.dtype);
         put(OP_view_load, node.dtype, SHAPE_TILE, s, from);
-        tile_slot[n] = (int16_t)s;
+        values[n].tile_slot = (int16_t)s;
         return nullptr;
     }
     if (reduces(n)) {
-        int acc = accumulator[n];
+        int acc = values[n].accumulator;
         DType from = (DType)code.slots[acc].dtype;
         if (from == node.dtype) {
-            tile_slot[n] = (int16_t)acc;
+            values[n].tile_slot = (int16_t)acc;
         } else {
             int s = tile_buffer(node.dtype);
             put(OP_finish, node.dtype, SHAPE_TILE, s, acc, NO_SLOT, NO_SLOT, from);
-            tile_slot[n] = (int16_t)s;
+            values[n].tile_slot = (int16_t)s;
         }
         return nullptr;
     }
@@ -221,7 +220,7 @@ const char *Encoder::emit_tile_node(int n)
             args[k] = value_in_tile(node.args[k]);
         }
     }
-    tile_slot[n] = (int16_t)s;
+    values[n].tile_slot = (int16_t)s;
     if (node.kind == NODE_index) {
         put_index_load(n, SHAPE_TILE, s, args[0]);
         return nullptr;
@@ -241,13 +240,14 @@ int Encoder::value_in_step(int n)
     if (is_number(n)) {
         return constant(n);
     }
-    if (step_slot[n] >= 0) {
-        return step_slot[n];
+    if (values[n].step_slot >= 0) {
+        return values[n].step_slot;
     }
-    if (tile_slot[n] >= 0) { /* of the tile, or kept by an earlier phase */
-        put(OP_load, program.nodes[n].dtype, code.slots[tile_slot[n]].shape, tile_slot[n],
-            tile_slot[n]);
-        return step_slot[n] = tile_slot[n];
+    if (values[n].tile_slot >= 0) { /* of the tile, or kept by an earlier phase */
+        moved_units += values[n].kept ? bytes(program.nodes[n].dtype) : 0;
+        put(OP_load, program.nodes[n].dtype, code.slots[values[n].tile_slot].shape, values[n].tile_slot,
+            values[n].tile_slot);
+        return values[n].step_slot = values[n].tile_slot;
     }
     overflow = "a value is read before it is made";
     return 0;
@@ -303,23 +303,23 @@ const char *Encoder::emit_step_node(int n, int phase)
         int from = global_slot(node.aux, node.aux, node.dtype, shape, false);
         if (direct(code.slots[from])) {
             put(OP_load, node.dtype, shape, from, from);
-            step_slot[n] = (int16_t)from;
+            values[n].step_slot = (int16_t)from;
             /* What all rows share takes its place once. */
             moved_units += shape & SHAPE_ROWS || row < 0 ? bytes(node.dtype) : 0;
         } else {
             int s = step_buffer(n);
             put(OP_view_load, node.dtype, shape, s, from);
-            step_slot[n] = (int16_t)s;
+            values[n].step_slot = (int16_t)s;
         }
         return nullptr;
     }
     if (node.kind == NODE_iota) {
         int s = step_buffer(n);
         put_iota(n, shape, s);
-        step_slot[n] = (int16_t)s;
+        values[n].step_slot = (int16_t)s;
         return nullptr;
     }
-    const int16_t *operands = merged[n] ? merged_args[n] : node.args;
+    const int16_t *operands = values[n].merged ? values[n].merged_args : node.args;
     int args[3] = {NO_SLOT, NO_SLOT, NO_SLOT};
     for (int k = 0; k < 3; k++) {
         if (operands[k] >= 0) {
@@ -329,15 +329,15 @@ const char *Encoder::emit_step_node(int n, int phase)
     /* Operands that are used for the last time, each once. */
     int dying[3], n_dying = 0;
     for (int k = 0; k < 3; k++) {
-        if (operands[k] >= 0 && --uses[operands[k]] == 0) {
+        if (operands[k] >= 0 && --values[operands[k]].uses == 0) {
             dying[n_dying++] = operands[k];
         }
     }
     if (reduces(n)) {
-        int acc = accumulator[n];
+        int acc = values[n].accumulator;
         put(OP_load, (DType)code.slots[acc].dtype, SHAPE_TILE, acc, acc);
-        put(merged[n] ? merged[n] : node.op, node.dtype, SHAPE_ROWS | SHAPE_COLS, acc, args[0],
-            args[1]);
+        put(values[n].merged ? values[n].merged : node.op, node.dtype, SHAPE_ROWS | SHAPE_COLS, acc,
+            args[0], args[1]);
         for (int k = 0; k < n_dying; k++) {
             release(dying[k]);
         }
@@ -352,25 +352,30 @@ const char *Encoder::emit_step_node(int n, int phase)
         }
     }
     int which = -1, s;
-    if (kept[n]) {
+    if (values[n].kept) {
         s = new_slot(SLOT_kept, node.dtype, SHAPE_ROWS | SHAPE_COLS);
         code.slots[s].local = (uint32_t)kept_units; /* made an offset by place() */
         kept_units += bytes(node.dtype);
+        moved_units += bytes(node.dtype);
         put(OP_load, node.dtype, SHAPE_ROWS | SHAPE_COLS, s, s);
-        tile_slot[n] = (int16_t)s;
+        values[n].tile_slot = (int16_t)s;
     } else {
-        s = avail[n] == phase ? output_slot(n, false, true, &which) : -1;
+        s = values[n].avail == phase ? output_slot(n, false, true, &which) : -1;
         if (s >= 0) {
             put(OP_store, node.dtype, shape, s, s);
         } else {
             s = step_buffer(n);
         }
     }
-    step_slot[n] = (int16_t)s;
-    if (merged[n]) {
-        put(merged[n], node.dtype, shape, s, args[0], args[1], args[2]);
+    values[n].step_slot = (int16_t)s;
+    if (values[n].merged) {
+        put(values[n].merged, node.dtype, shape, s, args[0], args[1], args[2]);
     } else if (node.kind == NODE_index) {
         put_index_load(n, shape, s, args[0]);
+    } else if (scans(n)) {
+        int acc = values[n].accumulator;
+        put(OP_load, (DType)code.slots[acc].dtype, SHAPE_TILE, acc, acc);
+        put(node.op, node.dtype, shape, s, args[0], acc);
     } else if (!put_node(n, shape, s, args)) {
         return "this value cannot be made in a step";
     }
@@ -379,7 +384,7 @@ const char *Encoder::emit_step_node(int n, int phase)
             release(dying[k]);
         }
     }
-    if (avail[n] == phase || kept[n]) {
+    if (values[n].avail == phase || values[n].kept) {
         store_outputs(n, s, which, false);
     }
     return nullptr;
@@ -427,13 +432,21 @@ void Encoder::store_outputs(int n, int from, int done, bool tile_level)
 
 bool Encoder::reduces_in(int n, int phase) const
 {
-    return reduces(n) && phases[n] && avail[n] == phase + 1;
+    return reduces(n) && values[n].phases && values[n].avail == phase + 1;
 }
 
 bool Encoder::in_step(int n, int phase) const
 {
-    return reduces_in(n, phase) || (!in_tile(n) && !is_number(n) && phases[n] >> phase & 1 &&
-                                    !(kept[n] && tile_slot[n] >= 0));
+    return reduces_in(n, phase) || (!in_tile(n) && !is_number(n) && values[n].phases >> phase & 1 &&
+                                    !(values[n].kept && values[n].tile_slot >= 0));
+}
+
+/* Whether m is made in this step for `used` operands of one node, and for nothing else. */
+bool Encoder::made_for_one(int m, int phase, int used) const
+{
+    const Value &value = values[m];
+    return in_step(m, phase) && value.uses == used && !value.kept && !value.absorbed &&
+           !(value.stores && value.avail == phase);
 }
 
 /* Whether m is computed for n alone and may be computed along with it. */
@@ -445,27 +458,25 @@ bool Encoder::absorbs(int m, int n, int phase, int used) const
     const Node &node = program.nodes[m];
     uint8_t shape = program.nodes[n].kind == NODE_reduce ? (uint8_t)(SHAPE_ROWS | SHAPE_COLS)
                                                          : shape_of(n);
-    return node.kind == NODE_compute && node.dtype == DT_f32 && in_step(m, phase) &&
-           uses[m] == used && !kept[m] && !(stores[m] && avail[m] == phase) && !merged[m] &&
-           !absorbed[m] && shape_of(m) == shape;
+    return node.kind == NODE_compute && node.dtype == DT_f32 && made_for_one(m, phase, used) &&
+           !values[m].merged && shape_of(m) == shape;
 }
 
 /* Whether m has the positions along columns, for a comparison with one position a row alone. */
 bool Encoder::names_columns(int m, int position, int phase) const
 {
     const Node &node = program.nodes[m];
-    return node.kind == NODE_iota && col_mask >> node.aux & 1 && !(has[position] & col_mask) &&
-           in_step(m, phase) && uses[m] == 1 && !kept[m] && !(stores[m] && avail[m] == phase) &&
-           !absorbed[m];
+    return node.kind == NODE_iota && col_mask >> node.aux & 1 &&
+           !(values[position].has & col_mask) && made_for_one(m, phase, 1);
 }
 
 void Encoder::merge_nodes(int n, int m, uint16_t op, int a, int b, int c)
 {
-    merged[n] = op;
-    merged_args[n][0] = (int16_t)a;
-    merged_args[n][1] = (int16_t)b;
-    merged_args[n][2] = (int16_t)c;
-    absorbed[m] = true;
+    values[n].merged = op;
+    values[n].merged_args[0] = (int16_t)a;
+    values[n].merged_args[1] = (int16_t)b;
+    values[n].merged_args[2] = (int16_t)c;
+    values[m].absorbed = true;
 }
 
 void Encoder::plan_merges(int phase)
@@ -494,10 +505,10 @@ void Encoder::plan_merges(int phase)
                 continue;
             }
             const Node &from = program.nodes[a];
-            if (merged[a] == OP_sub_square && uses[a] == 1 && !kept[a] &&
-                !(stores[a] && avail[a] == phase) &&
+            const int16_t *args = values[a].merged_args;
+            if (values[a].merged == OP_sub_square && made_for_one(a, phase, 1) &&
                 shape_of(a) == (SHAPE_ROWS | SHAPE_COLS)) {
-                merge_nodes(n, a, OP_sum_sub_square, merged_args[a][0], merged_args[a][1], -1);
+                merge_nodes(n, a, OP_sum_sub_square, args[0], args[1], -1);
             } else if (from.op == OP_mul && absorbs(a, n, phase, 1)) {
                 merge_nodes(n, a, OP_sum_mul, from.args[0], from.args[1], -1);
             }
@@ -534,10 +545,12 @@ void Encoder::plan_merges(int phase)
 const char *Encoder::emit()
 {
     Header &h = code.header;
-    std::fill(tile_slot, tile_slot + n_nodes(), (int16_t)-1);
-    std::fill(stores, stores + n_nodes(), false);
+    for (int n = 0; n < n_nodes(); n++) {
+        values[n].tile_slot = -1;
+        values[n].stores = false;
+    }
     for (const Output &out : program.outputs) {
-        stores[out.node] = true;
+        values[out.node].stores = true;
     }
     kept_units = 0;
     for (int phase = 0; phase < n_phases; phase++) {
@@ -556,34 +569,38 @@ const char *Encoder::emit_phase(int phase)
     Header &h = code.header;
     h.phases[phase].prologue = words;
     first_slot[phase] = h.n_slots;
-    std::fill(step_slot, step_slot + n_nodes(), (int16_t)-1);
-    std::fill(uses, uses + n_nodes(), 0);
-    std::fill(merged, merged + n_nodes(), (uint16_t)0);
-    std::fill(absorbed, absorbed + n_nodes(), false);
     for (int n = 0; n < n_nodes(); n++) {
-        if (!(phases[n] >> phase & 1) || !in_tile(n) || is_number(n) || avail[n] != phase) {
+        values[n].step_slot = -1;
+        values[n].uses = 0;
+        values[n].merged = 0;
+        values[n].absorbed = false;
+    }
+    for (int n = 0; n < n_nodes(); n++) {
+        const Value &value = values[n];
+        if (!(value.phases >> phase & 1) || !in_tile(n) || is_number(n) || value.avail != phase) {
             continue;
         }
         if (const char *error = emit_tile_node(n)) {
             return error;
         }
-        store_outputs(n, tile_slot[n], -1, true);
+        store_outputs(n, values[n].tile_slot, -1, true);
     }
     for (int n = 0; n < n_nodes(); n++) {
-        if (!reduces_in(n, phase)) {
+        if (!reduces_in(n, phase) && !(scans(n) && in_step(n, phase))) {
             continue;
         }
         const Node &node = program.nodes[n];
         DType as = accumulator_of(node.op, node.dtype);
+        int op = node.op == OP_cumsum ? (int)OP_sum : node.op == OP_cumprod ? (int)OP_prod : node.op;
         int acc = tile_buffer(as);
-        accumulator[n] = (int16_t)acc;
-        put(OP_fill, as, SHAPE_TILE, acc, NO_SLOT, NO_SLOT, NO_SLOT, (uint8_t)node.op);
+        values[n].accumulator = (int16_t)acc;
+        put(OP_fill, as, SHAPE_TILE, acc, NO_SLOT, NO_SLOT, NO_SLOT, (uint8_t)op);
     }
     for (int n = 0; n < n_nodes(); n++) {
         if (in_step(n, phase)) {
             for (int16_t arg : program.nodes[n].args) {
                 if (arg >= 0) {
-                    uses[arg]++;
+                    values[arg].uses++;
                 }
             }
         }
@@ -593,15 +610,15 @@ const char *Encoder::emit_phase(int phase)
     step_units = moved_units = 0;
     n_free = 0;
     for (int n = 0; n < n_nodes(); n++) {
-        if (!in_step(n, phase) || absorbed[n]) {
+        if (!in_step(n, phase) || values[n].absorbed) {
             continue;
         }
         if (const char *error = emit_step_node(n, phase)) {
             return error;
         }
         NodeKind kind = program.nodes[n].kind;
-        if ((kind == NODE_load || kind == NODE_iota) && avail[n] == phase) {
-            store_outputs(n, step_slot[n], -1, false);
+        if ((kind == NODE_load || kind == NODE_iota) && values[n].avail == phase) {
+            store_outputs(n, values[n].step_slot, -1, false);
         }
         if (overflow) {
             return overflow;

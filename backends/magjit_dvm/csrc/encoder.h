@@ -8,6 +8,9 @@
 
 #include "program.h"
 
+/* Less code to fetch: vectors and unrolled loops would save nothing here. */
+#pragma GCC optimize("O2")
+
 namespace magjit_dvm {
 
 enum Section : uint8_t { SECTION_outer, SECTION_reduced, SECTION_inner };
@@ -16,8 +19,25 @@ struct Operand {
     int64_t stride[MAX_DIMS]; /* bytes, of the group's dimensions; 0 where it has none */
 };
 
-/* The first function of the encoder's code; `encode` is the last. */
-void encoder_begins();
+/* What is known of a node's value. All of it together: encoding is bound by cache misses. */
+struct Value {
+    uint32_t has; /* the dimensions that it has */
+    int32_t cost; /* of making it again */
+    int8_t avail; /* the phase from which on it can be had */
+    uint8_t phases; /* of a step's value: the phases that need it */
+    bool kept;
+    bool stores;   /* it is an output */
+    bool absorbed; /* by the instruction of its only user */
+    int16_t tile_slot; /* of values of the tile, constants and kept values */
+    int16_t accumulator, step_slot;
+    int16_t uses;
+    uint16_t merged; /* the instruction that it and an operand of it became */
+    int16_t merged_args[3];
+};
+static_assert(sizeof(Value) <= 32, "two to a cache line");
+
+/* The encoder's code lies in one piece, so that it can be fetched as one: see fetch_encoder. */
+#define ENCODER __attribute__((section("magjit_encoder")))
 
 struct Encoder {
     const Program &program;
@@ -29,8 +49,6 @@ struct Encoder {
     int64_t size[MAX_DIMS];
     uint32_t active = 0;  /* dimensions of a size other than 1 */
     uint32_t reduced = 0; /* of those, the ones that reductions go over */
-    uint32_t has[MAX_NODES]; /* dimensions of each node's value */
-    Operand operand[MAX_INPUTS + MAX_OUTPUTS];
 
     /* The shape after dimensions have been ordered and merged. */
     int n_dims = 0;
@@ -41,21 +59,10 @@ struct Encoder {
     int row = -1, col = -1; /* of the merged dimensions */
     uint32_t row_mask = 0, col_mask = 0, inner_mask = 0;
 
-    int8_t avail[MAX_NODES]; /* the phase from which on a value can be had */
-    uint8_t phases[MAX_NODES]; /* of a step's value: the phases that need it */
-    bool kept[MAX_NODES];
     int n_phases = 0;
 
-    int16_t tile_slot[MAX_NODES]; /* of values of the tile, constants and kept values */
-    int16_t accumulator[MAX_NODES];
-    int16_t step_slot[MAX_NODES];
-    uint16_t merged[MAX_NODES];       /* the instruction that a node and an operand of it became */
-    int16_t merged_args[MAX_NODES][3];
-    bool absorbed[MAX_NODES];         /* such operands */
-    bool stores[MAX_NODES];           /* nodes that are outputs */
     uint16_t first_slot[MAX_PHASES + 1];
     int64_t phase_units[MAX_PHASES], phase_moved[MAX_PHASES];
-    int uses[MAX_NODES];
     uint32_t words = 0;
     int64_t tile_units = 0;  /* local bytes for each element of the tile's dimension */
     int64_t kept_units = 0;  /* local bytes for each element of a tile */
@@ -67,23 +74,24 @@ struct Encoder {
     {
     }
 
-    const char *run();
-    const char *sizes();
-    const char *masks();
-    void strides();
-    void order();
-    void merge(const int *dims, const Section *sections, int n);
-    bool mergeable(int outer, int inner) const;
-    void geometry();
-    void levels();
-    const char *emit();
-    const char *emit_phase(int phase);
-    void tiles();
-    void place();
+    ENCODER const char *run();
+    ENCODER const char *sizes();
+    ENCODER const char *masks();
+    ENCODER const char *strides();
+    ENCODER const char *place_output(int o);
+    ENCODER void order();
+    ENCODER void merge(const int *dims, const Section *sections, int n);
+    ENCODER bool mergeable(int outer, int inner) const;
+    ENCODER void geometry();
+    ENCODER void levels();
+    ENCODER const char *emit();
+    ENCODER const char *emit_phase(int phase);
+    ENCODER void tiles();
+    ENCODER void place();
 
     int n_inputs() const { return (int)program.inputs.size(); }
     int n_nodes() const { return (int)program.nodes.size(); }
-    bool in_tile(int n) const { return reduced && !(has[n] & reduced); }
+    bool in_tile(int n) const { return reduced && !(values[n].has & reduced); }
     bool is_number(int n) const
     {
         NodeKind kind = program.nodes[n].kind;
@@ -95,36 +103,41 @@ struct Encoder {
     {
         return program.nodes[n].kind == NODE_reduce && (program.nodes[n].mask & active);
     }
-    uint8_t shape_of(int n) const;
+    bool scans(int n) const
+    {
+        return program.nodes[n].kind == NODE_scan && (program.nodes[n].mask & active);
+    }
+    ENCODER uint8_t shape_of(int n) const;
     int64_t stride_along(int op, int dim) const
     {
         return dim < 0 ? 0 : operand[op].stride[dim_last[dim]];
     }
 
-    int new_slot(SlotKind kind, DType dtype, uint8_t shape);
-    int global_slot(int op, int argument, DType dtype, uint8_t shape, bool tile_level);
-    bool in_step(int n, int phase) const;
-    bool reduces_in(int n, int phase) const;
-    void plan_merges(int phase);
-    bool absorbs(int m, int n, int phase, int used) const;
-    bool names_columns(int m, int position, int phase) const;
-    void merge_nodes(int n, int m, uint16_t op, int a, int b, int c);
-    int step_buffer(int n);
-    void release(int n);
-    void put(uint16_t op, DType dtype, uint8_t shape, int dst, int a = NO_SLOT, int b = NO_SLOT,
-             int c = NO_SLOT, uint8_t aux = 0);
-    bool direct(const Slot &slot) const;
-    int constant(int n);
-    int value_in_step(int n);
-    int value_in_tile(int n);
-    int tile_buffer(DType dtype);
-    bool put_node(int n, uint8_t shape, int dst, const int *args);
-    void put_index_load(int n, uint8_t shape, int dst, int positions);
-    void put_iota(int n, uint8_t shape, int dst);
-    const char *emit_tile_node(int n);
-    const char *emit_step_node(int n, int phase);
-    int output_slot(int n, bool tile_level, bool direct_only, int *which);
-    void store_outputs(int n, int from, int done, bool tile_level);
+    ENCODER int new_slot(SlotKind kind, DType dtype, uint8_t shape);
+    ENCODER int global_slot(int op, int argument, DType dtype, uint8_t shape, bool tile_level);
+    ENCODER bool in_step(int n, int phase) const;
+    ENCODER bool reduces_in(int n, int phase) const;
+    ENCODER void plan_merges(int phase);
+    ENCODER bool made_for_one(int m, int phase, int used) const;
+    ENCODER bool absorbs(int m, int n, int phase, int used) const;
+    ENCODER bool names_columns(int m, int position, int phase) const;
+    ENCODER void merge_nodes(int n, int m, uint16_t op, int a, int b, int c);
+    ENCODER int step_buffer(int n);
+    ENCODER void release(int n);
+    ENCODER void put(uint16_t op, DType dtype, uint8_t shape, int dst, int a = NO_SLOT,
+                     int b = NO_SLOT, int c = NO_SLOT, uint8_t aux = 0);
+    ENCODER bool direct(const Slot &slot) const;
+    ENCODER int constant(int n);
+    ENCODER int value_in_step(int n);
+    ENCODER int value_in_tile(int n);
+    ENCODER int tile_buffer(DType dtype);
+    ENCODER bool put_node(int n, uint8_t shape, int dst, const int *args);
+    ENCODER void put_index_load(int n, uint8_t shape, int dst, int positions);
+    ENCODER void put_iota(int n, uint8_t shape, int dst);
+    ENCODER const char *emit_tile_node(int n);
+    ENCODER const char *emit_step_node(int n, int phase);
+    ENCODER int output_slot(int n, bool tile_level, bool direct_only, int *which);
+    ENCODER void store_outputs(int n, int from, int done, bool tile_level);
     const char *overflow = nullptr;
 
     /* Free blocks of local memory in a step: offset in units and size in units. */
@@ -133,6 +146,9 @@ struct Encoder {
         int64_t offset;
         int bytes;
     } free_blocks[MAX_SLOTS];
+
+    alignas(64) Value values[MAX_NODES];
+    Operand operand[MAX_INPUTS + MAX_OUTPUTS];
 };
 
 } // namespace magjit_dvm

@@ -130,12 +130,12 @@ PyObject *fused_encode(PyObject *object, PyObject *const *args, Py_ssize_t n)
     }
     size_t n_bytes = offsetof(Code, outputs);
     return Py_BuildValue(
-        "{s:i,s:i,s:i,s:i,s:N,s:L,s:L,s:L,s:L,s:L,s:L,s:i,s:i,s:N,s:N,s:N,s:N,s:y#}",
+        "{s:i,s:i,s:i,s:i,s:N,s:L,s:L,s:L,s:L,s:L,s:O,s:L,s:i,s:i,s:N,s:N,s:N,s:N,s:y#}",
         "reduces", h.reduces, "flat", h.flat, "n_outer", h.n_outer, "n_inner", h.n_inner, "outer",
         outer, "rows", (long long)h.rows, "cols", (long long)h.cols, "tile_rows",
         (long long)h.tile_rows, "tile_cols", (long long)h.tile_cols, "tiles", (long long)h.tiles,
-        "elements", (long long)h.elements, "local_bytes", (int)h.local_bytes, "code_words",
-        (int)h.code_words, "slots", slots, "phases", phases, "constants", constants, "insns", insns,
+        "ahead", code.ahead ? Py_True : Py_False, "elements", (long long)h.elements,
+        "local_bytes", (int)h.local_bytes, "code_words", (int)h.code_words, "slots", slots, "phases", phases, "constants", constants, "insns", insns,
         "image", (const char *)&code, (Py_ssize_t)n_bytes);
 }
 
@@ -233,18 +233,25 @@ PyObject *py_verify(PyObject *, PyObject *args)
 PyObject *py_machine(PyObject *, PyObject *args)
 {
     long long local = machine.local_bytes, step = machine.step_bytes, grain = machine.grain;
-    if (!PyArg_ParseTuple(args, "|LLL:machine", &local, &step, &grain)) {
+    long long cached = machine.cached_bytes;
+    if (!PyArg_ParseTuple(args, "|LLLL:machine", &local, &step, &grain, &cached)) {
         return nullptr;
     }
     if (local < 4096 || step < 4096 || grain < 1 || local > (1LL << 28)) {
         PyErr_SetString(PyExc_ValueError, "local memory and steps have 4 KiB at least");
         return nullptr;
     }
-    PyObject *before = Py_BuildValue("(LLL)", (long long)machine.local_bytes,
-                                     (long long)machine.step_bytes, (long long)machine.grain);
+    if (cached < 1 || cached > (1LL << 40)) {
+        PyErr_SetString(PyExc_ValueError, "caches have a byte at least, and at most a tebibyte");
+        return nullptr;
+    }
+    PyObject *before = Py_BuildValue("(LLLL)", (long long)machine.local_bytes,
+                                     (long long)machine.step_bytes, (long long)machine.grain,
+                                     (long long)machine.cached_bytes);
     machine.local_bytes = local;
     machine.step_bytes = step;
     machine.grain = grain;
+    machine.cached_bytes = cached;
     return before;
 }
 
@@ -266,7 +273,10 @@ PyMethodDef functions[] = {
      "timing(on): nanoseconds of each encoding since the last call; goes on if `on`."},
     {"verify", py_verify, METH_VARARGS, "verify(image, extents): what is wrong, or None."},
     {"machine", py_machine, METH_VARARGS,
-     "machine([local bytes, step bytes, grain]): the settings before."},
+     "machine([local bytes, step bytes, grain, cached bytes]): the settings before."},
+    {"stacked", (PyCFunction)(void (*)(void))stacked_call, METH_FASTCALL,
+     "stacked(operators, *args): results of up to 8 fused operators that do not depend on one "
+     "another, one after another; args are those of all of them."},
     {"observe", py_observe, METH_O,
      "observe(list): each call of a fused operator appends (operator, *arguments); None ends it."},
     {"level", py_level, METH_NOARGS, "level(): of x86-64, whose kernels run."},
@@ -281,6 +291,10 @@ int fill_module(PyObject *module)
     }
     if (l1 > 0) {
         machine.step_bytes = std::clamp<int64_t>(l1 * 9 / 8, 24 << 10, 96 << 10);
+    }
+    long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    if (l3 > 0) {
+        machine.cached_bytes = std::clamp<int64_t>(l3 / 2, 4 << 20, 32 << 20);
     }
     PyObject *type = PyType_FromModuleAndSpec(module, &fused_spec, nullptr);
     not_encodable = PyErr_NewExceptionWithDoc("magjit_dvm._vm.NotEncodable",

@@ -29,13 +29,13 @@ extern std::vector<int64_t> *timings;
 /* A list that gets (fused operator, arguments) of each call, while somebody wants to know. */
 extern PyObject *observer;
 
-/* The thread's memory for a program of bytecode, for as long as one call needs it. A call within the
+/* The thread's memory for programs of bytecode, for as long as one call needs it. A call within the
  * call (allocating an object may collect garbage, whose finalizers may call anything) has its own. */
 class CodeClaim {
 public:
-    CodeClaim()
-        : nested(claimed),
-          code(nested ? new (std::nothrow) Code : (Code *)thread_memory(FOR_code, sizeof(Code)))
+    explicit CodeClaim(int n = 1)
+        : nested(claimed), code(nested ? new (std::nothrow) Code[(size_t)n]
+                                       : (Code *)thread_memory(FOR_code, n * sizeof(Code)))
     {
         claimed = true;
     }
@@ -43,11 +43,11 @@ public:
     {
         claimed = nested;
         if (nested) {
-            delete code;
+            delete[] code;
         }
     }
     CodeClaim(const CodeClaim &) = delete;
-    Code *get() const { return code; } /* NULL: no memory */
+    Code *get() const { return code; } /* the first of them; NULL: no memory */
 
 private:
     static thread_local bool claimed;
@@ -55,11 +55,26 @@ private:
     Code *code;
 };
 
+/* What `torch.set_num_threads` says. */
+int threads_now();
+
 /* The bytecode for these arguments; a message where they have none. */
 const char *prepare(Fused *self, PyObject *const *args, Py_ssize_t n, Given *given, Code &code);
 
+/* New tensors for the results of an encoded program, and their addresses; a part of another result
+ * has none of its own. -1: no memory. */
+int make_results(const Program &program, const Code &code, char **arguments, PyObject **made);
+Py_ssize_t count_results(const Program &program);
+
+/* Addresses of inputs and of parts; those of results are there. */
+void place_arguments(const Program &program, const Code &code, const Given *given,
+                     char **arguments);
+
 PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *keywords);
 PyObject *fused_panel(PyObject *object, PyObject *const *args, Py_ssize_t nargs);
+
+/* stacked(members, *args): several fused operators that do not depend on one another, in one call. */
+PyObject *stacked_call(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 
 /* Fill a program from lists of tuples, see Program._as_lists; −1 with ValueError if it is malformed. */
 int read_program(Program &program, PyObject *inputs, PyObject *nodes, PyObject *outputs);

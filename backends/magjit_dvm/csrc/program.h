@@ -32,6 +32,7 @@ enum NodeKind : uint8_t {
     NODE_cast,
     NODE_reduce,    /* op, mask */
     NODE_broadcast, /* mask */
+    NODE_scan,      /* op, mask: one dimension */
     N_NODE_KINDS
 };
 
@@ -56,6 +57,10 @@ struct Output {
     int16_t into = -1;
     int8_t along = -1;
     int16_t part = 0, parts = 1;
+    /* Parts of any sizes have an offset instead, an input. The whole is an input that is written, or
+     * the first output of its parts in this program, which has its size along the dimension. */
+    int16_t whole = -1, total = -1, offset = -1;
+    bool allocated() const { return into < 0 && whole < 0; }
 };
 
 struct Program {
@@ -119,6 +124,7 @@ struct Code {
     Shape outputs[MAX_OUTPUTS];
     bool empty; /* nothing to compute: some size is 0 */
     int cores;  /* that are worth while */
+    bool ahead; /* whether memory is asked for before it is wanted */
 };
 
 struct Machine {
@@ -126,6 +132,7 @@ struct Machine {
     int64_t local_bytes; /* of a core: what a tile may take */
     int64_t step_bytes;  /* what a step's blocks may take */
     int64_t grain;       /* elements below which a second core does not pay */
+    int64_t cached_bytes; /* a program that moves more does not find them in the caches */
 };
 
 /* Memory that the calling thread keeps for its next program, on huge pages where the kernel has them:
@@ -133,8 +140,16 @@ struct Machine {
 enum Purpose { FOR_code, FOR_encoder };
 void *thread_memory(Purpose purpose, size_t bytes);
 
-/* Bring the encoder's own code into the caches, all at once. */
-void fetch_encoder();
+/* Ask for cache lines, all at once. A call of it would be dropped, since it changes nothing. */
+__attribute__((always_inline)) inline void fetch_lines(const void *first, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += 64) {
+        __builtin_prefetch((const char *)first + at);
+    }
+}
+
+/* Bring the encoder's own code and its working memory into the caches. */
+void fetch_encoder(const Program &program);
 
 /* Shapes, tiles and bytecode of one instance; nothing is allocated. Returns an error message (a
  * literal) or nullptr. Arguments of the code are the program's inputs, then its outputs. */
@@ -151,6 +166,17 @@ const char *verify(const Code &code, const Extent *extents, int n_arguments);
 /* Runs the tiles of a program on its cores: 0, or what went wrong. */
 enum : int { OUT_OF_BOUNDS = 1, NO_MEMORY = 2, ZERO_DIVISOR = 4 };
 int execute(const Code &code, char *const *arguments);
+
+/* A program that is ready to run. */
+struct Ready {
+    const Code *code;
+    char *const *arguments;
+};
+
+/* Runs programs that do not depend on one another (DVM, Figure 9): in space, each core taking an even
+ * share of all their work, and in time, one core taking several of them in turn. */
+enum : int { MAX_STACK = 8 };
+int execute_stacked(const Ready *stack, int n, int cores);
 
 /* Looks up torch's OpenMP runtime; its threads belong to the process that calls this. */
 void find_runtime();

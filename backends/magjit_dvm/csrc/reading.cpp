@@ -77,15 +77,16 @@ int read_program(Program &program, PyObject *inputs, PyObject *nodes, PyObject *
     }
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(outputs); i++) {
         Output out{};
-        int node, into, along, part, parts;
+        int node, into, along, part, parts, whole, total, offset;
         int8_t n_order;
         PyObject *dims, *order;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(outputs, i), "iOOiiii:output", &node, &dims, &order,
-                              &into, &along, &part, &parts)) {
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(outputs, i), "iOOiiiiiii:output", &node, &dims,
+                              &order, &into, &along, &part, &parts, &whole, &total, &offset)) {
             return -1;
         }
         if (into < -1 || into >= MAX_OUTPUTS || along < -1 || along >= MAX_DIMS || part < 0 ||
-            part >= parts || parts > MAX_OUTPUTS) {
+            part >= parts || parts > MAX_OUTPUTS || std::min({whole, total, offset}) < -1 ||
+            std::max({whole, total, offset}) >= MAX_INPUTS) {
             PyErr_SetString(PyExc_ValueError, "an output that is no part of a whole");
             return -1;
         }
@@ -106,6 +107,9 @@ int read_program(Program &program, PyObject *inputs, PyObject *nodes, PyObject *
         out.along = (int8_t)along;
         out.part = (int16_t)part;
         out.parts = (int16_t)parts;
+        out.whole = (int16_t)whole;
+        out.total = (int16_t)total;
+        out.offset = (int16_t)offset;
         program.outputs.push_back(out);
     }
     std::string error = program.verify();

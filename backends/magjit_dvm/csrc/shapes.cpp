@@ -54,14 +54,15 @@ const char *Encoder::masks()
                 }
             }
             if (node.kind == NODE_index) {
-                mask |= has[node.args[0]];
+                mask |= values[node.args[0]].has;
             }
             break;
         }
         case NODE_iota: mask = 1u << node.aux; break;
+        case NODE_scan:
         case NODE_reduce: {
             uint32_t over = node.mask & active;
-            if ((has[node.args[0]] & over) != over) {
+            if ((values[node.args[0]].has & over) != over) {
                 return "a reduction over a dimension that is broadcast";
             }
             if (over) {
@@ -70,30 +71,31 @@ const char *Encoder::masks()
                 }
                 reduced = over;
             }
-            mask = has[node.args[0]] & ~over;
+            mask = values[node.args[0]].has & ~(node.kind == NODE_scan ? 0 : over);
             break;
         }
-        case NODE_broadcast: mask = has[node.args[0]] | node.mask; break;
+        case NODE_broadcast: mask = values[node.args[0]].has | node.mask; break;
         case NODE_compute:
         case NODE_cast:
             for (int16_t arg : node.args) {
-                mask |= arg >= 0 ? has[arg] : 0;
+                mask |= arg >= 0 ? values[arg].has : 0;
             }
             break;
         default: break;
         }
-        has[n] = mask & active;
+        values[n].has = mask & active;
     }
     /* A reduction that came before another one of other dimensions saw `reduced` incomplete. */
     for (const Node &node : program.nodes) {
-        if (node.kind == NODE_reduce && (node.mask & active) && (node.mask & active) != reduced) {
+        bool orders = node.kind == NODE_reduce || node.kind == NODE_scan;
+        if (orders && (node.mask & active) && (node.mask & active) != reduced) {
             return "reductions over different dimensions";
         }
     }
     return nullptr;
 }
 
-void Encoder::strides()
+const char *Encoder::strides()
 {
     for (int i = 0; i < n_inputs(); i++) {
         const Input &in = program.inputs[i];
@@ -104,32 +106,54 @@ void Encoder::strides()
             }
         }
     }
-    for (size_t o = 0; o < program.outputs.size(); o++) {
-        const Output &out = program.outputs[o];
-        Shape &shape = code.outputs[o];
-        Operand &op = operand[n_inputs() + o];
-        std::fill(op.stride, op.stride + MAX_DIMS, 0);
-        DType dtype = program.nodes[out.node].dtype;
-        int64_t stride = 1;
-        shape.offset = 0;
-        for (int j = out.ndim - 1; j >= 0; j--) {
-            int k = out.order[j], d = out.dims[k];
-            bool there = d >= 0 && (has[out.node] >> d & 1 || size[d] == 1);
-            shape.sizes[k] = there ? window.total_of(d, size[d]) : 1;
-            shape.strides[k] = stride;
-            if (k == out.along) {
-                shape.offset += out.part * shape.sizes[k] * stride * bytes(dtype);
-            }
-            if (there) {
-                shape.offset += window.first_of(d) * stride * bytes(dtype);
-            }
-            if (d >= 0 && shape.sizes[k] != 1) {
-                op.stride[d] = stride * bytes(dtype);
-            }
-            shape.sizes[k] *= k == out.along ? out.parts : 1;
-            stride *= std::max<int64_t>(shape.sizes[k], 1);
+    for (int o = 0; o < (int)program.outputs.size(); o++) {
+        if (const char *error = place_output(o)) {
+            return error;
         }
     }
+    return nullptr;
+}
+
+/* The shape of a result, or of the whole that an output is part of; its strides and offset. */
+const char *Encoder::place_output(int o)
+{
+    const Output &out = program.outputs[o];
+    const Given *whole = out.whole >= 0 ? &given[out.whole] : nullptr;
+    Shape &shape = code.outputs[o];
+    Operand &op = operand[n_inputs() + o];
+    std::fill(op.stride, op.stride + MAX_DIMS, 0);
+    int64_t stride = 1, item = bytes(program.nodes[out.node].dtype);
+    shape.offset = 0;
+    for (int j = out.ndim - 1; j >= 0; j--) {
+        int k = out.order[j], d = out.dims[k];
+        bool there = d >= 0 && (values[out.node].has >> d & 1 || size[d] == 1);
+        int64_t own = there ? window.total_of(d, size[d]) : 1;
+        shape.sizes[k] = own;
+        shape.strides[k] = whole ? whole->strides[k] : stride;
+        int64_t along = shape.strides[k] * item;
+        if (k == out.along && out.offset >= 0) {
+            int64_t at = given[out.offset].integer;
+            int total = out.into < 0 ? out.total : program.outputs[out.into].total;
+            shape.sizes[k] = whole ? whole->sizes[k] : given[total].integer;
+            if (at < 0 || at > shape.sizes[k] - own) {
+                return "a part beyond its whole";
+            }
+            shape.offset += at * along;
+        } else if (k == out.along) {
+            shape.sizes[k] = own * out.parts;
+            shape.offset += out.part * own * along;
+        } else if (whole && whole->sizes[k] != (there ? size[d] : 1)) {
+            return "a whole of another size";
+        }
+        if (there && (!whole || k == out.along)) {
+            shape.offset += window.first_of(d) * along; /* of others, the whole is a part, too */
+        }
+        if (d >= 0 && own != 1) {
+            op.stride[d] = along;
+        }
+        stride *= std::max<int64_t>(shape.sizes[k], 1);
+    }
+    return nullptr;
 }
 
 /* ---- order and merging of dimensions ---- */
@@ -139,12 +163,12 @@ void Encoder::order()
     /* The order in memory of what moves most: the first output, or input, with all dimensions. */
     const Operand *like = nullptr;
     for (size_t o = 0; o < program.outputs.size() && !like && !reduced; o++) {
-        if (has[program.outputs[o].node] == active) {
+        if (values[program.outputs[o].node].has == active) {
             like = &operand[n_inputs() + o];
         }
     }
     for (int n = 0; n < n_nodes() && !like; n++) {
-        if (program.nodes[n].kind == NODE_load && has[n] == active) {
+        if (program.nodes[n].kind == NODE_load && values[n].has == active) {
             like = &operand[program.nodes[n].aux];
         }
     }
@@ -202,7 +226,7 @@ bool Encoder::mergeable(int outer, int inner) const
         }
     }
     for (int n = 0; n < n_nodes(); n++) {
-        if ((has[n] >> outer & 1) != (has[n] >> inner & 1)) {
+        if ((values[n].has >> outer & 1) != (values[n].has >> inner & 1)) {
             return false;
         }
         if (program.nodes[n].kind == NODE_iota &&
@@ -251,7 +275,7 @@ void Encoder::geometry()
         row = n_dims - 2;
         bool whole = true;
         for (const Output &out : program.outputs) {
-            whole &= has[out.node] == active;
+            whole &= values[out.node].has == active;
         }
         for (const Node &node : program.nodes) {
             whole &= node.kind != NODE_iota && node.kind != NODE_index;
@@ -317,7 +341,7 @@ uint8_t Encoder::shape_of(int n) const
         return SHAPE_TILE;
     }
     /* Dimensions that steps enumerate leave the block's shape alone. */
-    return (has[n] & row_mask ? SHAPE_ROWS : 0) | (has[n] & col_mask ? SHAPE_COLS : 0);
+    return (values[n].has & row_mask ? SHAPE_ROWS : 0) | (values[n].has & col_mask ? SHAPE_COLS : 0);
 }
 
 } // namespace magjit_dvm

@@ -12,7 +12,7 @@ namespace {
 
 /* The tile size along a dimension of n for the least work of the busiest core: ⌈tiles/N⌉·(L + 2),
  * rounded up to the width of the hardware where the limit allows. */
-int64_t hardware_align_div(int64_t n, int64_t limit, int64_t rest, int64_t others, int cores,
+ENCODER int64_t hardware_align_div(int64_t n, int64_t limit, int64_t rest, int64_t others, int cores,
                            int64_t align)
 {
     limit = std::max<int64_t>(1, std::min(limit, n));
@@ -32,7 +32,7 @@ int64_t hardware_align_div(int64_t n, int64_t limit, int64_t rest, int64_t other
 }
 
 /* Parts of nearly equal size, of about `step` elements: no short last step. */
-int64_t even(int64_t n, int64_t step)
+ENCODER int64_t even(int64_t n, int64_t step)
 {
     int64_t parts = std::max<int64_t>(1, (n + step / 2) / step);
     int64_t part = ((n + parts - 1) / parts + 63) / 64 * 64;
@@ -45,15 +45,27 @@ void Encoder::tiles()
 {
     Header &h = code.header;
     int cores = code.cores = h.elements < machine.grain ? 1 : machine.threads;
-    int64_t units = 1, steps[MAX_PHASES];
+    int64_t units = 1, steps[MAX_PHASES], moved = 0;
+    for (int p = 0; p < n_phases; p++) {
+        moved = std::max(moved, phase_moved[p]);
+    }
+    moved *= h.elements;
+    bool far = moved > machine.cached_bytes;
+    /* With more than that, memory is the bound by itself, and asking sooner only disturbs it. */
+    code.ahead = far && moved <= 3 * machine.cached_bytes && h.reduces == REDUCES_columns &&
+                 !h.n_inner && n_phases > 1;
+    /* Kernels like long steps; memory likes short ones, which ask it for something more evenly. */
+    int64_t eighths = code.ahead ? 5 : far && !reduced ? 3 : 8;
+    int64_t step_bytes = machine.step_bytes * eighths / 8;
+    int64_t local_bytes = code.ahead ? machine.local_bytes / 8 : machine.local_bytes;
     for (int p = 0; p < n_phases; p++) {
         /* A step's blocks stay in the first-level cache. */
         int64_t now = std::max<int64_t>(1, phase_units[p] + phase_moved[p]);
-        steps[p] = std::clamp<int64_t>(machine.step_bytes / now / 64 * 64, 256, 8192);
+        steps[p] = std::clamp<int64_t>(step_bytes / now / 64 * 64, 256, 8192);
         units = std::max(units, now);
     }
     int64_t step = *std::max_element(steps, steps + n_phases);
-    int64_t limit = std::max<int64_t>(step, machine.local_bytes / units);
+    int64_t limit = std::max<int64_t>(step, local_bytes / units);
     int64_t outer = 1, inner = h.inner_steps();
     for (int i = 0; i < h.n_outer && !h.flat; i++) {
         outer *= h.outer[i];
@@ -139,6 +151,7 @@ const char *Encoder::run()
     h.n_slots = h.n_constants = h.n_phases = 0;
     h.code_words = 0;
     h.tiles = 0;
+    code.ahead = false;
     h.n_outer = h.n_inner = 0;
     h.n_inputs = (uint16_t)n_inputs();
     h.n_arguments = (uint16_t)(n_inputs() + program.outputs.size());
@@ -148,9 +161,11 @@ const char *Encoder::run()
     if (const char *error = masks()) {
         return error;
     }
-    strides();
+    if (const char *error = strides()) {
+        return error;
+    }
     for (const Output &out : program.outputs) {
-        uint32_t mask = has[out.node];
+        uint32_t mask = values[out.node].has;
         bool all = (mask & reduced) == reduced, none = !(mask & reduced);
         if ((mask & ~reduced) != (active & ~reduced) || !(all || none)) {
             return "an output lacks a dimension";
@@ -178,18 +193,22 @@ const char *Encoder::run()
     return overflow;
 }
 
-void fetch_encoder()
+/* The section's ends, by the linker. */
+extern "C" const char __start_magjit_encoder[], __stop_magjit_encoder[];
+
+void fetch_encoder(const Program &program)
 {
-    const char *first = (const char *)&encoder_begins, *last = (const char *)&encode + 1024;
-    if (last > first && last - first < 1 << 16) {
-        for (; first < last; first += 64) {
-            __builtin_prefetch(first, 0, 2);
-        }
+    fetch_lines(__start_magjit_encoder, __stop_magjit_encoder - __start_magjit_encoder);
+    if (const Encoder *encoder = (const Encoder *)thread_memory(FOR_encoder, sizeof(Encoder))) {
+        fetch_lines(encoder, (const char *)encoder->free_blocks - (const char *)encoder + 256);
+        fetch_lines(encoder->values, program.nodes.size() * sizeof(Value));
+        fetch_lines(encoder->operand,
+                    (program.inputs.size() + program.outputs.size()) * sizeof(Operand));
     }
 }
 
-const char *encode(const Program &program, const Given *given, const Machine &machine, Code &code,
-                   const Window &window)
+ENCODER const char *encode(const Program &program, const Given *given, const Machine &machine,
+                           Code &code, const Window &window)
 {
     static_assert(std::is_trivially_destructible_v<Encoder>, "its memory is only reused");
     void *memory = thread_memory(FOR_encoder, sizeof(Encoder));

@@ -16,6 +16,7 @@ int operands_of(const Node &node)
     case NODE_cast:
     case NODE_reduce:
     case NODE_broadcast:
+    case NODE_scan:
     case NODE_index: return 1;
     default: return 0;
     }
@@ -100,6 +101,12 @@ std::string check_node(const Program &program, size_t n)
             return "not a reduction of this dtype";
         }
         break;
+    case NODE_scan:
+        if (OPS[node.op].kind != KIND_scan || !k.op[node.op][of(0)] || node.dtype != of(0) ||
+            !node.mask || node.mask & (node.mask - 1)) {
+            return "no scan of this dtype along one dimension";
+        }
+        break;
     case NODE_broadcast:
         if (node.dtype != of(0)) {
             return "a result of another dtype";
@@ -110,6 +117,53 @@ std::string check_node(const Program &program, size_t n)
     return "";
 }
 
+/* Whether two outputs are parts of one whole, or could be: but for the dimension along which they lie. */
+bool alike(const Program &program, const Output &out, const Output &whole)
+{
+    bool fine = out.along == whole.along && out.ndim == whole.ndim &&
+                std::equal(out.order, out.order + out.ndim, whole.order) &&
+                program.nodes[out.node].dtype == program.nodes[whole.node].dtype;
+    for (int k = 0; fine && k < out.ndim; k++) {
+        fine = out.dims[k] == whole.dims[k] || (out.offset >= 0 && k == out.along);
+    }
+    return fine;
+}
+
+/* A part of any size has a place in an input that nothing reads, or in an output before it. */
+std::string check_placed(const Program &program, size_t o)
+{
+    const Output &out = program.outputs[o];
+    auto is_int = [&](int input) {
+        return input < (int)program.inputs.size() &&
+               program.inputs[input].kind == INPUT_int && program.inputs[input].ndim == 0;
+    };
+    if (out.along < 0 || out.along >= out.ndim || out.parts != 1 || !is_int(out.offset) ||
+        (out.into >= 0) + (out.whole >= 0) + (out.total >= 0) != 1) {
+        return "a part without a place";
+    }
+    if (out.total >= 0) {
+        return is_int(out.total) ? "" : "a whole without a size";
+    }
+    if (out.into >= 0) {
+        bool before = out.into < (int)o && program.outputs[out.into].total >= 0;
+        return before && alike(program, out, program.outputs[out.into]) ? ""
+                                                                        : "parts that are not alike";
+    }
+    if (out.whole >= (int)program.inputs.size()) {
+        return "an input that is not there";
+    }
+    const Input &in = program.inputs[out.whole];
+    bool fine = in.kind == INPUT_tensor && in.dtype == program.nodes[out.node].dtype &&
+                in.ndim == out.ndim;
+    for (int k = 0; fine && k < out.ndim; k++) {
+        fine = in.dims[k] == (k == out.along ? (int)DIM_indexed : out.dims[k]);
+    }
+    for (const Node &node : program.nodes) {
+        fine &= !((node.kind == NODE_load || node.kind == NODE_index) && node.aux == out.whole);
+    }
+    return fine ? "" : "a whole of another kind";
+}
+
 /* Each whole has all of its parts, once, of one shape and dtype. */
 std::string check_parts(const Program &program)
 {
@@ -117,14 +171,19 @@ std::string check_parts(const Program &program)
     for (size_t o = 0; o < outputs.size(); o++) {
         const Output &out = outputs[o], &whole = outputs[out.into < 0 ? o : (size_t)out.into];
         bool first = out.into < 0;
-        if (out.into >= (int)o || whole.into >= 0 || first != (out.part == 0) ||
+        if (out.offset >= 0) {
+            std::string error = check_placed(program, o);
+            if (!error.empty()) {
+                return error;
+            }
+            continue;
+        }
+        if (out.whole >= 0 || out.total >= 0 || out.into >= (int)o || whole.offset >= 0 ||
+            whole.into >= 0 || first != (out.part == 0) ||
             (out.parts == 1) != (out.along < 0) || out.along >= out.ndim) {
             return "an output that is no part of a whole";
         }
-        if (out.parts != whole.parts || out.along != whole.along || out.ndim != whole.ndim ||
-            !std::equal(out.dims, out.dims + out.ndim, whole.dims) ||
-            !std::equal(out.order, out.order + out.ndim, whole.order) ||
-            program.nodes[out.node].dtype != program.nodes[whole.node].dtype) {
+        if (out.parts != whole.parts || !alike(program, out, whole)) {
             return "parts that are not alike";
         }
         uint64_t seen = 1;
@@ -441,6 +500,14 @@ const char *Checker::insn(const Insn &insn, bool prologue)
         return !tile && h.reduces == REDUCES_columns && d->kind == SLOT_tile &&
                        d->dtype == accumulator_of(insn.op, (DType)insn.dtype) &&
                        reads(insn.a, insn.dtype) && reads(insn.b, insn.dtype)
+                   ? nullptr
+                   : "no accumulator";
+    }
+    if (kind == KIND_scan) {
+        const Slot *b = at(insn.b);
+        return !tile && h.reduces && fits(d) && d->kind != SLOT_tile && d->dtype == insn.dtype &&
+                       reads(insn.a, insn.dtype) && b && b->kind == SLOT_tile &&
+                       b->dtype == accumulator_of(insn.op, (DType)insn.dtype)
                    ? nullptr
                    : "no accumulator";
     }

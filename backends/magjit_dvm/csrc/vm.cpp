@@ -69,13 +69,18 @@ void Core::run_block(uint32_t from, uint32_t to)
             std::swap(n_rows, n_cols);
         }
         Kernel kernel = insn.op == OP_cast ? k.cast[insn.aux][insn.dtype]
-                        : kind == KIND_reduce && h.reduces == REDUCES_rows
+                        : (kind == KIND_reduce || kind == KIND_scan) && h.reduces == REDUCES_rows
                             ? k.along_rows[insn.op][insn.dtype]
                             : k.op[insn.op][insn.dtype];
         if (divides(insn) && any_zero(insn.dtype, *b, n_rows, n_cols)) {
             status |= ZERO_DIVISOR; /* kernels themselves survive it */
         }
-        kernel(*d, *a, *b, *c, n_rows, n_cols);
+        if (n_rows > 1 && ahead.waits()) {
+            const State *operands[4] = {d, a, b, c};
+            run_by_rows(kernel, insn, operands, n_rows, n_cols);
+        } else {
+            kernel(*d, *a, *b, *c, n_rows, n_cols);
+        }
     }
 }
 
@@ -159,6 +164,7 @@ void Core::run_tile()
             enter_prologue();
             run_block(phase.prologue, phase.step);
         }
+        look_ahead(p);
         run_steps(phase);
         if (parts > 1 && reduces_in(phase)) {
             join(phase);
@@ -198,6 +204,7 @@ void Core::run(int64_t first, int64_t last)
                 base[s] = p;
             }
         }
+        more_tiles = tile + 1 < last;
         run_tile();
     }
 }

@@ -1,0 +1,157 @@
+/* Calls of several fused operators at once (DVM, §5: stacking). */
+#include "module.h"
+
+#include <algorithm>
+
+namespace magjit_dvm {
+
+namespace {
+
+struct Member {
+    Fused *self;
+    PyObject *const *args;
+    Py_ssize_t n;
+    Given given[MAX_INPUTS];
+    char *arguments[MAX_INPUTS + MAX_OUTPUTS];
+    PyObject *made[MAX_OUTPUTS];
+
+    const Program &program() const { return *self->program; }
+};
+
+/* Append what a call of one operator gives. */
+int extend(PyObject *results, PyObject *one, bool several)
+{
+    if (!several) {
+        return PyList_Append(results, one);
+    }
+    return PyList_SetSlice(results, PY_SSIZE_T_MAX, PY_SSIZE_T_MAX, one);
+}
+
+/* One after another, each as if it had been called by itself. */
+PyObject *apart(const Member *members, int n)
+{
+    PyObject *results = PyList_New(0);
+    for (int i = 0; results && i < n; i++) {
+        const Member &member = members[i];
+        PyObject *one = fused_call((PyObject *)member.self, member.args, (size_t)member.n, nullptr);
+        if (!one || extend(results, one, count_results(member.program()) != 1)) {
+            Py_CLEAR(results);
+        }
+        Py_XDECREF(one);
+    }
+    PyObject *tuple = results ? PyList_AsTuple(results) : nullptr;
+    Py_XDECREF(results);
+    return tuple;
+}
+
+void drop(Member *members, int n)
+{
+    for (int i = 0; i < n; i++) {
+        for (size_t o = 0; o < members[i].program().outputs.size(); o++) {
+            Py_CLEAR(members[i].made[o]);
+        }
+    }
+}
+
+/* The members and their arguments; false with an exception where they are not what they should be. */
+bool read_members(PyObject *tuple, PyObject *const *args, Py_ssize_t nargs, Member *members)
+{
+    Py_ssize_t at = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
+        PyObject *object = PyTuple_GET_ITEM(tuple, i);
+        if (PyVectorcall_Function(object) != fused_call) {
+            PyErr_SetString(PyExc_TypeError, "a stack is made of fused operators");
+            return false;
+        }
+        Member &member = members[i];
+        member.self = (Fused *)object;
+        member.args = args + at;
+        member.n = (Py_ssize_t)member.program().inputs.size();
+        at += member.n;
+    }
+    if (at != nargs) {
+        PyErr_SetString(PyExc_TypeError, "another number of arguments");
+        return false;
+    }
+    return true;
+}
+
+int run_members(Member *members, const Code *codes, int n)
+{
+    Ready ready[MAX_STACK];
+    int n_ready = 0, threads = 1;
+    int64_t elements = 0;
+    for (int i = 0; i < n; i++) {
+        if (!codes[i].empty) {
+            ready[n_ready++] = {&codes[i], members[i].arguments};
+            elements += codes[i].header.elements;
+        }
+    }
+    if (elements >= machine.grain) {
+        threads = threads_now();
+    }
+    PyThreadState *state = elements > 16384 ? PyEval_SaveThread() : nullptr;
+    int status = execute_stacked(ready, n_ready, threads);
+    if (state) {
+        PyEval_RestoreThread(state);
+    }
+    return status;
+}
+
+} // namespace
+
+PyObject *stacked_call(PyObject *, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs < 1 || !PyTuple_Check(args[0]) || PyTuple_GET_SIZE(args[0]) > MAX_STACK) {
+        PyErr_SetString(PyExc_TypeError, "stacked(up to 8 fused operators, *args)");
+        return nullptr;
+    }
+    Member members[MAX_STACK];
+    int n = (int)PyTuple_GET_SIZE(args[0]);
+    if (!read_members(args[0], args + 1, nargs - 1, members)) {
+        return nullptr;
+    }
+    if (observer) {
+        return apart(members, n);
+    }
+    CodeClaim claim(MAX_STACK);
+    Code *codes = claim.get();
+    if (!codes) {
+        return PyErr_NoMemory();
+    }
+    for (int i = 0; i < n; i++) {
+        Member &member = members[i];
+        if (prepare(member.self, member.args, member.n, member.given, codes[i])) {
+            return PyErr_Occurred() ? nullptr : apart(members, n);
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        Member &member = members[i];
+        if (make_results(member.program(), codes[i], member.arguments, member.made)) {
+            drop(members, i);
+            return nullptr;
+        }
+        place_arguments(member.program(), codes[i], member.given, member.arguments);
+    }
+    int status = run_members(members, codes, n);
+    if (status) {
+        drop(members, n);
+        return status & NO_MEMORY ? PyErr_NoMemory() : apart(members, n); /* it raises in its words */
+    }
+    Py_ssize_t count = 0, at = 0;
+    for (int i = 0; i < n; i++) {
+        count += count_results(members[i].program());
+    }
+    PyObject *results = PyTuple_New(count);
+    for (int i = 0; results && i < n; i++) {
+        for (size_t o = 0; o < members[i].program().outputs.size(); o++) {
+            if (members[i].made[o]) {
+                PyTuple_SET_ITEM(results, at++, Py_NewRef(members[i].made[o]));
+            }
+        }
+    }
+    drop(members, n);
+    return results;
+}
+
+} // namespace magjit_dvm

@@ -1,0 +1,100 @@
+"""A graph that has been divided into fused operators and single nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Node as FxNode
+
+from magjit_dvm.program import Program
+
+__all__ = ["VIEWS", "FusedGroup", "Fusion", "Size"]
+
+aten = torch.ops.aten
+VIEWS = frozenset(
+    {
+        aten.alias.default,
+        aten.detach.default,
+        aten.expand.default,
+        aten.permute.default,
+        aten.reshape.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.t.default,
+        aten.transpose.int,
+        aten.unsqueeze.default,
+        aten.view.default,
+        aten._unsafe_view.default,
+    }
+)
+"""These cost nothing by themselves: used outside of their group, ATen makes the view."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A sum of ints that each call finds: numbers, nodes, and sizes of tensors."""
+
+    terms: tuple[int | FxNode | tuple[FxNode, int], ...]
+
+    @property
+    def nodes(self) -> list[FxNode]:
+        """What it reads."""
+        found = [one[0] if isinstance(one, tuple) else one for one in self.terms]
+        return [one for one in found if isinstance(one, FxNode)]
+
+
+@dataclass(slots=True)
+class FusedGroup:
+    """One fused operator.
+
+    Attributes:
+        nodes: what it computes, in the graph's order.
+        outputs: those of them that a call returns.
+        program: for any sizes.
+        arguments: what each call passes, in order.
+        values: what each output of the program is, where some are parts of wholes.
+        joined: of ``nodes``, wholes of which it writes the last part.
+        cube: which of the arguments is computed along with the group, panel by panel, or -1.
+    """
+
+    nodes: list[FxNode]
+    outputs: list[FxNode] = field(default_factory=list)
+    program: Program | None = None
+    arguments: list[FxNode | int | Size] = field(default_factory=list)
+    values: list[FxNode] = field(default_factory=list)
+    joined: list[FxNode] = field(default_factory=list)
+    cube: int = -1
+
+    @property
+    def operands(self) -> list[FxNode]:
+        """What must have been computed before."""
+        nodes = [one for one in self.arguments if isinstance(one, FxNode)]
+        nodes += (node for one in self.arguments if isinstance(one, Size) for node in one.nodes)
+        if self.cube >= 0:
+            product = self.arguments[self.cube]
+            assert isinstance(product, FxNode)
+            nodes.remove(product)
+            nodes += product.all_input_nodes
+        return nodes
+
+    @property
+    def written(self) -> list[FxNode]:
+        """Those arguments that are wholes: the group writes parts of them."""
+        outputs = self.program.outputs if self.program is not None else ()
+        found = [self.arguments[one.whole] for one in outputs if one.whole >= 0]
+        return [one for one in found if isinstance(one, FxNode)]
+
+
+@dataclass(slots=True)
+class Fusion:
+    """A graph as a sequence of fused operators and single nodes, and why nodes stayed single."""
+
+    steps: list[FusedGroup | FxNode]
+    reasons: dict[FxNode, str]
+
+    @property
+    def groups(self) -> list[FusedGroup]:
+        """The fused operators."""
+        return [step for step in self.steps if isinstance(step, FusedGroup)]

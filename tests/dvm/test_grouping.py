@@ -1,0 +1,87 @@
+"""Groups that must be divided: each part is grouped anew, nothing of it is lost to ATen."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import magjit
+from magjit_dvm.backend import schedules
+
+
+@pytest.mark.parametrize("width", [9, 10])
+@pytest.mark.parametrize("training", [False, True])
+def test_batch_norm(training: bool, width: int) -> None:
+    """Of images that are square, two loops have one size: each dimension finds its own."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3)]
+    model = nn.Sequential(*layers, nn.BatchNorm2d(4), nn.ReLU()).train(training)
+    twin = nn.Sequential(*(type(one)(*_made_of(one)) for one in model)).train(training)
+    twin.load_state_dict(model.state_dict())
+    before = {id(one) for one in schedules()}
+    compiled = magjit.compile(model, backend="dvm")
+    for turn in range(3):
+        x = torch.randn(4, 3, 9, width, generator=torch.Generator().manual_seed(turn))
+        got, wanted = compiled(x), twin(x)
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+        if training:
+            got.square().sum().backward()
+            wanted.square().sum().backward()
+    for one, other in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    if training:
+        for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-3)
+    made = [one for one in schedules() if id(one) not in before]
+    left = {
+        step.target._schema.name
+        for one in made
+        for step in one.fusion.steps
+        if isinstance(step, torch.fx.Node) and hasattr(step.target, "_schema")
+        if all(value.alias_info is None for value in step.target._schema.returns)
+    }
+    assert left <= {"aten::convolution", "aten::convolution_backward"}
+    assert not any(one.fusion.reasons for one in made)
+    assert all(len(one.fusion.groups) <= 2 + 2 * training for one in made)
+
+
+def _made_of(one: nn.Module) -> tuple[int, ...]:
+    if isinstance(one, nn.Conv2d):
+        return (one.in_channels, one.out_channels, 3)
+    return (one.num_features,) if isinstance(one, nn.BatchNorm2d) else ()
+
+
+def test_tensors_of_which_only_sizes_are_read() -> None:
+    """The group has no bytecode here; operator by operator, it reads all operands."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(x, 3).cumsum(0) + y
+
+    compiled = magjit.compile(program, backend="dvm")
+    x, y = torch.randn(0, 4), torch.randn(0, 4)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")  # that it runs eagerly
+        for _ in range(3):
+            assert compiled(x, y).shape == (0, 4)
+    assert magjit.stats(compiled).captures == 1
+
+
+def test_a_size_that_only_a_larger_tensor_has() -> None:
+    """Of what is computed only for its shape, the operator that asks is a group of its own."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(torch.maximum(x, y).amax(0), 3)
+
+    before = {id(one) for one in schedules()}
+    compiled = magjit.compile(program, backend="dvm")
+    x, y = torch.randn(5, 7), torch.randn(5, 1)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            assert torch.equal(compiled(x, y), program(x, y))
+    (made,) = (one for one in schedules() if id(one) not in before)
+    for _, fused in made.programs():
+        assert fused.encode(*([x, y] if len(fused.source.inputs) == 2 else [x[0]]))
