@@ -314,6 +314,21 @@ def _dvm_shapes(results: Results) -> str:
     return markdown(["shapes", "metric", "MagJIT", "inductor-dynamic", "eager"], rows)
 
 
+def _virtual_tensors(results: Results) -> str:
+    peers = ("magjit", "torch.compile", "eager")
+    header = ["block", "a call, MagJIT, ms", "torch.compile, ms", "eager, ms", "times as fast"]
+    header += ["extra peak memory, MagJIT, MiB", "torch.compile, MiB", "eager, MiB"]
+    header += ["compiled in, MagJIT, s", "torch.compile, s"]
+    rows = []
+    for case in results.cases("run_ms"):
+        times = [results.value(case, "run_ms", peer) for peer in peers]
+        peaks = [results.value(case, "extra_peak_mb", peer) for peer in peers]
+        compiles = [results.value(case, "compile_s", peer) for peer in peers[:2]]
+        cells = [*map(number, times), ratio(times[1], times[0])]
+        rows.append([case, *cells, *map(number, (*peaks, *compiles))])
+    return markdown(header, rows)
+
+
 _DVM = "python benchmarks/dvm.py --device cpu"
 
 TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
@@ -326,6 +341,11 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
         "dynamic_gpu.json",
         "python benchmarks/dynamic.py --device cuda --size full",
         _dynamic,
+    ),
+    "virtual_tensors": (
+        "virtual_tensors.json",
+        "python benchmarks/virtual_tensors.py --device cuda",
+        _virtual_tensors,
     ),
     "control_flow": (
         "control_flow_gpu.json",

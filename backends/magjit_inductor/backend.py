@@ -14,6 +14,8 @@ from magjit.plugin.aot import dump_graph
 
 __all__ = ["InductorBackend"]
 
+_PASS = "post_grad_custom_pre_pass"
+
 
 class InductorBackend:
     """``compile_fx`` under MagJIT's protocol."""
@@ -33,9 +35,23 @@ class InductorBackend:
     ) -> InductorBackend:
         """Check ``mode`` and ``options`` the way ``torch.compile`` does.
 
+        One option is MagJIT's: ``virtual_tensors=True`` adds a pass that reads repeated operands of
+        attention and products where they are.
+
         Raises:
             BackendOptionError: a mode or an option is unknown, or a value of the wrong type.
         """
+        options = dict(options or {})
+        virtual_tensors = options.pop("virtual_tensors", False)
+        if not isinstance(virtual_tensors, bool):
+            raise BackendOptionError(
+                f"Option 'virtual_tensors' is {virtual_tensors!r}", remedy="True or False"
+            )
+        if virtual_tensors and _PASS in options:
+            raise BackendOptionError(
+                f"Options 'virtual_tensors' and {_PASS!r} exclude each other",
+                remedy="call magjit.plugin.virtual_tensors.post_grad.WithoutCopies in your pass",
+            )
         if mode is not None and options:
             raise BackendOptionError(
                 "Either mode or options can be given, not both",
@@ -46,7 +62,12 @@ class InductorBackend:
         except RuntimeError as error:
             first = str(error).split(", known options are")[0].split(", supported modes are")[0]
             raise BackendOptionError(first, remedy=_remedy(mode)) from error
-        return InductorBackend(settings.config)
+        config = dict(settings.config)
+        if virtual_tensors:
+            from magjit.plugin.virtual_tensors.post_grad import WithoutCopies
+
+            config[_PASS] = WithoutCopies()
+        return InductorBackend(config)
 
     def compile(
         self, gm: GraphModule, example_inputs: Sequence[Any], context: BackendContext

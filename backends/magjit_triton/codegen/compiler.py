@@ -1,0 +1,450 @@
+"""From an ATen graph to a callable: plan, kernels, and the Python program that runs them.
+
+The program is straight-line Python: memory, launches and library calls in order, each tensor
+dropped after its last use, so that the allocator can give its memory to the next one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import GraphModule, Node
+
+from magjit.plugin.virtual_tensors.indexing import size_expr
+from magjit_triton.codegen.attention import attend, attention_kernel
+from magjit_triton.codegen.fusion import Fusion, Group, Plan
+from magjit_triton.codegen.graphs import is_tensor, mutates
+from magjit_triton.codegen.graphs_cuda import GraphedProgram
+from magjit_triton.codegen.ir import Builder
+from magjit_triton.codegen.kernel import Kernel, make_kernel
+from magjit_triton.codegen.layout import Layout
+from magjit_triton.codegen.lowering import operator_name
+from magjit_triton.codegen.passes import PASSES
+from magjit_triton.codegen.printer import expression
+from magjit_triton.codegen.runtime import Launcher, has_triton, interpreting
+from magjit_triton.kernels import may_alias
+
+__all__ = ["Compiled", "compile_graph", "plan_kernels"]
+
+_DEFAULT_HINT = 4096
+
+
+@dataclass
+class Compiled:
+    """A compiled graph: call it with the flat inputs, it gives the list of outputs.
+
+    Attributes:
+        source: the Python program.
+        kernels: the kernels it launches.
+        plan: what was fused.
+    """
+
+    run: Callable[..., Sequence[Any]]
+    source: str
+    kernels: list[Kernel]
+    plan: Plan
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        return self.run(*inputs)
+
+
+def compile_graph(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    objective: str = "latency",
+    measure: bool = False,
+    cuda_graphs: bool = False,
+    static_inputs: Sequence[int] = (),
+) -> Compiled:
+    """Compile a functional ATen graph for CUDA tensors.
+
+    What no kernel can compute stays a call of its ATen operator.
+
+    Args:
+        gm: nodes have fake values in ``meta["val"]``.
+        example_inputs: the fake inputs.
+        objective: ``"latency"`` or ``"memory"``.
+        measure: whether choices may be timed on the device.
+        cuda_graphs: whether calls go through CUDA graphs, ``mode="reduce-overhead"``.
+        static_inputs: positions of inputs whose address stays the same.
+
+    Returns:
+        A callable with the graph's flat inputs and outputs. On CPU tensors kernels are used
+        only where ``TRITON_INTERPRET=1``.
+    """
+    devices: tuple[str, ...] = ("cuda",) if has_triton() else ()
+    if interpreting() and has_triton():
+        devices = ("cuda", "cpu")
+    for rewrite in PASSES:
+        rewrite(gm)
+    fusion = Fusion(gm, devices)
+    plan = fusion.plan()
+    program = _Program(gm, fusion, plan)
+    compiled = program.compiled()
+    if cuda_graphs and torch.cuda.is_available():
+        placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        roots = {update.root for update in fusion.updates.values()} | _written(gm)
+        changed = frozenset(k for k, one in enumerate(placeholders) if one in roots)
+        dynamic = bool(program.sizes) or any(
+            not isinstance(node.meta.get("val"), torch.Tensor) for node in placeholders
+        )
+        compiled.run = GraphedProgram(compiled.run, frozenset(static_inputs), changed, dynamic)
+    return compiled
+
+
+def _written(gm: GraphModule) -> set[Node]:
+    """Nodes that an operator writes to."""
+    found: set[Node] = set()
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and mutates(node):
+            found.update(node.all_input_nodes)
+    return found
+
+
+def plan_kernels(gm: GraphModule, devices: Sequence[str] = ("cuda",)) -> list[Kernel]:
+    """The kernels of a graph, not compiled; tensors on ``devices`` count as fusible."""
+    for rewrite in PASSES:
+        rewrite(gm)
+    fusion = Fusion(gm, tuple(devices))
+    return _Program(gm, fusion, fusion.plan()).compiled().kernels
+
+
+@dataclass
+class _Step:
+    """A part of the program.
+
+    Attributes:
+        lines: what runs.
+        reads: names of the memory that it reads or writes.
+        makes: names that it assigns.
+        fresh: those of them that are memory of their own.
+        allocations: name → the line that makes its memory.
+        overwritten: name → memory that may become its own, and the line that does so.
+        shown: names of memory in which results of library operators may lie.
+    """
+
+    lines: list[str]
+    reads: set[str]
+    makes: set[str]
+    fresh: set[str]
+    allocations: dict[str, str] = field(default_factory=dict)
+    overwritten: dict[str, dict[str, str]] = field(default_factory=dict)
+    shown: set[str] = field(default_factory=set)
+
+    def memory(self, free: set[str]) -> list[str]:
+        """The lines that make memory, out of what is read here for the last time where possible."""
+        lines = []
+        left = set(free)
+        for name, line in self.allocations.items():
+            chosen = sorted(left & set(self.overwritten[name]))
+            if chosen:
+                left.discard(chosen[0])
+                line = self.overwritten[name][chosen[0]]
+            lines.append(line)
+        return lines
+
+
+@dataclass
+class _Program:
+    gm: GraphModule
+    fusion: Fusion
+    plan: Plan
+    lines: list[str] = field(default_factory=list)
+    names: dict[str, Any] = field(default_factory=dict)
+    kernels: list[Kernel] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sizes: dict[sympy.Symbol, str] = {}
+        self.hints: dict[sympy.Symbol, int] = {}
+        self.names.update(
+            torch=torch,
+            empty_strided=torch.empty_strided,
+            as_strided=torch.as_strided,
+            current_stream=_current_stream,
+        )
+        self.device: torch.device | None = None
+        self._by_buffer = {
+            layout.buffer: layout for layout in self.plan.layouts.values() if layout.offset == 0
+        }
+
+    def compiled(self) -> Compiled:
+        """The program of the plan."""
+        placeholders = [node for node in self.gm.graph.nodes if node.op == "placeholder"]
+        output = next(node for node in self.gm.graph.nodes if node.op == "output")
+        self._bind_sizes(placeholders)
+        for node in self.gm.graph.nodes:
+            if node.op == "get_attr":
+                self.names[node.name] = _attribute(self.gm, str(node.target))
+        body = self._body(output)
+        names = ", ".join(node.name for node in placeholders)
+        head = [f"def call({names}):"]
+        head += [f"    {name} = {source}" for name, source in self._size_lines.items()]
+        if self.device is not None:
+            head.append("    stream = current_stream()")
+        source = "\n".join([*head, *(f"    {line}" for line in body)]) + "\n"
+        exec(compile(source, "<magjit_triton program>", "exec"), self.names)
+        return Compiled(self.names["call"], source, self.kernels, self.plan)
+
+    # Sizes.
+
+    def _bind_sizes(self, placeholders: Sequence[Node]) -> None:
+        self._size_lines: dict[str, str] = {}
+        for node in placeholders:
+            value = node.meta.get("val")
+            if isinstance(value, torch.SymInt):
+                self._bind(value, node.name)
+        for node in placeholders:
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                for k, size in enumerate(value.shape):
+                    self._bind(size, f"{node.name}.size({k})")
+                for k, stride in enumerate(value.stride()):
+                    self._bind(stride, f"{node.name}.stride({k})")
+
+    def _bind(self, value: Any, source: str) -> None:
+        if not isinstance(value, torch.SymInt):
+            return
+        expr = size_expr(value)
+        if not expr.is_Symbol or expr in self.sizes:
+            return
+        self.sizes[expr] = expr.name
+        self._size_lines[expr.name] = source
+        hint = getattr(value.node, "hint", None)
+        self.hints[expr] = int(hint) if hint is not None else _DEFAULT_HINT
+
+    def hint(self, expr: sympy.Expr) -> int:
+        """The likely value of a size."""
+        swaps = {one: self.hints.get(one, _DEFAULT_HINT) for one in expr.free_symbols}
+        return int(expr.xreplace(swaps))
+
+    # The body.
+
+    def _body(self, output: Node) -> list[str]:
+        steps = [
+            self._group(unit) if isinstance(unit, Group) else self._call(unit)
+            for unit in self.plan.units
+        ]
+        results, kept = self._results(output)
+        lines: list[str] = []
+        last: dict[str, int] = {}
+        for number, step in enumerate(steps):
+            last.update(dict.fromkeys(step.reads, number))
+        own = {name for step in steps for name in step.makes}
+        fresh: set[str] = set()
+        shown = {name for step in steps for name in step.shown}
+        for number, step in enumerate(steps):
+            dead = {
+                name
+                for name in step.reads | step.makes
+                if name in own and name not in kept and last.get(name, number) == number
+            }
+            lines += step.memory((dead & fresh) - shown)
+            lines += step.lines
+            fresh |= step.fresh
+            if dead:
+                lines.append(f"del {', '.join(sorted(dead))}")
+        return [*lines, f"return [{', '.join(results)}]"]
+
+    def _group(self, group: Group) -> _Step:
+        kept = [node for node in group.nodes if node in self.plan.stored]
+        builder = self.fusion.lowered(group.domain, group.nodes, self.fusion.realized)
+        names = {self.fusion.realized[node].buffer for node in kept}
+        builder.stores = [store for store in builder.stores if store.buffer in names]
+        used = {load.buffer for load in builder.loads()} | names
+        reach = {
+            layout.buffer: _reach(layout)
+            for layout in self.fusion.realized.values()
+            if layout.buffer in used
+        }
+        new = [node for node in kept if node not in self.fusion.updates]
+        allocations = {node.name: self._allocation(node) for node in new}
+        overwritten = {node.name: self._overwritten(node, builder) for node in new}
+        kernel = make_kernel(f"fused_{len(self.kernels)}", builder, self.hint, reach)
+        self.kernels.append(kernel)
+        self.names[kernel.name] = Launcher(kernel)
+        device = kept[0].meta["val"].device
+        self.device = device
+        arguments = ", ".join(
+            ["stream", *kernel.buffers, *(symbol.name for symbol in kernel.symbols)]
+        )
+        lines = [f"{kernel.name}({arguments})"]
+        makes = set(allocations)
+        return _Step(lines, set(kernel.buffers), makes, makes, allocations, overwritten)
+
+    def _overwritten(self, node: Node, builder: Builder) -> dict[str, str]:
+        """Memory that a kernel may write a result into: it reads each element where it writes.
+
+        Returns:
+            The name of the memory, and how the result is made from it.
+        """
+        layout = self.plan.layouts[node]
+        places = {store.offset for store in builder.stores if store.buffer == layout.buffer}
+        read: dict[str, set[sympy.Expr]] = {}
+        for load in builder.loads():
+            read.setdefault(load.buffer, set()).add(load.offset)
+        found = {}
+        for other, offsets in read.items():
+            same = self._by_buffer.get(other)
+            if offsets != places or same is None or same.dtype != layout.dtype:
+                continue
+            if sympy.expand(_reach(same) - _reach(layout)) != 0:
+                continue
+            if (same.sizes, same.strides) == (layout.sizes, layout.strides):
+                found[other] = f"{node.name} = {other}"
+            else:
+                found[other] = f"{node.name} = {self._strided(other, layout)}"
+        return found
+
+    def _allocation(self, node: Node) -> str:
+        layout = self.plan.layouts[node]
+        dtype = str(layout.dtype)
+        device = node.meta["val"].device
+        name = f"device_{device.type}_{device.index or 0}"
+        self.names[name] = device
+        return (
+            f"{node.name} = empty_strided({_tuple(layout.sizes)}, {_tuple(layout.strides)}, "
+            f"dtype={dtype}, device={name})"
+        )
+
+    def _attention(self, node: Node) -> _Step:
+        reach = {layout.buffer: _reach(layout) for layout in self.fusion.realized.values()}
+        kernel = attention_kernel(f"fused_{len(self.kernels)}", node, self.fusion.realized, reach)
+        self.kernels.append(kernel)
+        self.names[kernel.name] = Launcher(kernel)
+        self.device = node.meta["val"].device
+        lines = [self._allocation(node)]
+        lines.append(f"{kernel.name}({', '.join(['stream', *kernel.buffers])})")
+        return _Step(lines, set(kernel.buffers), {node.name}, {node.name})
+
+    def _call(self, node: Node) -> _Step:
+        if node.target is attend:
+            return self._attention(node)
+        reads: set[str] = set()
+
+        def text(value: Any) -> str:
+            if isinstance(value, Node):
+                if is_tensor(value):
+                    found, base = self._operand(value)
+                    reads.add(base)
+                    return found
+                reads.add(value.name)
+                return value.name
+            if isinstance(value, tuple | list):
+                inner = ", ".join(text(one) for one in value)
+                return f"[{inner}]" if isinstance(value, list) else f"({inner},)"
+            if isinstance(value, slice):
+                return f"slice({text(value.start)}, {text(value.stop)}, {text(value.step)})"
+            if isinstance(value, float):
+                return (
+                    repr(value)
+                    if value == value and abs(value) < float("inf")
+                    else (f'float("{value}")')
+                )
+            if value is None or isinstance(value, bool | int | str):
+                return repr(value)
+            name = f"constant_{len(self.names)}"
+            self.names[name] = value
+            return name
+
+        arguments = [text(one) for one in node.args]
+        arguments += [f"{name}={text(one)}" for name, one in node.kwargs.items()]
+        if node.target is operator.getitem:
+            lines = [f"{node.name} = {arguments[0]}[{arguments[1]}]"]
+        else:
+            name = f"call_{len(self.names)}_{operator_name(node)}"
+            self.names[name] = node.target
+            lines = [f"{node.name} = {name}({', '.join(arguments)})"]
+        if is_tensor(node):
+            layout = self.plan.layouts.get(node)
+            if layout is not None and node.meta["val"].layout == torch.strided:
+                self.names["as_planned"] = _as_planned
+                lines.append(f"{node.name} = as_planned({node.name}, {_tuple(layout.strides)})")
+        fresh = {node.name} if _makes_memory(node) else set()
+        shown = reads | {node.name} if may_alias(node) else set()
+        if node.target is operator.getitem:
+            shown = set() if fresh else {node.name}
+        return _Step(lines, reads, {node.name}, fresh, shown=shown)
+
+    def _operand(self, node: Node) -> tuple[str, str]:
+        """A tensor as a library operator gets it, and the memory that it reads."""
+        found = self.fusion.view_of(node)
+        if found is None:
+            return node.name, node.name
+        base, layout = found
+        if base is node and layout.buffer == node.name:
+            return node.name, node.name
+        return self._strided(layout.buffer, layout), layout.buffer
+
+    def _strided(self, name: str, layout: Layout) -> str:
+        offset = expression(layout.offset)
+        start = "" if layout.offset == 0 else f" + {offset}"
+        return (
+            f"as_strided({name}, {_tuple(layout.sizes)}, {_tuple(layout.strides)}, "
+            f"{name}.storage_offset(){start})"
+        )
+
+    def _results(self, output: Node) -> tuple[list[str], set[str]]:
+        results: list[str] = []
+        kept: set[str] = set()
+        for value in output.args[0]:  # type: ignore[union-attr]
+            if not isinstance(value, Node):
+                results.append(repr(value))
+                continue
+            text, base = self._operand(value) if is_tensor(value) else (value.name, value.name)
+            results.append(text)
+            kept.add(base)
+        return results, kept
+
+
+def _makes_memory(node: Node) -> bool:
+    """Whether a library operator's result is memory that nothing else refers to."""
+    maker: Any = node
+    if node.target is operator.getitem:
+        maker, which = node.args
+        if sum(user.args[1:] == (which,) for user in maker.users) != 1:
+            return False  # One result under two names.
+    schema = getattr(maker.target, "_schema", None)
+    if schema is None or any(one.alias_info is not None for one in schema.returns):
+        return False
+    return not may_alias(maker)
+
+
+def _tuple(sizes: Sequence[sympy.Expr]) -> str:
+    inner = ", ".join(expression(size) for size in sizes)
+    return f"({inner},)" if sizes else "()"
+
+
+def _reach(layout: Layout) -> sympy.Expr:
+    result = layout.offset + 1
+    for size, stride in zip(layout.sizes, layout.strides, strict=True):
+        result = result + (size - 1) * stride
+    return sympy.expand(result)
+
+
+def _as_planned(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A library's result with the strides that the kernels were made for."""
+    if value.stride() == strides:
+        return value
+    if any(s != t for s, t, n in zip(value.stride(), strides, value.shape, strict=True) if n > 1):
+        planned = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+        return planned.copy_(value)
+    return value
+
+
+def _current_stream() -> int:
+    if interpreting():
+        return 0
+    return torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
+
+
+def _attribute(gm: GraphModule, path: str) -> Any:
+    value: Any = gm
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value

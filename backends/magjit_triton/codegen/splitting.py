@@ -1,0 +1,130 @@
+"""Long reductions of few rows in two phases: many programs reduce parts, few reduce those."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from magjit_triton.codegen.handlers import reduced_dims
+from magjit_triton.codegen.lowering import Unfusible, operator_name
+
+__all__ = ["split_reductions"]
+
+aten = torch.ops.aten
+
+_PROGRAMS = 528
+_LANES = 64  # neighbouring columns that one program reduces together
+_FEWEST_COLUMNS = 16
+_FEWEST_LONG = 65536
+_FEWEST_LONG_COLUMN = 1024
+_SHORTEST_PART = 1024
+_SHORTEST_COLUMN = 32
+
+_SPLIT = {
+    "sum": aten.sum.dim_IntList,
+    "mean": aten.sum.dim_IntList,
+    "amax": aten.amax.default,
+    "amin": aten.amin.default,
+    "any": aten.any.dims,
+    "all": aten.all.dims,
+}
+
+
+def split_reductions(gm: GraphModule) -> None:
+    """Split where a reduction would leave most of a GPU idle."""
+    for node in list(gm.graph.nodes):
+        if operator_name(node) not in _SPLIT:
+            continue
+        try:
+            source, dims = reduced_dims(node)
+        except Unfusible:
+            continue
+        value = source.meta["val"]
+        if not dims or not all(isinstance(size, int) for size in value.shape):
+            continue
+        sizes, joined = _joined(list(value.shape), dims)
+        found = _parts(sizes, joined)
+        if found is not None:
+            _rewrite(gm, node, source, sizes, joined, *found)
+
+
+def _joined(sizes: list[int], dims: tuple[int, ...]) -> tuple[list[int], tuple[int, ...]]:
+    """Neighbouring reduced dimensions as one."""
+    result: list[int] = []
+    reduced: list[int] = []
+    for k, size in enumerate(sizes):
+        if k in dims and k - 1 in dims:
+            result[-1] *= size
+            continue
+        if k in dims:
+            reduced.append(len(result))
+        result.append(size)
+    return result, tuple(reduced)
+
+
+def _parts(sizes: list[int], dims: tuple[int, ...]) -> tuple[int, int] | None:
+    """The dimension to split, and into how many parts."""
+    rows = math.prod(size for k, size in enumerate(sizes) if k not in dims)
+    length = math.prod(sizes[k] for k in dims)
+    columns = len(sizes) - 1 not in dims and sizes[-1] >= _FEWEST_COLUMNS
+    programs = max(1, rows // _LANES) if columns else rows
+    if length < (_FEWEST_LONG_COLUMN if columns else _FEWEST_LONG) or programs * 2 > _PROGRAMS:
+        return None
+    shortest = _SHORTEST_COLUMN if columns else _SHORTEST_PART
+    most = min(2 * _PROGRAMS // programs, length // shortest)
+    best = None
+    for k in dims:
+        inner = math.prod(sizes[j] for j in dims if j > k)
+        for parts in range(min(most, sizes[k]), 1, -1):
+            if sizes[k] % parts == 0 and (columns or sizes[k] // parts * inner >= 64):
+                if best is None or parts > best[1]:
+                    best = (k, parts)
+                break
+    return best if best is not None and best[1] >= 4 else None
+
+
+def _rewrite(
+    gm: GraphModule,
+    node: Node,
+    source: Node,
+    sizes: list[int],
+    dims: tuple[int, ...],
+    k: int,
+    parts: int,
+) -> None:
+    name = operator_name(node)
+    target = _SPLIT[name]
+    result = node.meta["val"]
+    split = [*sizes[:k], parts, sizes[k] // parts, *sizes[k + 1 :]]
+    # Behind the new dimension everything is one further.
+    inner = [dim if dim < k else dim + 1 for dim in dims]
+    outer = [k - sum(1 for dim in dims if dim < k)]
+    sums = name in ("sum", "mean")
+    wide = {}
+    if sums:
+        halves = (torch.float16, torch.bfloat16)
+        wide = {"dtype": torch.float32 if result.dtype in halves else result.dtype}
+    with gm.graph.inserting_before(node):
+        made = _made(gm, aten.reshape.default, (source, split), {})
+        made = _made(gm, target, (made, inner), wide)
+        made = _made(gm, target, (made, outer), wide)
+        if name == "mean":
+            count = math.prod(sizes[dim] for dim in dims)
+            made = _made(gm, aten.div.Tensor, (made, count), {})
+        if made.meta["val"].dtype != result.dtype:
+            made = _made(gm, torch.ops.prims.convert_element_type.default, (made, result.dtype), {})
+        if tuple(made.meta["val"].shape) != tuple(result.shape):
+            made = _made(gm, aten.reshape.default, (made, list(result.shape)), {})
+    node.replace_all_uses_with(made)
+    gm.graph.erase_node(node)
+
+
+def _made(gm: GraphModule, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+    node = gm.graph.call_function(target, args, kwargs)
+    values = torch.fx.map_arg(args, lambda one: one.meta["val"])
+    with values[0].fake_mode, torch.no_grad():
+        node.meta = {"val": target(*values, **kwargs)}
+    return node

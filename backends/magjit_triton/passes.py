@@ -1,0 +1,155 @@
+"""The pipeline of one ATen graph, as a list of named passes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+
+from torch.fx import Graph, GraphModule, Node
+
+from magjit.plugin import BackendContext
+from magjit.plugin.virtual_tensors.calls import operand_nodes
+from magjit.plugin.virtual_tensors.costs import CostModel, left_to_move
+from magjit.plugin.virtual_tensors.grouping import group_repeated
+from magjit.plugin.virtual_tensors.opportunities import Movements, find_opportunities
+from magjit.plugin.virtual_tensors.search import Strategy, search
+from magjit_triton.direct import call_directly
+from magjit_triton.emit import emit
+from magjit_triton.in_place import update_in_place, updated
+from magjit_triton.kernels import AtenKernels, is_alias
+from magjit_triton.reuse import reuse_memory, write_directly
+
+__all__ = ["OBJECTIVES", "compiled_graph"]
+
+OBJECTIVES = ("latency", "memory")
+
+
+def compiled_graph(
+    gm: GraphModule, context: BackendContext, objective: str = "latency"
+) -> GraphModule:
+    """The graph that runs in place of an ATen graph."""
+    merge_items(gm.graph)
+    group_repeated(gm)
+    writes = overwritten(gm.graph, update_in_place(gm))
+    movements = Movements.of(gm.graph)
+    kernels = AtenKernels(movements)
+    strategy = find_strategy(gm, movements, kernels, writes, objective)
+    context.dump("points_to.txt", lambda: described(strategy))
+    made = emit(gm, strategy, kernels)
+    write_directly(made)
+    reuse_memory(made)
+    context.dump("triton_graph.py", lambda: readable(made))
+    call_directly(made)
+    return made
+
+
+def merge_items(graph: Graph) -> None:
+    """One name for one result of an operator of several."""
+    known: dict[tuple[object, ...], Node] = {}
+    for node in list(graph.nodes):
+        if node.target is operator.getitem:
+            first = known.setdefault(node.args, node)
+            if first is not node:
+                node.replace_all_uses_with(first)
+                graph.erase_node(node)
+
+
+def overwritten(graph: Graph, writes: Mapping[Node, Node]) -> dict[Node, Node]:
+    """Every tensor whose memory an operator changes, with the first that does.
+
+    Args:
+        graph: with updates done in place.
+        writes: versions of a memory of which each is overwritten later than the one before.
+    """
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    found = dict(writes)
+    for node in graph.nodes:
+        if node in writes.values():
+            continue
+        for memory in written_by(node):
+            # Views' views too: what is written may be a part of a larger memory.
+            while is_alias(memory) or memory.target in (operator.getitem, updated):
+                (memory, *_) = memory.all_input_nodes
+            if memory not in found or order[node] < order[found[memory]]:
+                found[memory] = node
+    waiting = list(found)
+    while waiting:
+        memory = waiting.pop()
+        for user in memory.users:
+            if is_alias(user) or user.target is operator.getitem:
+                if user not in found or order[found[memory]] < order[found[user]]:
+                    found[user] = found[memory]
+                    waiting.append(user)
+    return found
+
+
+def written_by(node: Node) -> Iterator[Node]:
+    """The operands that an operator changes."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or not schema.is_mutable:
+        return
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = node.kwargs.get(argument.name)
+        if position < len(node.args):
+            given = node.args[position]
+        for one in given if isinstance(given, list | tuple) else (given,):
+            if isinstance(one, Node):
+                yield one
+
+
+def find_strategy(
+    gm: GraphModule,
+    movements: Movements,
+    kernels: AtenKernels,
+    writes: Mapping[Node, Node],
+    objective: str = "latency",
+) -> Strategy:
+    """The points-to graph that the search finds."""
+    model = CostModel(gm.graph, movements, kernels, writes, objective)
+    opportunities = find_opportunities(gm.graph, escaping(gm), kernels.can_write, movements)
+    return without_copies(gm, search(opportunities, model.gain, model.total), kernels)
+
+
+def without_copies(gm: GraphModule, strategy: Strategy, kernels: AtenKernels) -> Strategy:
+    """Virtual tensors that would have to be made to be read are physical."""
+    chosen = dict(strategy.chosen)
+    while True:
+        strategy = Strategy(dict(chosen))
+        for node in gm.graph.nodes:
+            movement = node in kernels.movements.directions
+            read = (
+                left_to_move(node, kernels.movements, strategy) if movement else operand_nodes(node)
+            )
+            for one in read if node.op == "call_function" else ():
+                if kernels.is_copied(one, strategy):
+                    chosen.pop(one, None)
+        if len(chosen) == len(strategy.chosen):
+            return strategy
+
+
+def escaping(gm: GraphModule) -> dict[Node, str]:
+    """Tensors that share memory with what the graph returns: they stay what they are."""
+    found: dict[Node, str] = {}
+    (output,) = (node for node in gm.graph.nodes if node.op == "output")
+    waiting = list(output.all_input_nodes)
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        found[node] = "shares memory with an output"
+        if is_alias(node) or getattr(node.target, "__name__", "") == "getitem":
+            waiting += node.all_input_nodes
+    return found
+
+
+def described(strategy: Strategy) -> str:
+    """The points-to graph as text."""
+    lines = [str(opportunity) for opportunity in strategy.chosen.values()]
+    return "\n".join([*lines, ""])
+
+
+def readable(gm: GraphModule) -> str:
+    """The graph with shapes, strides and devices."""
+    return str(gm.print_readable(print_output=False, include_stride=True, include_device=True))

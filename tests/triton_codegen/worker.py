@@ -1,0 +1,128 @@
+"""Run in a process of its own: ``python -m tests…`` is not needed, the path is given.
+
+    python worker.py interpret            every case and random graphs, through the interpreter
+    python worker.py sm90                 every kernel of the cases, compiled for sm_90
+    python worker.py conformance          the plugins' conformance suite, interpreted
+
+The last line of the output is a JSON object: name → text of the failure, or "".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+MODE = sys.argv[1]
+os.environ["TRITON_INTERPRET"] = "0" if MODE == "sm90" else "1"
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch  # noqa: E402
+from cases import CASES, Case, graph_of  # noqa: E402
+from random_graphs import random_case  # noqa: E402
+
+from magjit.plugin import conformance  # noqa: E402
+from magjit_triton.codegen import compiler, runtime  # noqa: E402
+from magjit_triton.codegen.entry import compile_with_kernels  # noqa: E402
+from magjit_triton.codegen.fusion import Group  # noqa: E402
+from magjit_triton.codegen.lowering import operator_name  # noqa: E402
+
+MOST_SHARED_MEMORY = 227 * 1024
+RANDOM_GRAPHS = int(os.environ.get("MAGJIT_RANDOM_GRAPHS", "60"))
+
+
+def arguments_of(case: Case) -> list:
+    torch.manual_seed(0)
+    return case.arguments()
+
+
+def interpret(case: Case) -> None:
+    """Values, dtypes and strides equal to eager's; as many kernels and calls as expected."""
+    arguments = arguments_of(case)
+    compiled = compiler.compile_graph(graph_of(case, arguments), arguments)
+    found = compiled(*arguments)
+    expected = case.function(*arguments)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        near = (
+            {}
+            if case.tolerance is None
+            else {"rtol": max(1e-4, case.tolerance), "atol": case.tolerance}
+        )
+        torch.testing.assert_close(one, other, equal_nan=True, **near)
+    again = compiled(*arguments)
+    for one, other in zip(found, again, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    calls = tuple(
+        operator_name(unit)
+        for unit in compiled.plan.units
+        if not isinstance(unit, Group) and operator_name(unit)
+    )
+    if case.kernels is not None:
+        assert len(compiled.kernels) == case.kernels, f"\n{compiled.plan}"
+        assert calls == case.calls, calls
+
+
+def sm90(case: Case) -> None:
+    """Each kernel compiles, spills no register and fits into shared memory."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    arguments = arguments_of(case)
+    gm = graph_of(case, arguments)
+    for kernel in compiler.plan_kernels(gm, devices=("cpu",)):
+        compiled = runtime.compile_for(kernel, GPUTarget("cuda", 90, 32))
+        assert compiled.metadata.shared <= MOST_SHARED_MEMORY
+        with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+            file.write(compiled.asm["ptx"])
+            file.flush()
+            command = [str(assembler), "-v", "--gpu-name", "sm_90a", file.name, "-o", "/dev/null"]
+            log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        spilled = re.search(r"(\d+) bytes spill stores", log)
+        assert spilled is not None, log
+        assert int(spilled[1]) == 0, f"{kernel.source}\n{log}"
+
+
+class Direct:
+    """The code generator as a backend of its own."""
+
+    name = "codegen"
+    exact_random = True
+
+    def supports(self, gm: torch.fx.GraphModule) -> list[str]:
+        return []
+
+    def compile(self, gm, example_inputs, context):
+        return compile_with_kernels(gm, example_inputs, context)
+
+
+def main() -> None:
+    if MODE == "conformance":
+        report = conformance.run(Direct())
+        failed = "" if "0 FAILED" in str(report) else str(report)
+        print(json.dumps({"conformance": failed}))
+        return
+    run = {"interpret": interpret, "sm90": sm90}[MODE]
+    cases = dict(CASES)
+    cases.update({f"random {seed}": random_case(seed) for seed in range(RANDOM_GRAPHS)})
+    results = {}
+    wanted = sys.argv[2:]
+    for name, case in cases.items():
+        if wanted and name not in wanted:
+            continue
+        try:
+            run(case)
+            results[name] = ""
+        except Exception:
+            results[name] = traceback.format_exc(limit=-6)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
