@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -23,6 +24,7 @@ torch = pytest.importorskip("torch")
 import magjit
 import readme_tables
 from magjit.cli.parser import build_parser
+from magjit.plugin.virtual_tensors.rules import rules as virtual_tensor_rules
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -78,11 +80,12 @@ def example_module(monkeypatch) -> Iterator[types.ModuleType]:
 
 @pytest.fixture
 def defaults_kept() -> Iterator[None]:
-    """Settings and annotations that a document changes are put back."""
+    """Settings, annotations and rules that a document changes are put back."""
     database = magjit.annotations.default_database()
     rules, opaque = database.rules, database.opaque_modules
     settings = magjit.config.current()
-    yield
+    with mock.patch.dict(virtual_tensor_rules):
+        yield
     magjit.config.update(record_limit=settings.record_limit, verify=settings.verify)
     database._rules, database._opaque = rules, opaque
     database._reset()
