@@ -24,7 +24,7 @@ import sympy
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import LocalSource
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, disable_fake_tensor_cache
 from torch.utils._sympy.functions import (
     CeilToInt,
     CleanDiv,
@@ -51,6 +51,7 @@ from magjit.plugin.shape_guards import shape_guards
 from magjit.refgraph.nodes import ShadowNode
 from magjit.refgraph.number_values import SYMBOLIC, Number, Size
 from magjit.refgraph.numbers import Numbers
+from magjit.shape_memo import MetadataMemo
 
 _FOLDED: dict[Any, Callable[..., Any]] = {
     sympy.Add: operator.add,
@@ -117,6 +118,7 @@ class SymbolicShapes:
         self.fake_mode = FakeTensorMode(shape_env=self.shape_env)
         self.inputs: list[_Input] = []
         self._fakes: dict[int, Any] = {}
+        self._memo = MetadataMemo()
         self._bases: dict[Any, tuple[int, int]] = {}
         self._numbers: dict[Any, Number] = {}
 
@@ -141,10 +143,14 @@ class SymbolicShapes:
         """A tensor from outside is used for the first time."""
         if self.failure is not None:
             return
+        key = self._memo.input_key(given)
         try:
             source = LocalSource(f"input_{len(self.inputs)}")
-            context = symbolic_context(given, None)
-            fake = make_fake(self.fake_mode, given, source, context)
+            context: Any = symbolic_context(given, None) if key is None else None
+            fake = self._memo.find(key)
+            if fake is None:
+                fake = make_fake(self.fake_mode, given, source, context)
+                self._memo.keep(key, fake, fake)
             strided = fake.layout is torch.strided
             stride = tuple(fake.stride()) if strided else ()
             made = _Input(node, fake, tuple(fake.size()), stride, source, context)
@@ -170,13 +176,25 @@ class SymbolicShapes:
         if self.failure is not None:
             return
         try:
-            self._bind(op.result, self._called(op.func, op.args, op.kwargs), out)
+            self._bind(op.result, self._followed(op.func, op.args, op.kwargs), out)
         except Exception as problem:
             name = getattr(op.func, "__name__", op.func)
             self.fail(f"{name} cannot be followed with symbolic shapes: {problem}")
 
-    def _called(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _followed(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         args, kwargs = mapped(args, self._leaf), mapped(kwargs, self._leaf)
+        key = self._memo.key(func, args, kwargs)
+        made = self._memo.find(key)
+        if made is not None:
+            return made
+        changed = self._memo.watched((args, kwargs))
+        made = self._called(func, args, kwargs)
+        if changed():
+            raise _NoNumber("it changes in place what several tensors have in common")
+        self._memo.keep(key, made, (args, kwargs))
+        return made
+
+    def _called(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if func is torch.tensor:
             func = torch._refs.tensor  # which keeps symbols
         # Decompositions in Python take symbols everywhere, but cost time.
@@ -184,6 +202,8 @@ class SymbolicShapes:
         with (
             torch.no_grad(),
             unguarded_convolutions(self.shape_env),
+            # Its entries take as long to make as results; ours are those of whole functions.
+            disable_fake_tensor_cache(self.fake_mode),
             self.fake_mode,
             nullcontext() if plain else enable_python_dispatcher(),
         ):
@@ -222,6 +242,7 @@ class SymbolicShapes:
         if self.failure is not None:
             return None
         try:
+            args, kwargs = mapped(args, self._leaf), mapped(kwargs, self._leaf)
             found = self._called(func, args, kwargs)
             if name == "__len__" and self.numbers.offered is len:
                 number = self.number(found) if isinstance(found, torch.SymInt) else None
@@ -367,6 +388,7 @@ class SymbolicShapes:
         """Let go of the run."""
         self.inputs = []
         self._fakes = {}
+        self._memo = MetadataMemo()
         self._numbers = {}
         self._onto_stack = lambda name: False
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._guards import SLoc
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.meta_utils import (
     MetaStorageId,
@@ -287,13 +288,28 @@ def symbolic_context(given: TensorInput, dynamic: bool | None) -> SymbolicContex
     )
 
 
+class _UnlocatedShapeEnv(ShapeEnv):
+    """A shape environment that looks for the places of its guards only where it logs them.
+
+    To know torch's own frames from the user's it imports Inductor and export, and it walks the
+    stack at each guard. MagJIT's reports have the user's lines from the monitor.
+    """
+
+    def _get_stack_summary(
+        self, is_debug: bool = False, framework_loc: str | None = None
+    ) -> tuple[SLoc, str]:
+        if is_debug:
+            return super()._get_stack_summary(is_debug, framework_loc)
+        return SLoc(framework_loc, None), ""
+
+
 def make_shape_env() -> ShapeEnv:
     """A shape environment that allows data-dependent sizes inside a graph.
 
     A size that the user's program *read* is a constant or a split before lowering;
     what stays in the graph is data flow between tensors only.
     """
-    return ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+    return _UnlocatedShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
 
 
 def materialize(inputs: Sequence[GraphInput], live: Sequence[Any] | None = None) -> list[Any]:
