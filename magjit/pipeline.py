@@ -253,10 +253,12 @@ def _emit(build: Build) -> None:
     if build.numbers is not None:
         compiled = _with_numbers(compiled, build.numbers, len(input_slots))
         input_slots += tuple(code.slot(node_id) for node_id in build.numbers.reads.nodes)
-    guard_emit.add_backend_guards(code, build.context.guards)
-    shape_guards = [*(build.shape_guards or ()), *build.context.guards]
+    left: list[ShapeGuard] = []
     if build.shape_guards is not None or build.numbers is not None:
-        guard_emit.add_shape_guards(code, shape_guards, build.numbers)
+        shape_guards = [*(build.shape_guards or ()), *build.context.guards]
+        left = guard_emit.add_size_conditions(code, shape_guards)
+    guard_emit.add_backend_guards(code, build.context.guards)
+    guard_emit.add_shape_predicate(code, left, build.numbers)
     numbers = build.observation.recorder.numbers
     guard_emit.add_number_guard(code, numbers.guard())
     program = code.program()

@@ -17,6 +17,7 @@ free_code(guard_program *program)
         switch (in->op) {
         case G_DISTINCT:
         case G_NO_OVERLAP:
+        case G_SIZES:
         case G_PREDICATE:
             PyMem_Free(in->u.slots);
             break;

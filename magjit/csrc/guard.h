@@ -69,6 +69,7 @@ typedef enum {
     G_NO_OVERLAP,
     G_OVERLAP,
     G_GLOBAL_STATE,
+    G_SIZES,
     G_PYEQ,
     G_PREDICATE,
     /* blocks */
@@ -226,6 +227,19 @@ bool mj_tensor_range(PyObject *tensor, uintptr_t *first, uintptr_t *last);
  * known. */
 int mj_tensor_relation(PyObject *a, PyObject *b, int64_t *distance);
 int mj_init_tensor_meta(PyObject *module);
+
+typedef struct {
+    int64_t n, offset;
+    const int64_t *sizes, *strides; /* strides: NULL where the layout has none */
+} tensor_dims;
+
+/* False where only user code knows them. */
+bool mj_tensor_dims(PyObject *tensor, tensor_dims *dims);
+
+/* guard_sizes.c */
+/* A condition on the sizes of that many tensors, as bytes; NULL, perhaps with an exception set. */
+PyObject *mj_sizes_parse(PyObject *items, Py_ssize_t n_tensors);
+bool mj_sizes_hold(const guard_run *run, const guard_instr *in);
 
 /* guard_global.c */
 global_state *mj_state_parse(PyObject *given); /* NULL: the state of now */

@@ -120,6 +120,12 @@ op_overlap(guard_run *run, guard_instr *in)
 }
 
 static bool
+op_sizes(guard_run *run, guard_instr *in)
+{
+    return mj_sizes_hold(run, in);
+}
+
+static bool
 op_global_state(guard_run *run, guard_instr *in)
 {
     return mj_state_check(in->u.state);
@@ -186,6 +192,7 @@ const op_function mj_check_functions[G_COUNT] = {
     [G_FUNC_CODE] = op_func_code,
     [G_NO_OVERLAP] = op_no_overlap,
     [G_OVERLAP] = op_overlap,
+    [G_SIZES] = op_sizes,
     [G_GLOBAL_STATE] = op_global_state,
     [G_PYEQ] = op_pyeq,
     [G_PREDICATE] = op_predicate,

@@ -6,8 +6,9 @@
 
 /* Operands, in order: d slot written, s slot read, 2 second slot read, i index or count, o any
  * object, n str, k dict key, T type, K tuple, D dict, C code object, w weak reference, M member of
- * __slots__, G C getset or member, L tuple of slots, m tensor metadata, N class attributes, S type
- * or slot that holds one, f set of primitive values, g global state (optional), c C function. */
+ * __slots__, G C getset or member, L tuple of slots, z condition on the sizes of those, m tensor
+ * metadata, N class attributes, S type or slot that holds one, f set of primitive values, g global
+ * state (optional), c C function. */
 typedef struct {
     const char *name;
     const char *operands;
@@ -58,6 +59,7 @@ static const op_spec specs[G_COUNT] = {
     [G_NO_OVERLAP] = {"no_overlap", "L"},
     [G_OVERLAP] = {"overlap", "s2o"},
     [G_GLOBAL_STATE] = {"global_state", "g"},
+    [G_SIZES] = {"sizes", "Lz"},
     [G_PYEQ] = {"pyeq", "soc"},
     [G_PREDICATE] = {"predicate", "Lo"},
     [G_DICT_BLOCK] = {"dict_block", "si"},
@@ -238,6 +240,13 @@ parse_type_or_slot(const parser *p, PyObject *item)
 }
 
 static int
+parse_sizes(const parser *p, PyObject *item)
+{
+    p->in->obj = mj_sizes_parse(item, p->in->u.slots->n);
+    return p->in->obj != NULL ? 0 : bad(p, "expected a condition on sizes, see guard_sizes.c");
+}
+
+static int
 parse_getset(const parser *p, PyObject *item)
 {
     p->program->n_temps++;
@@ -282,6 +291,8 @@ parse_operand(const parser *p, char kind, PyObject *item)
         return parse_getset(p, item);
     case 'L':
         return parse_slots(p, item);
+    case 'z':
+        return parse_sizes(p, item);
     case 'm':
         in->u.meta = mj_meta_parse(item);
         return in->u.meta != NULL ? 0

@@ -259,6 +259,32 @@ tensor_meta_of(PyObject *module, PyObject *tensor)
                          strides, requires_grad ? Py_True : Py_False, (unsigned long long)keys);
 }
 
+/* ---- sizes ---- */
+
+bool
+mj_tensor_dims(PyObject *tensor, tensor_dims *dims)
+{
+    const torch_lib *lib = mj_torch();
+    if (lib == NULL || !PyObject_TypeCheck(tensor, lib->tensor_type)) {
+        return false;
+    }
+    const char *impl = mj_torch_impl(lib, tensor);
+    void *handle = mj_torch_handle(lib, tensor);
+    uint64_t keys;
+    int32_t layout;
+    int64_t *sizes, *strides = NULL;
+    dims->offset = 0;
+    if (impl == NULL || !keys_of(lib, tensor, impl, &keys) || (keys & lib->refused_keys) ||
+        lib->layout(handle, &layout) || lib->dim(handle, &dims->n) || lib->sizes(handle, &sizes) ||
+        (layout == 0 &&
+         (lib->strides(handle, &strides) || lib->storage_offset(handle, &dims->offset)))) {
+        return false;
+    }
+    dims->sizes = sizes;
+    dims->strides = strides;
+    return true;
+}
+
 /* ---- overlap ---- */
 
 bool

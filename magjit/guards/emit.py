@@ -9,6 +9,7 @@ from typing import Any
 from magjit import _C
 from magjit.errors import BackendError
 from magjit.guards.plan import GuardPlan
+from magjit.guards.sizes import size_program
 from magjit.plugin import CustomGuard, SameInput, ShapeGuard, StorageRelation
 from magjit.plugin.backend_guards import joined
 from magjit.refgraph import relations as r
@@ -403,17 +404,39 @@ def add_backend_guards(code: GuardCode, guards: list[Any]) -> None:
                 raise BackendError(f"The backend states a guard of an unknown kind: {guard}")
 
 
-def add_shape_guards(
-    code: GuardCode, guards: list[Any], numbers: NumberInputs | None = None
-) -> None:
-    """Conditions on the sizes of inputs that may change, and on numbers, as one predicate.
+def add_size_conditions(code: GuardCode, guards: list[Any]) -> list[ShapeGuard]:
+    """Conditions on the sizes of inputs that may change, as one instruction.
 
     Args:
         code: of the guard.
         guards: those of shapes among them count.
-        numbers: what the graph takes after its tensors.
+
+    Returns:
+        Those that only Python can tell, for ``add_shape_predicate``.
     """
     chosen = list(dict.fromkeys(guard for guard in guards if isinstance(guard, ShapeGuard)))
+    slots = [code.slot(node_id) for node_id in code.plan.tensors]
+    read = sorted({i for guard in chosen for i in guard.inputs if i < len(slots)})
+    numbers = {position: number for number, position in enumerate(read)}
+    programs = [(guard, size_program(guard, numbers)) for guard in chosen]
+    found = [(guard, program) for guard, program in programs if program is not None]
+    if found:
+        code.at(f"{SHAPES_ORIGIN}{', '.join(str(guard) for guard, _ in found)}")
+        steps = tuple(step for _, program in found for step in program)
+        code.emit("sizes", [slots[i] for i in read], steps)
+    return [guard for guard, program in programs if program is None]
+
+
+def add_shape_predicate(
+    code: GuardCode, chosen: list[ShapeGuard], numbers: NumberInputs | None = None
+) -> None:
+    """What ``add_size_conditions`` has left; nothing but predicates may come after it.
+
+    Args:
+        code: of the guard.
+        chosen: the conditions.
+        numbers: what the graph takes after its tensors.
+    """
     if not chosen:
         return
     slots = [code.slot(node_id) for node_id in code.plan.tensors]

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+import magjit
+
 from ..twin import Call, Scene, call
 from .table import HIT, RECAPTURED, RIGHT, new_table
 
@@ -33,6 +35,12 @@ class Tagged(torch.Tensor):
 
 def product(x: torch.Tensor) -> torch.Tensor:
     return x @ WEIGHT.to(x.dtype)
+
+
+def of_free_size(n: int) -> torch.Tensor:
+    made = torch.randn(n, 4)
+    magjit.mark_dynamic(made, 0)
+    return made
 
 
 # name -> (program, change, what it leads to, silent)
@@ -188,6 +196,18 @@ METADATA: dict[str, tuple[Callable[..., Any], Callable[[], Any], Callable[[], An
         plain,
         lambda: torch.randn(1, 4),
         RECAPTURED,
+    ),
+    "free size that decides": (
+        lambda x: x * (2 if x.shape[0] > 4 else 3),
+        lambda: of_free_size(3),
+        lambda: of_free_size(5),
+        RECAPTURED,
+    ),
+    "free size that decides nothing": (
+        lambda x: x * (2 if x.shape[0] > 4 else 3),
+        lambda: of_free_size(3),
+        lambda: of_free_size(4),
+        HIT,
     ),
     "strides": (flat, plain, lambda: torch.randn(4, 3).t(), RECAPTURED),
     "channels last": (

@@ -31,6 +31,7 @@ CHECKS = (
     "pyeq",
     "same",
     "set_eq",
+    "sizes",
     "slot_empty",
     "tensor",
     "tp_names",

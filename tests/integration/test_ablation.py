@@ -49,6 +49,7 @@ OF_CHECK = {
     "pyeq": "attribute str subclass",
     "same": "same nested object on two paths",
     "set_eq": "attribute set contents",
+    "sizes": "tensor free size that decides",
     "slot_empty": "empty slot filled",
     "tensor": "buffer of another shape",
     "tp_names": "class attribute",
