@@ -28,7 +28,7 @@ from magjit.observe import Observation
 from magjit.plugin import Backend, BackendContext, ShapeGuard, ValueInput, run_backend
 from magjit.plugin.fx_helpers import runnable
 from magjit.records import Captured, Record, SplitPoint
-from magjit.refgraph.number_values import NumberInputs
+from magjit.refgraph.number_records import NumberInputs
 
 
 @dataclass(slots=True)

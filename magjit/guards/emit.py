@@ -15,7 +15,7 @@ from magjit.plugin.backend_guards import joined
 from magjit.refgraph import relations as r
 from magjit.refgraph.kinds import is_atom
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, Lifted, ShadowNode, Target
-from magjit.refgraph.number_values import NumberGuard, NumberInputs
+from magjit.refgraph.number_records import NumberGuard, NumberInputs
 from magjit.refgraph.paths import Paths
 
 NUMBERS_ORIGIN = "what numbers decide: "

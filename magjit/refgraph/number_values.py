@@ -26,7 +26,6 @@ import torch
 from magjit.bytecode.optable import COMPARE
 from magjit.errors import Location
 from magjit.refgraph import relations as r
-from magjit.refgraph.generators import repeated, same_draw
 from magjit.refgraph.nodes import Leaf, ShadowNode
 
 NUMBERS = (int, float)
@@ -290,65 +289,20 @@ class Reads:
         return {id(source): source.found_in(holder) for source, holder in pairs}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NumberGuard:
-    """Whether the numbers of a call lead to the same decisions.
-
-    Called with the objects of the reads. Random numbers are drawn from a copy of their
-    generator.
-    """
-
-    reads: Reads
-    draws: list[Drawn]
-    outcomes: list[tuple[Number, bool]]
-
-    def __call__(self, *holders: Any) -> bool:
-        values = self.reads.values(holders)
-        copies: dict[int, Any] = {}
-        try:
-            for drawn in self.draws:
-                value = repeated(drawn.func, drawn.args, drawn.kwargs, copies)
-                if drawn.pinned and not same_draw(drawn.value, value):
-                    return False
-                values[id(drawn)] = value
-            return all(
-                bool(number.evaluate(values)) is expected for number, expected in self.outcomes
-            )
-        except Exception:  # what raises now did not in the run
-            return False
-
-    def __str__(self) -> str:
-        fixed = [f"{_text(drawn)} == {drawn.value!r:.40}" for drawn in self.draws if drawn.pinned]
-        tests = [f"{_text(number)} is {expected}" for number, expected in self.outcomes]
-        return ", ".join(dict.fromkeys(fixed + tests))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NumberInputs:
-    """Numbers for a graph; called with the objects of the reads."""
-
-    reads: Reads
-    numbers: list[Number]
-
-    def __call__(self, holders: tuple[Any, ...]) -> list[Any]:
-        values = self.reads.values(holders)
-        return [number.evaluate(values) for number in self.numbers]
-
-
 def binary_symbol(func: Any) -> str | None:
     """The operator that a function is, such as ``+``."""
     return _SYMBOLS.get(func) if isinstance(func, BuiltinFunctionType) else None
 
 
-def _text(part: Any, depth: int = 0) -> str:
+def text_of(part: Any, depth: int = 0) -> str:
     """A number as a reader would write it."""
     match part:
         case Number(source=Read() | Drawn() | Size() | Argument() | Length() | Item() as source):
-            return _text(source)
+            return text_of(source)
         case Number() if depth == _DEEPEST_TEXT:
             return "..."
         case Number(func=func, args=args):
-            shown = [_text(arg, depth + 1) for arg in args]
+            shown = [text_of(arg, depth + 1) for arg in args]
             symbol = binary_symbol(func)
             if symbol is not None:
                 return f"({shown[0]} {symbol} {shown[1]})"

@@ -29,6 +29,7 @@ from magjit.refgraph.generators import (
     state_of,
 )
 from magjit.refgraph.nodes import Edge, Lifted, RefGraph, ShadowNode
+from magjit.refgraph.number_records import NumberGuard, NumberInputs
 from magjit.refgraph.number_values import (
     NUMBERS,
     TEXTS,
@@ -37,8 +38,6 @@ from magjit.refgraph.number_values import (
     Item,
     Length,
     Number,
-    NumberGuard,
-    NumberInputs,
     Read,
     Reads,
     Size,
