@@ -206,7 +206,7 @@ def test_equations_that_are_given_hold() -> None:
     assert shapes.equal(2 * S, 3 * T) and not shapes.equal(S, T)
     assert shapes.representative(2 * S) == shapes.representative(3 * T)
     with pytest.raises(BackendError, match="No sizes satisfy"):
-        propagate_shapes(graph, [(S,), (T,)], equations=[sympy.Eq(S, S + T)])
+        propagate_shapes(graph, [(S,), (T,)], equations=[sympy.Eq(S, 1)])
 
 
 def test_what_the_shape_environment_has_unified_is_equal() -> None:
