@@ -31,8 +31,8 @@ class Settings:
     """What can be set; each has a default that needs no thought.
 
     Attributes:
-        record_limit: records kept for one function; past it, calls run eagerly and a
-            warning names the guards that fail.
+        record_limit: records kept for one function; past it, calls run eagerly, or streamed
+            by a backend that does so, and a warning names the guards that fail.
         verify: check each intermediate representation after each pass.
         cache_dir: where compiled artefacts are kept (``MAGJIT_CACHE_DIR``; else
             ``$XDG_CACHE_HOME/magjit``, else ``~/.cache/magjit``).

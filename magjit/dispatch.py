@@ -25,7 +25,7 @@ from magjit.errors import BackendError, GraphBreakError, RecompileError
 from magjit.marks import Mark, mark
 from magjit.observe import Manner, Observation, capture_lock, observe
 from magjit.pipeline import build_record
-from magjit.plugin import Backend, BackendContext
+from magjit.plugin import Backend, BackendContext, Streaming, StreamingBackend
 from magjit.records import Captured, Record, SplitPoint, Stats
 from magjit.regions import Program, RegionRun
 from magjit.replay_errors import has_saved_tensor_hooks, leave_modes
@@ -66,6 +66,9 @@ class Controller:
         self.captures = 0
         self.splits = 0
         self.eager_calls = 0
+        self.streamed_calls = 0
+        self.streaming: Streaming | None = None
+        self.calls_unknown = False
         self.failures = 0
         self.retired_hits = 0
         self.last: Captured | None = None
@@ -91,7 +94,18 @@ class Controller:
             len(regions),
             sum(record.hits for region in regions for record in region.records),
             sum(point.done for point in self.program.points.values()),
+            self.streamed_calls + sum(region.streamed_calls for region in regions),
         )
+
+    def streamed_parts(self) -> list[str]:
+        """What is streamed from now on where no record fits, and why."""
+        regions = [one for one in self.program.regions.values() if isinstance(one, Controller)]
+        name = self.options.backend.name
+        return [
+            f"calls of {one.name} that fit no record are streamed by {name!r}: {one.eager_reason}"
+            for one in (self, *regions)
+            if one.streaming is not None
+        ]
 
     def _region(self, chain: Chain) -> Controller:
         """The records of a part of this program."""
@@ -110,6 +124,8 @@ class Controller:
             raise
 
     def _missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.streaming is not None and not capture_lock.capturing_here:
+            return self._streamed(args, kwargs)
         if self.eager_reason is not None or _is_traced() or _is_fake((*args, *kwargs.values())):
             return self._eagerly(args, kwargs)
         if stances.current() in ("force_eager", "eager_on_recompile"):
@@ -172,16 +188,33 @@ class Controller:
             return type(self.target).__call__(shell, *args, **kwargs)
         return self.target(*args, **kwargs)
 
+    def _streamed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The program itself, its operators in the backend's hands: a call past the limit."""
+        context = None
+        if stances.current() == "default" and not _is_traced():
+            values = [*args, *kwargs.values()]
+            if self.streaming is not None and not _is_fake((*values,)):
+                context = self.streaming.context(values)
+        if context is None:
+            return self._eagerly(args, kwargs)
+        self.streamed_calls += 1
+        with context:
+            return self._eagerly(args, kwargs)
+
     def _over_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any], reasons: list[str]) -> Any:
         self.eager_reason = f"{len(self.records)} records and still another call"
+        backend = self.options.backend
+        if isinstance(backend, StreamingBackend) and not self.root.calls_unknown:
+            self.streaming = backend.stream()
+        how = "run eagerly" if self.streaming is None else f"are streamed by {backend.name!r}"
         shown = "\n".join(f"  - {reason}" for reason in dict.fromkeys(reasons))
         self._warn(
             f"{self.name} has {len(self.records)} records, its limit, and this call fits none; "
-            f"calls that fit none run eagerly from now on. Guards that fail:\n{shown}\n"
+            f"calls that fit none {how} from now on. Guards that fail:\n{shown}\n"
             "  way out: keep what these guards check constant, or raise magjit.config's"
             " record_limit"
         )
-        return self._eagerly(args, kwargs)
+        return self._streamed(args, kwargs)
 
     def _refused(self, reasons: list[str]) -> RecompileError:
         text = "; ".join(dict.fromkeys(reasons)) or "it has no record yet"
@@ -261,6 +294,7 @@ class Controller:
         self.history.expected = {}
         try:
             captured = build_record(observation, self.options.backend, context, go_on)
+            self.root.calls_unknown |= bool(captured.missing)
             if captured.record is not None:
                 self._note_shapes(observation)
         except BackendError as error:
@@ -342,6 +376,8 @@ class Controller:
         self.records.clear()
         self.dispatcher.clear()
         self.eager_reason = None
+        self.streaming = None
+        self.calls_unknown = False
         self.failures = 0
         self.history = ShapeHistory(self.options.dynamic)
         self.last = None
@@ -364,6 +400,7 @@ def all_stats() -> Stats:
         total.replays += stats.replays
         total.splits += stats.splits
         total.eager_calls += stats.eager_calls
+        total.streamed_calls += stats.streamed_calls
         total.records += stats.records
     return total
 
@@ -411,5 +448,10 @@ def _is_symbolic() -> bool:
     return bool(torch.fx._symbolic_trace._is_fx_tracing_flag)
 
 
-for _function in (Controller.miss, Controller._missed, Controller._eagerly):
+for _function in (
+    Controller.miss,
+    Controller._missed,
+    Controller._streamed,
+    Controller._eagerly,
+):
     mark(_function, Mark.TRANSPARENT)

@@ -63,12 +63,15 @@ class CaptureLock(dict[str, int]):
 
     def take(self) -> bool:
         """Whether this thread has the lock now; not a second time inside a capture."""
-        thread = threading.get_ident()
-        if self.get("capturing") == thread:
-            return False
-        return self.setdefault("holder", thread) == thread
+        return not self.capturing_here and self.setdefault("holder", _thread()) == _thread()
+
+    @property
+    def capturing_here(self) -> bool:
+        """Whether this thread is inside a capture."""
+        return self.get("capturing") == _thread()
 
 
+_thread = threading.get_ident
 capture_lock = CaptureLock()
 
 _TRIVIAL = frozenset(

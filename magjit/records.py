@@ -152,6 +152,7 @@ class Stats:
         regions: parts of the program behind the first cut.
         region_replays: how often a record served a region behind a cut.
         operations: how often an operation was done between two regions of a replay.
+        streamed_calls: of ``eager_calls``, those in which the backend had the operators.
     """
 
     captures: int = 0
@@ -162,10 +163,13 @@ class Stats:
     regions: int = 0
     region_replays: int = 0
     operations: int = 0
+    streamed_calls: int = 0
 
     def __repr__(self) -> str:
-        """Without what is about regions where there are none."""
+        """Without what is about regions where there are none, or streaming."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if not self.streamed_calls:
+            del values["streamed_calls"]
         if not self.regions and not self.operations:
             for name in ("regions", "region_replays", "operations"):
                 del values[name]

@@ -15,6 +15,7 @@ from magjit_dvm.fuser import fuse
 from magjit_dvm.lowering import decompositions, lower_for_inference
 from magjit_dvm.schedule import Schedule
 from magjit_dvm.simplify import simplify
+from magjit_dvm.streaming import Streamed
 
 __all__ = ["DvmBackend", "schedules"]
 
@@ -42,6 +43,10 @@ class DvmBackend:
         """Fuse the graph; with gradients, forward and backward."""
         with uncollected():
             return self._compiled(gm, example_inputs, context)
+
+    def stream(self) -> Streamed:
+        """Programs of which no more graphs are compiled are fused while they run."""
+        return Streamed()
 
     def _compiled(
         self, gm: GraphModule, example_inputs: Sequence[Any], context: BackendContext

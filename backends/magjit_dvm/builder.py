@@ -8,7 +8,7 @@ expressions, so that what is fused for one shape is fused for all (DVM, §5.2).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,9 +110,14 @@ def computed_in(dtype: torch.dtype) -> DType:
 
 
 class Builder:
-    """One group: nodes of its program, its loops and its inputs."""
+    """One group: nodes of its program, its loops and its inputs.
 
-    def __init__(self) -> None:
+    Args:
+        class_of: what sizes have in common that may share a loop.
+    """
+
+    def __init__(self, class_of: Callable[[Any], Any] = size_key) -> None:
+        self.class_of = class_of
         self.nodes: list[Node] = []
         self.varies: list[frozenset[int]] = []  # the loops that each node varies along
         self.inputs: list[Input] = []
@@ -249,12 +254,12 @@ class Builder:
 
     def _loop_for(self, size: Any, dims: list[int], at: int, new: bool) -> int:
         """A loop of this size that the result does not use yet, or a new one, or none."""
-        key = size_key(size)
+        key = self.class_of(size)
         before = [self.loops.index(d) for d in dims[:at] if d != ONE]
         after = [self.loops.index(d) for d in dims[at + 1 :] if d != ONE]
         first = max(before, default=-1) + 1
         last = min(after, default=len(self.loops))
-        candidates = [d for d in self.loops[first:last] if size_key(self.sizes[d]) == key]
+        candidates = [d for d in self.loops[first:last] if self.class_of(self.sizes[d]) == key]
         candidates = [d for d in candidates if d not in dims]
         if candidates:
             return candidates[-1]

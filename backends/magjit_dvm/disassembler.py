@@ -89,6 +89,8 @@ def _tiling(code: dict[str, Any]) -> list[str]:
         lines.append(f"  phase {number}: steps of [{phase[3]}, {phase[4]}]")
     if code["ahead"]:
         lines.append("  memory asked for ahead")
+    if code["streams"]:
+        lines.append("  results written past the caches")
     return [*lines, f"  local memory {code['local_bytes']} bytes a core", "}"]
 
 

@@ -19,6 +19,7 @@ from torch.fx import Node as FxNode
 from magjit_dvm.builder import Builder, NotFusable
 from magjit_dvm.groups import VIEWS, FusedGroup, Fusion
 from magjit_dvm.joining import join_parts
+from magjit_dvm.size_classes import SizeClasses
 from magjit_dvm.translate import handles, translate
 
 __all__ = ["fuse"]
@@ -46,6 +47,7 @@ class _Fuser:
         self.builders: dict[int, Builder] = {}
         self.reasons: dict[FxNode, str] = {}
         self.drawn_before = _drawn_before(graph)
+        self.class_of = SizeClasses(graph).of
 
     def run(self) -> Fusion:
         for node in self.graph.nodes:
@@ -70,7 +72,7 @@ class _Fuser:
                     return
         if node.target is operator.getitem or node.target in VIEWS:
             return
-        builder = Builder()
+        builder = Builder(self.class_of)
         try:
             translate(builder, node)
         except NotFusable as reason:
@@ -87,11 +89,22 @@ class _Fuser:
         try:
             translate(self.builders[id(group)], node)
         except NotFusable:
-            self.builders[id(group)] = _built(group.nodes)
+            self.builders[id(group)] = self.built(group.nodes)
             return False
         group.nodes.append(node)
         self.group_of[node] = group
         return True
+
+    def built(self, nodes: Sequence[FxNode]) -> Builder:
+        """A program of these nodes, in order.
+
+        Raises:
+            NotFusable: they do not fit into one.
+        """
+        builder = Builder(self.class_of)
+        for node in nodes:
+            translate(builder, node)
+        return builder
 
     def merge_others(self, group: FusedGroup, others: Iterable[FusedGroup]) -> None:
         """Join the groups of the other operands, where everything fits into one."""
@@ -102,7 +115,7 @@ class _Fuser:
             if not self.independent_outside(group, other):
                 continue
             try:
-                builder = _built(nodes)
+                builder = self.built(nodes)
             except NotFusable:
                 continue
             group.nodes = nodes
@@ -185,7 +198,7 @@ class _Fuser:
             return
         group = FusedGroup(nodes)
         try:
-            self.builders[id(group)] = _built(nodes)
+            self.builders[id(group)] = self.built(nodes)
         except NotFusable:
             self.regrouped(nodes)
             return
@@ -268,13 +281,6 @@ class _Fuser:
             self.group_of.get(user) is not group or self.made_outside(user, outputs)
             for user in node.users
         )
-
-
-def _built(nodes: Sequence[FxNode]) -> Builder:
-    builder = Builder()
-    for node in nodes:
-        translate(builder, node)
-    return builder
 
 
 def _drawn_before(graph: Graph) -> dict[FxNode, tuple[FxNode]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,7 +49,7 @@ from magjit_dvm.lazy_tensor import (
 )
 from magjit_dvm.lazy_window import DTYPES, CannotWait, Value, Window, alive, fitting
 
-__all__ = ["LazyError", "LazyStats", "Queue", "lazy"]
+__all__ = ["LONGEST", "LazyError", "LazyStats", "Queue", "lazy", "queueing"]
 
 LONGEST = 256
 
@@ -91,16 +91,23 @@ def lazy(longest: int = LONGEST) -> Iterator[LazyStats]:
             remedy="leave it out, or pass a positive number",
         )
     outer: Queue | None = getattr(_local, "queue", None)
-    if outer is not None:
-        try:
-            yield outer.stats
-        finally:
-            outer.flush("end of a context")
+    if outer is None:
+        with queueing(Queue(longest)) as queue:
+            yield queue.stats
         return
-    queue = _local.queue = Queue(longest)
+    try:
+        yield outer.stats
+    finally:
+        outer.flush("end of a context")
+
+
+@contextmanager
+def queueing(queue: Queue) -> Iterator[Queue]:
+    """Let the operators of this thread, which has no queue yet, wait in this one."""
+    _local.queue = queue
     try:
         with queue:
-            yield queue.stats
+            yield queue
     except BaseException:
         # What is wrong with the queue, its tensors say when they are read.
         with suppress(Exception):
@@ -122,11 +129,15 @@ class Queue(TorchDispatchMode):
         """No: to wrap each operator in ``torch.compiler.disable`` costs as much as it itself."""
         return False
 
-    def __init__(self, longest: int) -> None:
+    def __init__(
+        self, longest: int, may_wait: Callable[[torch.Tensor], bool] | None = None
+    ) -> None:
+        """``may_wait`` says of a tensor from outside whether operators that read it may wait."""
         super().__init__()
         self.longest = longest
+        self.may_wait = may_wait
         self.stats = LazyStats()
-        self.window = Window()
+        self.window = Window(may_wait)
         self.holders: list[Held] = []  # of the window's values
         self.filled: list[weakref.ref[QueuedTensor]] = []
         self.lock = threading.RLock()
@@ -320,9 +331,9 @@ class Queue(TorchDispatchMode):
             window, holders = self.window, self.holders
             if not window.entries:
                 if window.inputs:
-                    self.window = Window()
+                    self.window = Window(self.may_wait)
                 return
-            self.window, self.holders = Window(), []
+            self.window, self.holders = Window(self.may_wait), []
             held = still_held(holders)
             self.stats.flushes[reason] += 1
             before, self.runner = self.runner, threading.get_ident()

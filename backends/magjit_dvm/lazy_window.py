@@ -18,7 +18,7 @@ import operator
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +88,7 @@ class Value:
 class Window:
     """The operators that wait, in order; ``structure`` says what they do, for any sizes."""
 
+    may_wait: Callable[[torch.Tensor], bool] | None = None
     values: list[Value] = field(default_factory=list)
     inputs: list[torch.Tensor] = field(default_factory=list)
     versions: list[int | None] = field(default_factory=list)
@@ -112,6 +113,8 @@ class Window:
             raise CannotWait("a tensor of another layout or dtype")
         if tensor.device.type != "cpu" or (not tensor.data_ptr() and tensor.numel()):
             raise CannotWait("a tensor on another device")
+        if self.may_wait is not None and not self.may_wait(tensor):
+            raise CannotWait("a tensor whose memory others may write")
         place = self._places[id(tensor)] = len(self.inputs)
         layout = Layout.of(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
         self.inputs.append(tensor)

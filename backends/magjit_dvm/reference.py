@@ -76,16 +76,13 @@ def _joined(
 
 
 def _sizes(program: Program, arguments: Sequence[Any]) -> list[int]:
-    sizes = [1] * program.rank
+    sizes: dict[int, int] = {ONE: 1}
     for given, value in zip(program.inputs, arguments, strict=True):
         shape = value.shape if given.kind is InputKind.TENSOR else (value,) * len(given.dims)
         for dim, size in zip(given.dims, shape, strict=True):
-            if dim == INDEXED or size == 1:
-                continue
-            if dim == ONE or sizes[dim] not in (1, size):
+            if dim != INDEXED and sizes.setdefault(dim, size) != size:
                 raise ValueError("sizes do not agree")
-            sizes[dim] = size
-    return sizes
+    return [sizes.get(dim, 1) for dim in range(program.rank)]
 
 
 def _value(

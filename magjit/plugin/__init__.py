@@ -20,7 +20,14 @@ from magjit.plugin.fx_helpers import (
     runnable,
 )
 from magjit.plugin.inputs import GraphInput, InputDescriber, TensorInput, ValueInput
-from magjit.plugin.protocol import Backend, CompiledGraph, ConfigurableBackend, ExampleInputs
+from magjit.plugin.protocol import (
+    Backend,
+    CompiledGraph,
+    ConfigurableBackend,
+    ExampleInputs,
+    Streaming,
+    StreamingBackend,
+)
 from magjit.plugin.registry import list_backends, resolve
 from magjit.plugin.shape_propagation import SymbolicShapes, propagate_shapes, shape_of_value
 from magjit.plugin.torch_compile import for_torch_compile
@@ -40,6 +47,8 @@ __all__ = [
     "SameInput",
     "ShapeGuard",
     "StorageRelation",
+    "Streaming",
+    "StreamingBackend",
     "SymbolicShapes",
     "TensorInput",
     "UnknownBackendError",

@@ -9,6 +9,7 @@ inputs are allowed.  Each placeholder carries ``meta["example_value"]``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,7 +17,14 @@ from torch.fx import GraphModule
 
 from magjit.plugin.context import BackendContext
 
-__all__ = ["Backend", "CompiledGraph", "ConfigurableBackend", "ExampleInputs"]
+__all__ = [
+    "Backend",
+    "CompiledGraph",
+    "ConfigurableBackend",
+    "ExampleInputs",
+    "Streaming",
+    "StreamingBackend",
+]
 
 CompiledGraph = Callable[..., Sequence[Any]]
 """Takes the flat graph inputs positionally; returns the flat outputs."""
@@ -74,4 +82,35 @@ class ConfigurableBackend(Backend, Protocol):
         Raises:
             BackendOptionError: a setting is unknown, or of the wrong type.
         """
+        ...
+
+
+class Streaming(Protocol):
+    """How one program is run of which no more graphs are compiled."""
+
+    def context(self, values: Sequence[Any]) -> AbstractContextManager[Any] | None:
+        """A context for one call of the program; the caller enters it at once.
+
+        Whatever operators do inside (wait in a queue, run fused), results, side effects and
+        exceptions are eager mode's, and when the context has ended nothing is left to be done.
+
+        Args:
+            values: what the program is called with.
+
+        Returns:
+            None where this call is better run plainly.
+        """
+        ...
+
+
+@runtime_checkable
+class StreamingBackend(Backend, Protocol):
+    """A backend that runs programs without a graph, too.
+
+    What exceeds ``config``'s ``record_limit`` varies too much to be worth graphs: such calls are
+    run under the backend's ``Streaming`` instead of plainly.
+    """
+
+    def stream(self) -> Streaming:
+        """What runs one program from now on."""
         ...

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -68,9 +68,14 @@ class SymbolicShapes:
         shape = self.shape(node)
         return None if shape is None else self._sizes.canonical(math.prod(shape))
 
+    def representative(self, dim: Dim) -> Dim:
+        """What all sizes have in common that are known to be equal to this one."""
+        found: Dim = self._sizes.canonical(dim)
+        return found
+
     def equal(self, a: Dim, b: Dim) -> bool:
         """Whether two sizes are equal in every run that the graph's operators accept."""
-        return bool(self._sizes.canonical(a) == self._sizes.canonical(b))
+        return bool(self.representative(a) == self.representative(b))
 
     def is_one(self, a: Dim) -> bool:
         """Whether a size is always 1."""
@@ -129,6 +134,7 @@ def propagate_shapes(
     inputs: Sequence[Value] | None = None,
     *,
     shape_env: ShapeEnv | None = None,
+    equations: Iterable[sympy.Eq] = (),
     use_meta: bool = True,
     minimum: int = 2,
 ) -> SymbolicShapes:
@@ -140,6 +146,7 @@ def propagate_shapes(
             ``None`` for an unknown shape, or for an unknown size in one.  By default what the
             placeholders' metadata says.
         shape_env: whose symbols these are: what it has unified is equal, and its ranges hold.
+        equations: of sizes, that hold in every run: guards, or what is checked while it runs.
         use_meta: a node that no rule covers has the shape that its metadata says.
         minimum: the least that a symbol outside of ``shape_env``, or an unknown size, stands
             for.  With less than 2, fewer sizes are known to be equal.
@@ -152,6 +159,9 @@ def propagate_shapes(
     if len(given) != len(placeholders):
         raise BackendError(f"The graph has {len(placeholders)} placeholders, not {len(given)}")
     sizes = Sizes(shape_env, minimum)
+    for one in equations:
+        if not sizes.unite(one.lhs, one.rhs):
+            raise BackendError(f"No sizes satisfy {one}")
     propagation = _Propagation(graph, sizes, use_meta)
     for node, value in zip(placeholders, given, strict=True):
         if value is not None:

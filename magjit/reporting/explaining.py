@@ -57,6 +57,8 @@ def explain(
         report = _explain(compiled, tried, args, kwargs)
         if given is not None and given.records and len(missed) == len(given.records):
             report.notes += [f"a record misses this call for {miss}" for miss in missed]
+        if given is not None:
+            report.notes += given.streamed_parts()
         if folder is not None:
             report.dump(folder)
         return report

@@ -200,6 +200,15 @@ def test_symbols_that_may_be_one_are_not_united() -> None:
     assert propagate_shapes(graph, [(S,), (S,)], minimum=0).shape(at["add"]) == (S,)
 
 
+def test_equations_that_are_given_hold() -> None:
+    graph, at = graph_of("x y", lambda call, x, y: [call(aten.exp.default, x), y])
+    shapes = propagate_shapes(graph, [(S,), (T,)], equations=[sympy.Eq(2 * S, 3 * T)])
+    assert shapes.equal(2 * S, 3 * T) and not shapes.equal(S, T)
+    assert shapes.representative(2 * S) == shapes.representative(3 * T)
+    with pytest.raises(BackendError, match="No sizes satisfy"):
+        propagate_shapes(graph, [(S,), (T,)], equations=[sympy.Eq(S, 1)])
+
+
 def test_what_the_shape_environment_has_unified_is_equal() -> None:
     gm = make_fx(lambda x, y: x + y, tracing_mode="symbolic")(torch.ones(3, 5), torch.ones(3, 5))
     shape_env = shape_env_of(gm)

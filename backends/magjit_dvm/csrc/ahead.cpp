@@ -44,6 +44,9 @@ void Core::look_ahead(int p)
     for (int s = 0; s < h.n_slots && n > 0 && ahead.n < Ahead::MOST; s++) {
         const Slot &slot = code.slots[s];
         bool output = slot.argument >= h.n_inputs;
+        if (output && code.streams) {
+            continue; /* it is not wanted in the caches */
+        }
         if (slot.kind != SLOT_global || output == last || !slot.row ||
             slot.col != DTYPE_BYTES[slot.dtype]) {
             continue;

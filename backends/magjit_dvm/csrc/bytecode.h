@@ -53,6 +53,9 @@ inline constexpr OpInfo OPS[] = {
 #undef MJ_OP
 };
 
+/* Bytes of a row that are written past the caches at once. */
+inline constexpr int64_t SHORTEST_STREAM = 1024;
+
 inline constexpr int DTYPE_BYTES[] = {
 #define MJ_DTYPE(NAME, CODE, CTYPE, BYTES) BYTES,
 #include "instructions.inc"

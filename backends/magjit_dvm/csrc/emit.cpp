@@ -390,6 +390,15 @@ const char *Encoder::emit_step_node(int n, int phase)
     return nullptr;
 }
 
+/* Whether a result is written past the caches: from local memory, whole lines at once. */
+bool Encoder::passes_by(int n, const Slot &slot) const
+{
+    const Header &h = code.header;
+    int64_t run = h.flat ? h.elements : h.cols;
+    return code.streams && values[n].has == active && slot.col == bytes((DType)slot.dtype) &&
+           run * slot.col >= SHORTEST_STREAM;
+}
+
 /* The slot of the first output of a value, or -1; with direct_only, if kernels can write it. */
 int Encoder::output_slot(int n, bool tile_level, bool direct_only, int *which)
 {
@@ -403,7 +412,7 @@ int Encoder::output_slot(int n, bool tile_level, bool direct_only, int *which)
         const Slot &slot = code.slots[s];
         bool writable = code.header.flat ? slot.row == 0
                                          : slot.col == bytes(dtype) || !(shape & SHAPE_COLS);
-        if (direct_only && !writable) {
+        if (direct_only && (!writable || passes_by(n, slot))) {
             code.header.n_slots--;
             return -1;
         }

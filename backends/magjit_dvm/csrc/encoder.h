@@ -137,6 +137,8 @@ struct Encoder {
     ENCODER const char *emit_tile_node(int n);
     ENCODER const char *emit_step_node(int n, int phase);
     ENCODER int output_slot(int n, bool tile_level, bool direct_only, int *which);
+    ENCODER bool results_are_large() const;
+    ENCODER bool passes_by(int n, const Slot &slot) const;
     ENCODER void store_outputs(int n, int from, int done, bool tile_level);
     const char *overflow = nullptr;
 

@@ -130,11 +130,12 @@ PyObject *fused_encode(PyObject *object, PyObject *const *args, Py_ssize_t n)
     }
     size_t n_bytes = offsetof(Code, outputs);
     return Py_BuildValue(
-        "{s:i,s:i,s:i,s:i,s:N,s:L,s:L,s:L,s:L,s:L,s:O,s:L,s:i,s:i,s:N,s:N,s:N,s:N,s:y#}",
+        "{s:i,s:i,s:i,s:i,s:N,s:L,s:L,s:L,s:L,s:L,s:O,s:O,s:L,s:i,s:i,s:N,s:N,s:N,s:N,s:y#}",
         "reduces", h.reduces, "flat", h.flat, "n_outer", h.n_outer, "n_inner", h.n_inner, "outer",
         outer, "rows", (long long)h.rows, "cols", (long long)h.cols, "tile_rows",
         (long long)h.tile_rows, "tile_cols", (long long)h.tile_cols, "tiles", (long long)h.tiles,
-        "ahead", code.ahead ? Py_True : Py_False, "elements", (long long)h.elements,
+        "ahead", code.ahead ? Py_True : Py_False, "streams", code.streams ? Py_True : Py_False,
+        "elements", (long long)h.elements,
         "local_bytes", (int)h.local_bytes, "code_words", (int)h.code_words, "slots", slots, "phases", phases, "constants", constants, "insns", insns,
         "image", (const char *)&code, (Py_ssize_t)n_bytes);
 }

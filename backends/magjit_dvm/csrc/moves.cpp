@@ -1,4 +1,6 @@
 /* Where values are, and the instructions that move them. */
+#include <emmintrin.h>
+
 #include <algorithm>
 #include <cstdlib>
 
@@ -89,6 +91,22 @@ void Core::enter_step()
 /* ---- memory instructions ---- */
 
 namespace {
+
+/* Whole lines past the caches: they need not be fetched before they are written. */
+void stream(char *to, const char *from, int64_t n)
+{
+    int64_t head = std::min<int64_t>(n, -(intptr_t)to & 63);
+    memcpy(to, from, (size_t)head);
+    int64_t i = head;
+    for (; i + 64 <= n; i += 64) {
+        __m128i line[4];
+        memcpy(line, from + i, 64);
+        for (int k = 0; k < 4; k++) {
+            _mm_stream_si128((__m128i *)(to + i) + k, line[k]);
+        }
+    }
+    memcpy(to + i, from + i, (size_t)(n - i));
+}
 
 template <class T>
 void copy_view(char *global, int64_t row, int64_t col, char *block, int64_t rs, int64_t cs,
@@ -280,6 +298,14 @@ void Core::memory(const Insn &insn)
         int s = load ? insn.a : insn.dst;
         const Slot &slot = code.slots[s];
         const State &block = state[load ? insn.dst : insn.a];
+        if (!load && !tile && code.streams && slot.col == size && n_cols * size >= SHORTEST_STREAM &&
+            block.cs) {
+            char *to = at_step(slot, s);
+            for (int64_t r = 0; r < n_rows; r++) {
+                stream(to + r * slot.row, block.p + r * block.rs, n_cols * size);
+            }
+            break;
+        }
         if (h.flat) {
             flat_view(s, block.p, load);
             break;

@@ -125,6 +125,7 @@ struct Code {
     bool empty; /* nothing to compute: some size is 0 */
     int cores;  /* that are worth while */
     bool ahead; /* whether memory is asked for before it is wanted */
+    bool streams; /* whether large results pass by the caches */
 };
 
 struct Machine {

@@ -16,7 +16,9 @@ const char *Encoder::sizes()
             if (n < 0) {
                 return "a negative size";
             }
-            if (d >= 0 && n != 1) {
+            if (d >= 0) {
+                /* Nor does a 1 with another size: what the program takes for equal may be tensors
+                   that eager broadcasts, where sizes are known only when the program runs. */
                 if (size[d] >= 0 && size[d] != n) {
                     return "sizes do not agree";
                 }

@@ -41,6 +41,19 @@ ENCODER int64_t even(int64_t n, int64_t step)
 
 } // namespace
 
+/* Results that would drive everything else out of the caches, and be driven out themselves before
+ * anybody reads them, are not worth to be fetched into them first. */
+bool Encoder::results_are_large() const
+{
+    const Header &h = code.header;
+    int64_t size = 0, run = h.flat ? h.elements : h.cols;
+    for (const Output &out : program.outputs) {
+        int64_t item = bytes(program.nodes[out.node].dtype);
+        size += values[out.node].has == active && run * item >= SHORTEST_STREAM ? item : 0;
+    }
+    return size * h.elements >= machine.cached_bytes / 4;
+}
+
 void Encoder::tiles()
 {
     Header &h = code.header;
@@ -51,8 +64,9 @@ void Encoder::tiles()
     }
     moved *= h.elements;
     bool far = moved > machine.cached_bytes;
-    /* With more than that, memory is the bound by itself, and asking sooner only disturbs it. */
-    code.ahead = far && moved <= 3 * machine.cached_bytes && h.reduces == REDUCES_columns &&
+    /* With more than that, memory is the bound by itself, and asking sooner only disturbs it; so
+     * is it where results need not be fetched before they are written. */
+    code.ahead = far && !code.streams && moved <= 3 * machine.cached_bytes && h.reduces == REDUCES_columns &&
                  !h.n_inner && n_phases > 1;
     /* Kernels like long steps; memory likes short ones, which ask it for something more evenly. */
     int64_t eighths = code.ahead ? 5 : far && !reduced ? 3 : 8;
@@ -151,7 +165,7 @@ const char *Encoder::run()
     h.n_slots = h.n_constants = h.n_phases = 0;
     h.code_words = 0;
     h.tiles = 0;
-    code.ahead = false;
+    code.ahead = code.streams = false;
     h.n_outer = h.n_inner = 0;
     h.n_inputs = (uint16_t)n_inputs();
     h.n_arguments = (uint16_t)(n_inputs() + program.outputs.size());
@@ -185,6 +199,7 @@ const char *Encoder::run()
     if (overflow) {
         return overflow;
     }
+    code.streams = results_are_large();
     if (const char *error = emit()) {
         return error;
     }

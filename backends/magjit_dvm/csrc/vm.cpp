@@ -1,4 +1,6 @@
 /* The virtual machine (DVM, Algorithm 2): a core decodes the bytecode for its share of tiles. */
+#include <emmintrin.h>
+
 #include <algorithm>
 
 #include "core.h"
@@ -206,6 +208,9 @@ void Core::run(int64_t first, int64_t last)
         }
         more_tiles = tile + 1 < last;
         run_tile();
+    }
+    if (code.streams) {
+        _mm_sfence(); /* before anybody hears that it is done */
     }
 }
 
