@@ -403,6 +403,10 @@ class AtenKernels:
         )
         return copied if known else None
 
+    def lies_as_in_eager(self, tensor: Node, strategy: Strategy) -> bool:
+        """Whether views of a tensor have the strides that those who read them expect."""
+        return self.value(tensor, strategy) is tensor.meta["val"]
+
 
 def _reading(node: Node, position: int, value: torch.Tensor) -> float | None:
     """Bytes that a kernel copies to read an operand with these strides; None: not known to."""
