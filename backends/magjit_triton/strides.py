@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 
 from magjit.plugin.virtual_tensors.indexing import size_expr
 
-__all__ = ["UNSURE", "correct_strides", "iterated_strides", "preserved_strides"]
+__all__ = ["UNSURE", "correct_strides", "is_known", "iterated_strides", "preserved_strides"]
 
 aten = torch.ops.aten
 Strides = tuple[int, ...]
@@ -65,7 +65,7 @@ def correct_strides(gm: GraphModule) -> None:
             if any(UNSURE in one.meta for one in node.all_input_nodes):
                 node.meta[UNSURE] = True
         elif isinstance(value, torch.Tensor) and value.dim() > 1:
-            strides = _strides_of(node, value) if _is_known(value) else None
+            strides = _strides_of(node, value) if is_known(value) else None
             if strides is None:
                 plain = all(map(_is_plain, node.all_input_nodes))
                 if not plain and _may_have_size_one(value):
@@ -148,7 +148,7 @@ def _strides_of(node: Node, value: torch.Tensor) -> Strides | None:
         return row_major(value.shape)
     if torch.Tag.pointwise not in target.tags or target.overloadpacket in _COMPOSED:
         return None
-    if not operands or target.namespace != "aten" or not all(map(_is_known, operands)):
+    if not operands or target.namespace != "aten" or not all(map(is_known, operands)):
         return None
     if target.overloadpacket is aten.threshold_backward:
         operands.reverse()
@@ -176,7 +176,8 @@ def _operands(node: Node) -> list[torch.Tensor]:
     return found
 
 
-def _is_known(value: torch.Tensor) -> bool:
+def is_known(value: torch.Tensor) -> bool:
+    """Whether sizes and strides are numbers."""
     return value.layout == torch.strided and all(
         isinstance(one, int) for one in (*value.shape, *value.stride())
     )
