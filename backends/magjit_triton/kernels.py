@@ -116,10 +116,11 @@ _COPYING = (
     aten._native_batch_norm_legit_no_training.default,
     aten._softmax.default,
     aten.convolution.default,
-    aten.native_group_norm.default,
     aten.native_layer_norm.default,
 )
 """Kernels that make their operand dense first."""
+_DENSE_ONLY = (aten.native_group_norm.default,)
+"""Kernels that refuse other operands than dense ones."""
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 _UNSAFE_VIEWS = (
     aten._unsafe_view.default,
@@ -207,7 +208,14 @@ def never_raises(node: Node) -> bool:
         return target in (operator.getitem, relu_out) or not isinstance(
             node.meta.get("val"), torch.Tensor
         )
-    if is_alias(node) or target in (*_REDUCTIONS, *_COPYING, *_ATTENTION, *_MATRICES, *_MEMORY):
+    if is_alias(node) or target in (
+        *_REDUCTIONS,
+        *_COPYING,
+        *_DENSE_ONLY,
+        *_ATTENTION,
+        *_MATRICES,
+        *_MEMORY,
+    ):
         return True
     value = node.meta.get("val")
     # Integers are divided by zero and raised to negative powers with an error.
@@ -403,6 +411,10 @@ class AtenKernels:
         )
         return copied if known else None
 
+    def lies_as_in_eager(self, tensor: Node, strategy: Strategy) -> bool:
+        """Whether views of a tensor have the strides that those who read them expect."""
+        return self.value(tensor, strategy) is tensor.meta["val"]
+
 
 def _reading(node: Node, position: int, value: torch.Tensor) -> float | None:
     """Bytes that a kernel copies to read an operand with these strides; None: not known to."""
@@ -416,6 +428,8 @@ def _reading(node: Node, position: int, value: torch.Tensor) -> float | None:
         return 0.0 if _is_matrix(value, strides) else 2 * tensor_bytes(value)
     if target in _ATTENTION:
         return 0.0 if strides[-1] == 1 and position < 3 else None
+    if target in _DENSE_ONLY:
+        return 0.0 if value.is_contiguous() else None
     if target in _COPYING:
         return 0.0 if value.is_contiguous() else 2 * tensor_bytes(value)
     return None

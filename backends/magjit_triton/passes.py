@@ -18,6 +18,7 @@ from magjit_triton.emit import emit
 from magjit_triton.in_place import update_in_place, updated
 from magjit_triton.kernels import AtenKernels, is_alias
 from magjit_triton.reuse import reuse_memory, write_directly
+from magjit_triton.strides import correct_strides
 
 __all__ = ["OBJECTIVES", "compiled_graph"]
 
@@ -29,6 +30,10 @@ def compiled_graph(
 ) -> GraphModule:
     """The graph that runs in place of an ATen graph."""
     merge_items(gm.graph)
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and node.meta.get("val") is None:
+            node.meta["val"] = ()  # Checks have no results.
+    correct_strides(gm)
     group_repeated(gm)
     writes = overwritten(gm.graph, update_in_place(gm))
     movements = Movements.of(gm.graph)
@@ -107,13 +112,17 @@ def find_strategy(
     objective: str = "latency",
 ) -> Strategy:
     """The points-to graph that the search finds."""
-    model = CostModel(gm.graph, movements, kernels, writes, objective)
+    model = CostModel(gm.graph, movements, kernels, writes, objective, is_alias)
     opportunities = find_opportunities(gm.graph, escaping(gm), kernels.can_write, movements)
     return without_copies(gm, search(opportunities, model.gain, model.total), kernels)
 
 
 def without_copies(gm: GraphModule, strategy: Strategy, kernels: AtenKernels) -> Strategy:
-    """Virtual tensors that would have to be made to be read are physical."""
+    """Virtual tensors that would have to be made to be read are physical.
+
+    So are those of another layout than in eager mode of which a view is left: who reads the view
+    expects eager's.
+    """
     chosen = dict(strategy.chosen)
     while True:
         strategy = Strategy(dict(chosen))
@@ -123,7 +132,10 @@ def without_copies(gm: GraphModule, strategy: Strategy, kernels: AtenKernels) ->
                 left_to_move(node, kernels.movements, strategy) if movement else operand_nodes(node)
             )
             for one in read if node.op == "call_function" else ():
-                if kernels.is_copied(one, strategy):
+                viewed = movement and is_alias(node)
+                if kernels.is_copied(one, strategy) or (
+                    viewed and not kernels.lies_as_in_eager(one, strategy)
+                ):
                     chosen.pop(one, None)
         if len(chosen) == len(strategy.chosen):
             return strategy

@@ -25,6 +25,7 @@ from magjit_triton.kernels import (
     relu_out,
     same_layout,
 )
+from magjit_triton.strides import UNSURE
 
 __all__ = ["Memory", "reuse_memory", "write_directly"]
 
@@ -220,8 +221,7 @@ def reuse_memory(gm: GraphModule) -> None:
                 continue
             if not _can_take_over(memory, node, operand, root):
                 continue
-            escapes = memory.last[node] == len(memory.order)
-            if escapes and not _has_sure_strides(operand):
+            if UNSURE in operand.meta or UNSURE in node.meta:
                 continue
             if given.dtype == value.dtype and same_layout(given, value):
                 node.target = out
@@ -232,25 +232,6 @@ def reuse_memory(gm: GraphModule) -> None:
                     if owner is node:
                         memory.root[other] = root
                 break
-
-
-def _has_sure_strides(operand: Node) -> bool:
-    """Whether a tensor's real strides are those of its fake one, dimensions of size 1 included.
-
-    Where an operator's operands are not dense, torch's own fake and real kernels differ in these.
-    """
-    sizes = operand.meta["val"].shape
-    if all(isinstance(size, int) and size != 1 for size in sizes):
-        return True
-    first = operand.args[0] if operand.args else None
-    is_item = operand.target is operator.getitem and isinstance(first, Node)
-    maker = first if is_item and isinstance(first, Node) else operand
-    values = [operand.meta["val"], *(one.meta.get("val") for one in maker.all_input_nodes)]
-    return all(
-        not isinstance(one, torch.Tensor)
-        or (all(isinstance(size, int) for size in one.shape) and one.is_contiguous())
-        for one in values
-    )
 
 
 def _can_take_over(memory: Memory, node: Node, operand: Node, root: Node) -> bool:

@@ -280,3 +280,26 @@ def test_repeated_batches_that_no_view_gives() -> None:
         actual = call(a, b)
         torch.testing.assert_close(actual, function(a, b))
     assert graphs, "the backend did not compile the graph"
+
+
+def sizes_of_one_reversed(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.mT
+    return torch.maximum(y.flip(2), y.relu()), y.flip(1), y.flip(1).mT.exp(), y > 0
+
+
+def copied_onto_itself(x: Tensor) -> tuple[Tensor, ...]:
+    stacked = torch.stack([x])
+    rolled = stacked.roll(-2, 1)
+    x.narrow(1, 0, 1).copy_(stacked.flatten()[0])
+    return x * 1, rolled
+
+
+SMALL: list[tuple[Callable[..., Any], tuple[int, ...]]] = [
+    (sizes_of_one_reversed, (2, 4, 2, 1)),
+    (copied_onto_itself, (1, 1)),
+]
+
+
+@pytest.mark.parametrize(("function", "shape"), SMALL, ids=lambda one: getattr(one, "__name__", ""))
+def test_dimensions_of_size_one(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    run_beside_eager(function, (torch.randn(shape),))

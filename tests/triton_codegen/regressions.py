@@ -22,6 +22,7 @@ from torch import Tensor  # noqa: E402
 import magjit  # noqa: E402
 from magjit_triton import backend  # noqa: E402
 from magjit_triton.codegen.entry import generates_kernels  # noqa: E402
+from tests.triton_backend import returned_views  # noqa: E402
 from tests.triton_backend import test_regressions as shared  # noqa: E402
 from tests.triton_backend.running import check  # noqa: E402
 
@@ -93,6 +94,10 @@ def main() -> None:
     for one in shared.PADDINGS:
         sizes = [(torch.randn(n, 6),) for n in (5, 7, 9, 3, 5)]
         cases[one.__name__] = lambda one=one, sizes=sizes: run(one, sizes, dynamic=True)
+    for name, view in returned_views.VIEWS.items():
+        cases[f"returns {name}"] = lambda view=view: returned_views.run_beside_eager(
+            view, compiled(view)
+        )
     results = {}
     with torch.no_grad():
         for name, case in cases.items():

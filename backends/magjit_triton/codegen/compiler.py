@@ -28,6 +28,7 @@ from magjit_triton.codegen.passes import PASSES
 from magjit_triton.codegen.printer import expression
 from magjit_triton.codegen.runtime import Launcher, has_triton, interpreting
 from magjit_triton.kernels import may_alias
+from magjit_triton.strides import correct_strides
 
 __all__ = ["Compiled", "compile_graph", "plan_kernels"]
 
@@ -81,6 +82,7 @@ def compile_graph(
     devices: tuple[str, ...] = ("cuda",) if has_triton() else ()
     if interpreting() and has_triton():
         devices = ("cuda", "cpu")
+    correct_strides(gm)
     for rewrite in PASSES:
         rewrite(gm)
     fusion = Fusion(gm, devices)
@@ -109,6 +111,7 @@ def _written(gm: GraphModule) -> set[Node]:
 
 def plan_kernels(gm: GraphModule, devices: Sequence[str] = ("cuda",)) -> list[Kernel]:
     """The kernels of a graph, not compiled; tensors on ``devices`` count as fusible."""
+    correct_strides(gm)
     for rewrite in PASSES:
         rewrite(gm)
     fusion = Fusion(gm, tuple(devices))
@@ -164,8 +167,9 @@ class _Program:
         self.hints: dict[sympy.Symbol, int] = {}
         self.names.update(
             torch=torch,
-            empty_strided=torch.empty_strided,
-            as_strided=torch.as_strided,
+            # No operator's node is called so.
+            __empty_strided=torch.empty_strided,
+            __as_strided=torch.as_strided,
             current_stream=_current_stream,
         )
         self.device: torch.device | None = None
@@ -308,7 +312,7 @@ class _Program:
         name = f"device_{device.type}_{device.index or 0}"
         self.names[name] = device
         return (
-            f"{node.name} = empty_strided({_tuple(layout.sizes)}, {_tuple(layout.strides)}, "
+            f"{node.name} = __empty_strided({_tuple(layout.sizes)}, {_tuple(layout.strides)}, "
             f"dtype={dtype}, device={name})"
         )
 
@@ -385,7 +389,7 @@ class _Program:
         offset = expression(layout.offset)
         start = "" if layout.offset == 0 else f" + {offset}"
         return (
-            f"as_strided({name}, {_tuple(layout.sizes)}, {_tuple(layout.strides)}, "
+            f"__as_strided({name}, {_tuple(layout.sizes)}, {_tuple(layout.strides)}, "
             f"{name}.storage_offset(){start})"
         )
 
@@ -429,7 +433,7 @@ def _reach(layout: Layout) -> sympy.Expr:
 
 def _as_planned(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """A library's result with the strides that the kernels were made for."""
-    if value.stride() == strides:
+    if value.stride() == strides or not value.numel():
         return value
     if any(s != t for s, t, n in zip(value.stride(), strides, value.shape, strict=True) if n > 1):
         planned = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)

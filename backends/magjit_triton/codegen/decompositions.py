@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
+from magjit_triton.strides import is_known, iterated_strides
+
 __all__ = ["decompositions"]
 
 aten = torch.ops.aten
@@ -60,6 +62,14 @@ _KEPT = (
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten.pixel_shuffle.default,
     aten.pixel_unshuffle.default,
+    aten.select_scatter.default,
+)
+
+_NORMALISING = (
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_no_training,
+    aten._native_batch_norm_legit_functional,
+    aten.native_batch_norm,
 )
 
 
@@ -69,4 +79,45 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table.update(get_decompositions(list(_ALSO)))
     for kept in _KEPT:
         table.pop(kept, None)
-    return table
+    return {target: _as_in_eager(target, function) for target, function in table.items()}
+
+
+def _as_in_eager(target: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition whose results lie in memory as those of the operator itself."""
+    packet = getattr(target, "overloadpacket", None)
+    if packet in _NORMALISING:
+        return lambda *args, **kwargs: _normalised(args[0], function(*args, **kwargs))
+    if torch.Tag.pointwise not in getattr(target, "tags", ()) or "out" in str(target):
+        return function
+
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        made = function(*args, **kwargs)
+        tensors = [one for one in args if isinstance(one, torch.Tensor)]
+        known = [made, *tensors] if isinstance(made, torch.Tensor) else []
+        if len(tensors) < 2 or not all(map(is_known, known)):
+            return made
+        return _strided(made, iterated_strides(tensors, made.shape))
+
+    return decomposed
+
+
+def _normalised(given: torch.Tensor, made: Any) -> Any:
+    """Kernels of batch norm give dense results, in channels last where their operand is that."""
+    first, *others = made
+    if not is_known(first) or not is_known(given):
+        return made
+    like = torch._prims_common.suggest_memory_format(given)
+    if given.dim() == 4 and not given.is_contiguous():
+        if given.is_contiguous(memory_format=torch.channels_last):
+            like = torch.channels_last
+    dense = torch.empty(first.shape, device="meta").contiguous(memory_format=like)
+    return (_strided(first, dense.stride()), *others)
+
+
+def _strided(made: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A result with other strides, where these are not those of dimensions of size 1."""
+    given = zip(made.shape, made.stride(), strides, strict=True)
+    if all(size == 1 or one == other for size, one, other in given) or not made.numel():
+        return made
+    place = torch.empty_strided(made.shape, strides, dtype=made.dtype, device=made.device)
+    return aten.copy.default(place, made)  # type: ignore[no-any-return]

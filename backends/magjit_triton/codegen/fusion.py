@@ -25,6 +25,7 @@ from magjit_triton.codegen.attention import attend, attention_parts, find_attent
 from magjit_triton.codegen.domain import Domain, total
 from magjit_triton.codegen.graphs import (
     ABSORBED,
+    is_empty,
     is_moments,
     is_opened,
     is_tensor,
@@ -34,10 +35,11 @@ from magjit_triton.codegen.graphs import (
 )
 from magjit_triton.codegen.handlers import REDUCTIONS, is_expensive, reduced_dims
 from magjit_triton.codegen.ir import Builder
-from magjit_triton.codegen.layout import Layout, sizes_of, strides_for
+from magjit_triton.codegen.layout import Layout, has_gaps, sizes_of, strides_for
 from magjit_triton.codegen.lowering import HANDLERS, Lowering, Unfusible, operator_name
 from magjit_triton.codegen.operators import POINTWISE
 from magjit_triton.codegen.runtime import POINTERS
+from magjit_triton.codegen.shown import owner_of, shown_in
 from magjit_triton.codegen.updates import Update, take_updates
 from magjit_triton.kernels import never_raises
 
@@ -130,7 +132,7 @@ class Fusion:
         for value in values:
             if value.dtype not in POINTERS or value.layout != torch.strided:
                 return False
-            if value.device.type not in self.fusible_devices:
+            if value.device.type not in self.fusible_devices or is_empty(value):
                 return False
         if node.target is operator.getitem and is_moments(node.args[0]):
             return self._can_lower(node)
@@ -196,7 +198,8 @@ class Fusion:
             if node in self.updates:
                 lowering.update(self.updates[node], places[node], self.realized[node])
             else:
-                lowering.store(node, places[node], Layout.dense(node.name, node.meta["val"]))
+                layout = memory.get(node) or Layout.dense(node.name, node.meta["val"])
+                lowering.store(node, places[node], layout)
         for store in builder.stores:
             axes = builder.instructions[store.value].axes
             if (
@@ -312,14 +315,38 @@ class Fusion:
     def _realize_outputs(self, node: Node) -> None:
         results = [one for one in node.all_input_nodes if is_tensor(one)]
         shown: set[Node] = set(results)
+        places: dict[Node, tuple[Node, Layout]] = {}
         for one in results:
-            found = self.view_of(one)
-            if found is not None and found[0] is not one and self._may_show(one, *found, shown):
-                shown.add(found[0])
-                self.realize(found[0])
+            owner = owner_of(one)
+            if owner not in places:
+                places[owner] = self._shown(owner, shown)
+            base, layout = places[owner]
+            place = layout if one is owner else shown_in(one, owner, layout)
+            if place is not None:
+                self.views[one] = base, place
             else:
                 self.views.pop(one, None)
                 self.realize(one)
+
+    def _shown(self, owner: Node, shown: set[Node]) -> tuple[Node, Layout]:
+        """Memory for a tensor that results are views of: its own, or all of a hidden one's."""
+        if owner not in self.realized:
+            found = self.view_of(owner)
+            if found is not None and found[0] is not owner:
+                if self._may_show(owner, *found, shown):
+                    shown.add(found[0])
+                    self.realize(found[0])
+                    return found
+        shown.add(owner)
+        self.realized.setdefault(owner, self._owned(owner))
+        return owner, self.realized[owner]
+
+    def _owned(self, node: Node) -> Layout:
+        """How a tensor lies that is shown: with gaps, if it has some in eager mode."""
+        value = node.meta["val"]
+        if node in self.realized or not self.fusible(node) or not has_gaps(value):
+            return self.layout_of(node)
+        return Layout.of(node.name, value)
 
     def _may_show(self, node: Node, base: Node, layout: Layout, shown: set[Node]) -> bool:
         """Whether a result may be another tensor's memory: all of it, and nobody else sees it."""

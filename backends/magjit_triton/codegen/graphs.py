@@ -19,6 +19,7 @@ ABSORBED = "magjit_absorbed"
 
 __all__ = [
     "ABSORBED",
+    "is_empty",
     "is_moments",
     "is_opened",
     "is_tensor",
@@ -33,6 +34,13 @@ def is_tensor(node: Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
+def is_empty(value: object) -> bool:
+    """Whether a tensor is known to have no elements: there is nothing to compute or to move."""
+    return isinstance(value, torch.Tensor) and any(
+        isinstance(size, int) and size == 0 for size in value.shape
+    )
+
+
 def movement_of(node: Node) -> tuple[Movement, Sequence[Node]] | None:
     """What a data-movement node does, and its operands; None for other operators."""
     known = node.meta.get("magjit_movement", False)
@@ -44,7 +52,9 @@ def movement_of(node: Node) -> tuple[Movement, Sequence[Node]] | None:
 
 
 def _movement(node: Node) -> tuple[Movement, Sequence[Node]] | None:
-    if node.op != "call_function":
+    if node.op != "call_function" or is_empty(node.meta.get("val")):
+        return None
+    if any(is_empty(one.meta.get("val")) for one in node.all_input_nodes):
         return None
     if node.target is operator.getitem:
         source, which = node.args

@@ -17,7 +17,7 @@ import torch
 
 from magjit.plugin.virtual_tensors.indexing import size_expr
 
-__all__ = ["Layout", "dense_strides", "sizes_of", "strides_for"]
+__all__ = ["Layout", "dense_strides", "has_gaps", "sizes_of", "strides_for"]
 
 
 def sizes_of(value: torch.Tensor) -> tuple[sympy.Expr, ...]:
@@ -39,6 +39,8 @@ def strides_for(value: torch.Tensor) -> tuple[sympy.Expr, ...]:
     """The strides of a fake tensor where they are dense in some order, else row-major ones."""
     sizes = sizes_of(value)
     strides = tuple(size_expr(stride) for stride in value.stride())
+    if any(size == 0 for size in sizes):
+        return strides
     if any(not (one.is_Integer or one.is_Symbol or one.is_Mul or one.is_Add) for one in strides):
         return dense_strides(sizes)
     order = [k for k, size in enumerate(sizes) if size != 1]
@@ -53,6 +55,20 @@ def strides_for(value: torch.Tensor) -> tuple[sympy.Expr, ...]:
         else:
             return dense_strides(sizes)
     return strides
+
+
+def has_gaps(value: torch.Tensor) -> bool:
+    """Whether elements have each its own place, of known strides, but do not fill memory."""
+    if not all(isinstance(one, int) for one in (*value.shape, *value.stride())):
+        return False
+    reach, gaps = 1, False
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size > 1:
+            if stride < reach:
+                return False
+            gaps = gaps or stride > reach
+            reach = (size - 1) * stride + reach
+    return gaps
 
 
 @dataclass(frozen=True, slots=True)

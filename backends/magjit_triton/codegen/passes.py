@@ -20,6 +20,7 @@ from magjit_triton.codegen.channels_last import in_channels_last
 from magjit_triton.codegen.domain import same
 from magjit_triton.codegen.graphs import movement_of
 from magjit_triton.codegen.layout import sizes_of
+from magjit_triton.codegen.shown import views_of
 from magjit_triton.codegen.splitting import split_reductions
 
 __all__ = ["PASSES", "composed", "group_attention", "group_products"]
@@ -134,7 +135,8 @@ def _replace(gm: GraphModule, old: Node, new: Node) -> bool:
     if not same(sizes_of(found), sizes_of(like)) or found.dtype != like.dtype:
         gm.graph.erase_node(new)
         return False
-    new.meta = {**old.meta, "val": found}
+    # Who reads the old value, or is given it, expects its strides.
+    new.meta = dict(old.meta)
     new.meta.pop("magjit_movement", None)
     old.replace_all_uses_with(new)
     # Users know their operands' strides no better than before, but by another node.
@@ -266,11 +268,16 @@ def _made(graph: torch.fx.Graph, target: Any, args: tuple[Any, ...]) -> Node:
 
 
 def forward_copies(gm: GraphModule) -> None:
-    """``copy(old, new)`` is ``new`` where both are alike: the old values are not read."""
+    """``copy(old, new)`` is ``new`` where both are alike: the old values are not read.
+
+    What the graph returns stays a tensor of its own.
+    """
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or node.target is not aten.copy.default:
             continue
         old, new = (one.meta["val"] for one in node.args[:2])
+        if any(user.op == "output" for one in views_of(node) for user in one.users):
+            continue
         if same(sizes_of(old), sizes_of(new)) and old.dtype == new.dtype:
             node.replace_all_uses_with(node.args[1])
             gm.graph.erase_node(node)

@@ -9,7 +9,7 @@ operand or result is where a strategy puts it, or that it cannot be there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -60,6 +60,7 @@ class CostModel:
         kernels: of the backend.
         writes: tensor → the operator that overwrites its memory later in the graph.
         objective: ``"latency"`` or ``"memory"``.
+        is_view: whether the results of an operator that is left lie in its operands' memory.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class CostModel:
         kernels: Kernels,
         writes: Mapping[Node, Node] | None = None,
         objective: str = "latency",
+        is_view: Callable[[Node], bool] = lambda operator: False,
     ) -> None:
         self.order = {node: number for number, node in enumerate(graph.nodes)}
         self.movements = movements
@@ -76,11 +78,13 @@ class CostModel:
         self.writes = {node: self.order[writer] for node, writer in (writes or {}).items()}
         self.writers = set((writes or {}).values())
         self.objective = objective
+        self.is_view = is_view
         self._sizes: dict[Node, float] = {}
 
     def gain(self, old: Strategy, new: Strategy, opportunity: Opportunity) -> float | None:
         """Equation 4: bytes that taking an opportunity saves; None where it is not legal."""
         tensors = new.pointing_to(opportunity.tensor) | {opportunity.tensor}
+        tensors |= self._views_of(tensors, new)
         operators = {opportunity.operator}
         for tensor in tensors:
             operators |= {_maker(tensor)} | set(tensor.users)
@@ -155,13 +159,43 @@ class CostModel:
         here = self.order[node]
         place = self.movements.operands(node)[:1] if node in self.writers else []
         for operand in operands:
-            for source in strategy.points_to(operand):
-                written = self.writes.get(source)  # type: ignore[call-overload]
+            for source in self._memory(operand, strategy):
+                written = self.writes.get(source)
                 if written is None or written > here:
                     continue
                 if written < here or operand not in place:
                     return False
         return True
+
+    def _memory(self, tensor: Node, strategy: Strategy) -> set[Node]:
+        """The physical tensors that a tensor points to, and what they are views of."""
+        found: set[Node] = set()
+        waiting: list[Any] = [tensor]
+        while waiting:
+            for source in strategy.points_to(waiting.pop()) - found:
+                assert isinstance(source, Node)
+                found.add(source)
+                maker = _maker(source)
+                if source.op == "call_function" and self.is_view(maker):
+                    waiting += self.movements.operands(maker)
+        return found
+
+    def _views_of(self, tensors: set[Node], strategy: Strategy) -> set[Node]:
+        """Physical tensors in the memory of some others, and those that point to them."""
+        if not self.writers:
+            return set()
+        found: set[Node] = set()
+        waiting = list(tensors)
+        while waiting:
+            for user in waiting.pop().users:
+                if user.op != "call_function" or not self.is_view(user):
+                    continue
+                for result in self.movements.results(user):
+                    if result is not None and result not in found:
+                        near = {result} | strategy.pointing_to(result)
+                        waiting += near - found
+                        found |= near
+        return found
 
 
 def left_to_move(node: Node, movements: Movements, strategy: Strategy) -> list[Node]:
