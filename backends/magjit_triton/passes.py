@@ -18,14 +18,13 @@ from magjit_triton.emit import emit
 from magjit_triton.in_place import update_in_place, updated
 from magjit_triton.kernels import AtenKernels, is_alias
 from magjit_triton.reuse import reuse_memory, write_directly
+from magjit_triton.settings import DEFAULTS, Settings
 
-__all__ = ["OBJECTIVES", "compiled_graph"]
-
-OBJECTIVES = ("latency", "memory")
+__all__ = ["compiled_graph"]
 
 
 def compiled_graph(
-    gm: GraphModule, context: BackendContext, objective: str = "latency"
+    gm: GraphModule, context: BackendContext, settings: Settings = DEFAULTS
 ) -> GraphModule:
     """The graph that runs in place of an ATen graph."""
     merge_items(gm.graph)
@@ -33,7 +32,7 @@ def compiled_graph(
     writes = overwritten(gm.graph, update_in_place(gm))
     movements = Movements.of(gm.graph)
     kernels = AtenKernels(movements)
-    strategy = find_strategy(gm, movements, kernels, writes, objective)
+    strategy = find_strategy(gm, movements, kernels, writes, settings.objective)
     context.dump("points_to.txt", lambda: described(strategy))
     made = emit(gm, strategy, kernels)
     write_directly(made)

@@ -13,6 +13,7 @@ from magjit.plugin.aot import aot
 from magjit_triton.codegen.compiler import compile_graph
 from magjit_triton.codegen.decompositions import decompositions
 from magjit_triton.codegen.runtime import has_triton, interpreting
+from magjit_triton.settings import DEFAULTS, Settings
 
 __all__ = ["compile_with_kernels", "generates_kernels"]
 
@@ -28,25 +29,18 @@ def compile_with_kernels(
     gm: GraphModule,
     example_inputs: Sequence[Any],
     context: BackendContext,
-    *,
-    objective: str = "latency",
-    measure: bool = False,
-    cuda_graphs: bool = False,
+    settings: Settings = DEFAULTS,
 ) -> CompiledGraph:
     """Compile forward, and backward where an input requires a gradient.
 
     Args:
         gm, example_inputs, context: as ``Backend.compile`` is given them.
-        objective: ``"latency"`` or ``"memory"``.
-        measure: whether choices may be timed on the device.
-        cuda_graphs: whether calls go through CUDA graphs.
+        settings: mode and objective.
     """
 
     def compile_aten(graph: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
         with uncollected():
-            made = compile_graph(
-                graph, inputs, objective=objective, measure=measure, cuda_graphs=cuda_graphs
-            )
+            made = compile_graph(graph, inputs, settings)
         context.dump("fusion_plan.txt", lambda: str(made.plan))
         context.dump("program.py", lambda: made.source)
         context.dump("kernels.py", lambda: "\n\n".join(one.source for one in made.kernels))
