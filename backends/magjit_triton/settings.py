@@ -69,6 +69,11 @@ class Settings:
         """Whether choices are measured on the device."""
         return self.mode.startswith("max-autotune")
 
+    @property
+    def measures_places(self) -> bool:
+        """Whether what is virtual of what is measured: times say nothing of memory."""
+        return self.measures and self.objective == "latency"
+
 
 DEFAULTS = Settings()
 """What holds where nothing is asked."""

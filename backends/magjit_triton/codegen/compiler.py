@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from magjit.plugin.virtual_tensors.indexing import size_expr
 from magjit_triton.codegen.attention import attend, attention_kernel
+from magjit_triton.codegen.deciding import Decide, Deciding
 from magjit_triton.codegen.fusion import Fusion, Group, Plan
 from magjit_triton.codegen.graphs import is_tensor, mutates
 from magjit_triton.codegen.graphs_cuda import GraphedProgram
@@ -24,9 +25,11 @@ from magjit_triton.codegen.ir import Builder
 from magjit_triton.codegen.kernel import Kernel, make_kernel
 from magjit_triton.codegen.layout import Layout
 from magjit_triton.codegen.lowering import operator_name
+from magjit_triton.codegen.nest import Hint
 from magjit_triton.codegen.passes import PASSES
 from magjit_triton.codegen.printer import expression
 from magjit_triton.codegen.runtime import Launcher, has_triton, interpreting
+from magjit_triton.decisions import Decisions
 from magjit_triton.kernels import may_alias, out_variant
 from magjit_triton.settings import DEFAULTS, Settings
 
@@ -78,15 +81,21 @@ def compile_graph(
     devices: tuple[str, ...] = ("cuda",) if has_triton() else ()
     if interpreting() and has_triton():
         devices = ("cuda", "cpu")
-    for rewrite in PASSES:
-        rewrite(gm)
-    fusion = Fusion(gm, devices, settings.objective)
-    plan = fusion.plan()
-    program = _Program(gm, fusion, plan)
+    deciding = Deciding(gm, settings, Decisions.of(gm, settings, "kernels"))
+
+    def program_of(one: GraphModule, decide: Decide) -> _Program:
+        for rewrite in PASSES:
+            rewrite(one)
+        fusion = Fusion(one, devices, settings.objective, decide)
+        return _Program(one, fusion, fusion.plan(), cut=deciding.cut)
+
+    deciding.make = lambda one, decide: program_of(one, decide).compiled().run
+    program = program_of(gm, deciding.decide)
     compiled = program.compiled()
+    deciding.finish()
     if settings.cuda_graphs and torch.cuda.is_available():
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-        roots = {update.root for update in fusion.updates.values()} | _written(gm)
+        roots = {update.root for update in program.fusion.updates.values()} | _written(gm)
         changed = frozenset(k for k, one in enumerate(placeholders) if one in roots)
         dynamic = bool(program.sizes) or any(
             not isinstance(node.meta.get("val"), torch.Tensor) for node in placeholders
@@ -155,6 +164,7 @@ class _Program:
     lines: list[str] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)
+    cut: Callable[[Kernel, Hint], Kernel] = lambda kernel, hint: kernel
 
     def __post_init__(self) -> None:
         self.sizes: dict[sympy.Symbol, str] = {}
@@ -266,6 +276,7 @@ class _Program:
             allocations[owner.name] = self._allocation(owner)
             overwritten[owner.name] = {}
         kernel = make_kernel(f"fused_{len(self.kernels)}", builder, self.hint, reach)
+        kernel = self.cut(kernel, self.hint)
         self.kernels.append(kernel)
         self.names[kernel.name] = Launcher(kernel)
         device = kept[0].meta["val"].device
@@ -330,7 +341,9 @@ class _Program:
 
     def _attention(self, node: Node) -> _Step:
         reach = self._reaches()
-        kernel = attention_kernel(f"fused_{len(self.kernels)}", node, self.fusion.realized, reach)
+        name = f"fused_{len(self.kernels)}"
+        made = attention_kernel(name, node, self.fusion.realized, reach)
+        kernel = self.cut(made, self.hint)
         self.kernels.append(kernel)
         self.names[kernel.name] = Launcher(kernel)
         self.device = node.meta["val"].device

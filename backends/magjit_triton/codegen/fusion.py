@@ -1,9 +1,5 @@
 """Which nodes are computed together, and which have memory (VTC §5.1: fusion comes first).
 
-    Plan  ::= Unit*                       in an order in which they can run
-    Unit  ::= Group | Node                a fused kernel, or a call of a library operator
-    Group ::= Domain, Node*               nodes whose elements are computed in one loop nest
-
 A node has memory where something outside of its kernel reads it; all others are computed where
 they are needed.  Two groups become one where the one reads the other's elements at the very point
 at which they are computed, or where both read the same memory in equal nests, and where no path
@@ -40,6 +36,7 @@ from magjit_triton.codegen.layout import Layout, sizes_of, strides_for
 from magjit_triton.codegen.lowering import HANDLERS, Lowering, Unfusible, operator_name
 from magjit_triton.codegen.operators import POINTWISE
 from magjit_triton.codegen.placement import Choices, find_choices, placement, searched
+from magjit_triton.codegen.plan import Group, Plan, in_order
 from magjit_triton.codegen.runtime import POINTERS
 from magjit_triton.codegen.updates import Update, take_updates
 from magjit_triton.kernels import never_raises
@@ -49,54 +46,6 @@ __all__ = ["Fusion", "Group", "Plan"]
 _NO_DTYPES = (torch.complex64, torch.complex128, torch.complex32)
 _MOST_LOADS = 24
 _LOOK_BACK = 48
-
-
-@dataclass(eq=False)
-class Group:
-    """Nodes of one kernel.
-
-    Attributes:
-        domain: the loop nest.
-        nodes: what it stores, unless nothing outside reads it.
-    """
-
-    domain: Domain
-    nodes: list[Node]
-
-    def __str__(self) -> str:
-        return f"{self.domain} {', '.join(node.name for node in self.nodes)}"
-
-
-@dataclass
-class Plan:
-    """Units in order, and what lies where.
-
-    Attributes:
-        units: kernels and library calls.
-        layouts: every node with memory, and how it lies there.
-        stored: nodes that a kernel stores.
-        placed: nodes that are computed in another's memory → whose.
-    """
-
-    units: list[Group | Node]
-    layouts: dict[Node, Layout]
-    stored: set[Node]
-    placed: dict[Node, Node] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        lines = []
-        for unit in self.units:
-            if isinstance(unit, Group):
-                kept = [self._shown(node) for node in unit.nodes if node in self.stored]
-                lines.append(f"kernel {unit.domain} -> {', '.join(kept)}")
-            else:
-                called = operator_name(unit) or unit.name.partition("_")[0]
-                lines.append(f"{called} -> {self._shown(unit)}")
-        return "\n".join(lines)
-
-    def _shown(self, node: Node) -> str:
-        owner = self.placed.get(node)
-        return node.name if owner is None else f"{node.name} in {owner.name}"
 
 
 @dataclass
@@ -360,17 +309,12 @@ class Fusion:
         if choices is None:
             return
         self.strategy = self.decide(choices)
-        found = placement(choices, self.strategy, self)
         self._reads.clear()
         self.views.clear()
+        found = placement(choices, self.strategy, self)
         for node in found.kept:
             self.realize(node)
-        for operand, node, owner, layout in found.copied:
-            with self.gm.graph.inserting_before(node):
-                copy = self.gm.graph.call_function(torch.ops.aten.clone.default, (operand,))
-            copy.meta["val"] = operand.meta["val"]
-            found.placed[copy] = owner, layout
-        for node, (owner, layout) in found.placed.items():
+        for node, (owner, layout) in found.with_copies(self.gm.graph).items():
             self.realize(owner)
             self.realized[node] = layout
             self.placed[node] = owner
@@ -419,7 +363,11 @@ class Fusion:
         for unit in self.units:
             if isinstance(unit, Group):
                 unit.nodes.sort(key=lambda one: one in stored, reverse=True)
-        units = [u for u in self._sorted() if isinstance(u, Node) or set(u.nodes) & stored]
+        units = [
+            u
+            for u in in_order(self.units, self._before)
+            if isinstance(u, Node) or set(u.nodes) & stored
+        ]
         layouts = {
             node: layout
             for node, layout in self.realized.items()
@@ -515,23 +463,6 @@ class Fusion:
             if id(group) in before:
                 before |= added
         return True
-
-    def _sorted(self) -> list[Group | Node]:
-        """The units in an order in which each stands after those it reads."""
-        result: list[Group | Node] = []
-        placed: set[int] = set()
-        waiting = list(self.units)
-        while waiting:
-            rest = []
-            for unit in waiting:
-                if self._before[id(unit)] <= placed:
-                    placed.add(id(unit))
-                    result.append(unit)
-                else:
-                    rest.append(unit)
-            assert len(rest) < len(waiting), "units wait for each other"
-            waiting = rest
-        return result
 
     def _stored(self) -> set[Node]:
         """The fused nodes that something outside of their kernel reads."""
