@@ -10,6 +10,8 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 
 from magjit.plugin import BackendContext
+from magjit.plugin.fx_helpers import copy_graph_module
+from magjit.plugin.virtual_tensors.accounts import Account, account, bytes_by_itself
 from magjit.plugin.virtual_tensors.calls import operand_nodes
 from magjit.plugin.virtual_tensors.costs import CostModel, left_to_move
 from magjit.plugin.virtual_tensors.grouping import group_repeated
@@ -29,7 +31,7 @@ from magjit_triton.measuring import Stopwatch, example_inputs
 from magjit_triton.reuse import reuse_memory, write_directly
 from magjit_triton.settings import DEFAULTS, Settings
 
-__all__ = ["compiled_graph"]
+__all__ = ["bytes_before", "compiled_graph"]
 
 
 def compiled_graph(
@@ -37,6 +39,7 @@ def compiled_graph(
 ) -> GraphModule:
     """The graph that runs in place of an ATen graph."""
     decisions = Decisions.of(gm, settings, "aten")
+    before = bytes_before(gm) if context.want_dumps else {}
     merge_items(gm.graph)
     group_repeated(gm)
     search = _Search.of(gm, settings)
@@ -44,6 +47,10 @@ def compiled_graph(
     context.dump("points_to.txt", lambda: described(strategy))
     made = search.emitted(strategy)
     context.dump("triton_graph.py", lambda: readable(made))
+    title = f"graph {len(context.movement) + 1}"
+    context.explain_movement(
+        lambda: account(title, before, bytes_by_itself(made.graph), pointed_to(strategy))
+    )
     call_directly(made)
     return made
 
@@ -198,6 +205,25 @@ def escaping(gm: GraphModule) -> dict[Node, str]:
         if is_alias(node) or getattr(node.target, "__name__", "") == "getitem":
             waiting += node.all_input_nodes
     return found
+
+
+def bytes_before(gm: GraphModule) -> Account:
+    """Bytes that the operators of eager mode move: what is updated is updated in place there."""
+    copy = copy_graph_module(gm)
+    update_in_place(copy)
+    return bytes_by_itself(copy.graph)
+
+
+def pointed_to(strategy: Strategy) -> dict[Node, list[tuple[Node, str]]]:
+    """Virtual tensor → those that it points to, with the operator that this makes needless."""
+    return {
+        tensor: [
+            (target, one.operator.name)
+            for target in dict.fromkeys(one.targets)
+            if target is not None
+        ]
+        for tensor, one in strategy.chosen.items()
+    }
 
 
 def described(strategy: Strategy) -> str:

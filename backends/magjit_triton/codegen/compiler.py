@@ -46,12 +46,14 @@ class Compiled:
         source: the Python program.
         kernels: the kernels it launches.
         plan: what was fused.
+        fusion: what made the plan.
     """
 
     run: Callable[..., Sequence[Any]]
     source: str
     kernels: list[Kernel]
     plan: Plan
+    fusion: Fusion
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         return self.run(*inputs)
@@ -199,7 +201,7 @@ class _Program:
             head.append("    stream = current_stream()")
         source = "\n".join([*head, *(f"    {line}" for line in body)]) + "\n"
         exec(compile(source, "<magjit_triton program>", "exec"), self.names)
-        return Compiled(self.names["call"], source, self.kernels, self.plan)
+        return Compiled(self.names["call"], source, self.kernels, self.plan, self.fusion)
 
     # Sizes.
 

@@ -10,9 +10,12 @@ from torch.fx import GraphModule
 
 from magjit.plugin import BackendContext, CompiledGraph, uncollected
 from magjit.plugin.aot import aot
+from magjit.plugin.virtual_tensors.accounts import account
+from magjit_triton.codegen.accounts import moved_by, virtual_in
 from magjit_triton.codegen.compiler import compile_graph
 from magjit_triton.codegen.decompositions import decompositions
 from magjit_triton.codegen.runtime import has_triton, interpreting
+from magjit_triton.passes import bytes_before
 from magjit_triton.settings import DEFAULTS, Settings
 
 __all__ = ["compile_with_kernels", "generates_kernels"]
@@ -39,11 +42,21 @@ def compile_with_kernels(
     """
 
     def compile_aten(graph: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+        before = bytes_before(graph) if context.want_dumps else {}
+        title = f"graph {len(context.movement) + 1}"
         with uncollected():
             made = compile_graph(graph, inputs, settings)
         context.dump("fusion_plan.txt", lambda: str(made.plan))
         context.dump("program.py", lambda: made.source)
         context.dump("kernels.py", lambda: "\n\n".join(one.source for one in made.kernels))
+        context.explain_movement(
+            lambda: account(
+                title,
+                before,
+                moved_by(made.fusion, made.plan),
+                virtual_in(made.fusion, made.plan),
+            )
+        )
         return made
 
     return aot(
