@@ -161,6 +161,8 @@ def test_bytes_of_operators() -> None:
     arguments = torch.rand(8, 8), torch.rand(8, 8), torch.zeros(2, dtype=torch.int64)
     gm = make_fx(function, tracing_mode="fake")(*arguments)
     found = {name: size for name, (_, size) in bytes_by_itself(gm.graph).items()}
+    empty = make_fx(lambda: torch.empty(4, 4), tracing_mode="fake")()
+    assert [size for _, size in bytes_by_itself(empty.graph).values()] == [0]
     assert found["t"] == found["view"] == found["expand"] == 0
     assert found["add"] == 3 * 256
     assert found["mul"] == 256 + 32  # what is expanded is read once

@@ -21,7 +21,10 @@ __all__ = ["Account", "account", "bytes_by_itself", "touched"]
 Account = Mapping[str, tuple[str, float]]
 """Name of a node → what it calls and bytes."""
 
-_VIEWS = ("aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_chunk")
+_FREE = (
+    *("aten::_unsafe_view", "aten::unsafe_chunk", "aten::unsafe_split"),
+    *("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"),
+)
 
 
 def account(
@@ -110,7 +113,7 @@ def _alone(node: Node, moves: bool) -> float:
         # What is written is as much as what is read, or all of the memory.
         given = [touched(one) for one in operands[1:]]
         return 2 * sum(given) if any(given) else touched(operands[0] if operands else None)
-    if any(one.alias_info is not None for one in schema.returns) or schema.name in _VIEWS:
+    if any(one.alias_info is not None for one in schema.returns) or schema.name in _FREE:
         return 0.0
     made = sum(map(touched, results))
     # A rearrangement reads of its operands no more than it writes.
