@@ -274,6 +274,7 @@ def _emit(build: Build) -> None:
         build.mock_source,
         captured.timings,
         dict(build.context.dumps),
+        tuple(build.context.movement),
         grad_enabled=bool(build.observation.global_state["grad_mode"]),
         repeatable=build.observation.repeatable(),
         fixed_draws=any(drawn.pinned for drawn in numbers.draws),

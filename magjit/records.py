@@ -19,6 +19,7 @@ from magjit.guards.emit import (
     describe_origin,
 )
 from magjit.guards.misses import Miss, find_miss
+from magjit.plugin.data_movement import DataMovement
 from magjit.refgraph.relations import Item
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Record:
     mock_source: str
     timings: Timings
     dumps: dict[str, str] = field(default_factory=dict)
+    movement: tuple[DataMovement, ...] = ()
     grad_enabled: bool = True
     repeatable: bool = False
     fixed_draws: bool = False

@@ -8,15 +8,14 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from magjit.plugin import BackendContext, BackendOptionError, CompiledGraph, uncollected
+from magjit.plugin import BackendContext, CompiledGraph, uncollected
 from magjit.plugin.aot import aot
 from magjit_triton.codegen.entry import compile_with_kernels, generates_kernels
 from magjit_triton.cuda_graphs import Replaying, can_be_captured
-from magjit_triton.passes import OBJECTIVES, compiled_graph
+from magjit_triton.passes import compiled_graph
+from magjit_triton.settings import DEFAULTS, Settings
 
-__all__ = ["MODES", "TritonBackend"]
-
-MODES = ("default", "reduce-overhead")
+__all__ = ["TritonBackend"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +23,10 @@ class TritonBackend:
     """Graphs in which data movement costs nothing; what is not provable runs as in eager mode.
 
     Attributes:
-        mode: ``"reduce-overhead"`` replays inference on a GPU as CUDA graphs.
-        objective: what the search saves: ``"latency"`` (bytes moved) or ``"memory"``.
+        settings: mode and objective.
     """
 
-    mode: str = "default"
-    objective: str = "latency"
+    settings: Settings = DEFAULTS
 
     name = "triton"
     exact_random = True
@@ -46,38 +43,21 @@ class TritonBackend:
         Raises:
             BackendOptionError: a mode or an option is unknown.
         """
-        given = dict(options or {})
-        objective = given.pop("objective", "latency")
-        if mode not in (None, *MODES):
-            raise BackendOptionError(
-                f"Backend 'triton' has no mode {mode!r}", remedy=f"modes: {', '.join(MODES)}"
-            )
-        if given or objective not in OBJECTIVES:
-            raise BackendOptionError(
-                f"Backend 'triton' does not know {given or objective!r}",
-                remedy=f"option 'objective': {', '.join(OBJECTIVES)}",
-            )
-        return TritonBackend(mode or "default", objective)
+        return TritonBackend(Settings.of(mode, options))
 
     def compile(
         self, gm: GraphModule, example_inputs: Sequence[Any], context: BackendContext
     ) -> CompiledGraph:
         """Compile forward, and backward where an input requires a gradient."""
         if generates_kernels(example_inputs):
-            return compile_with_kernels(
-                gm,
-                example_inputs,
-                context,
-                objective=self.objective,
-                cuda_graphs=self.mode == "reduce-overhead",
-            )
+            return compile_with_kernels(gm, example_inputs, context, self.settings)
 
         def compile_aten(graph: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
             with uncollected():
-                return compiled_graph(graph, context, self.objective).forward
+                return compiled_graph(graph, context, self.settings).forward
 
         def compile_inference(graph: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
-            captured = self.mode == "reduce-overhead" and can_be_captured(graph)
+            captured = self.settings.cuda_graphs and can_be_captured(graph)
             compiled = compile_aten(graph, inputs)
             return Replaying(compiled) if captured else compiled
 

@@ -3,49 +3,125 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
 
 from magjit.plugin import BackendContext
+from magjit.plugin.fx_helpers import copy_graph_module
+from magjit.plugin.virtual_tensors.accounts import Account, account, bytes_by_itself
 from magjit.plugin.virtual_tensors.calls import operand_nodes
 from magjit.plugin.virtual_tensors.costs import CostModel, left_to_move
 from magjit.plugin.virtual_tensors.grouping import group_repeated
-from magjit.plugin.virtual_tensors.opportunities import Movements, find_opportunities
+from magjit.plugin.virtual_tensors.opportunities import (
+    Movements,
+    Opportunities,
+    find_opportunities,
+)
+from magjit.plugin.virtual_tensors.refining import refined
 from magjit.plugin.virtual_tensors.search import Strategy, search
+from magjit_triton.decisions import Decisions
 from magjit_triton.direct import call_directly
 from magjit_triton.emit import emit
 from magjit_triton.in_place import update_in_place, updated
 from magjit_triton.kernels import AtenKernels, is_alias
+from magjit_triton.measuring import Stopwatch, example_inputs
 from magjit_triton.reuse import reuse_memory, write_directly
+from magjit_triton.settings import DEFAULTS, Settings
 from magjit_triton.strides import correct_strides
 
-__all__ = ["OBJECTIVES", "compiled_graph"]
-
-OBJECTIVES = ("latency", "memory")
+__all__ = ["bytes_before", "compiled_graph"]
 
 
 def compiled_graph(
-    gm: GraphModule, context: BackendContext, objective: str = "latency"
+    gm: GraphModule, context: BackendContext, settings: Settings = DEFAULTS
 ) -> GraphModule:
     """The graph that runs in place of an ATen graph."""
+    decisions = Decisions.of(gm, settings, "aten")
+    before = bytes_before(gm) if context.want_dumps else {}
     merge_items(gm.graph)
     for node in gm.graph.nodes:
         if node.op == "call_function" and node.meta.get("val") is None:
             node.meta["val"] = ()  # Checks have no results.
     correct_strides(gm)
     group_repeated(gm)
-    writes = overwritten(gm.graph, update_in_place(gm))
-    movements = Movements.of(gm.graph)
-    kernels = AtenKernels(movements)
-    strategy = find_strategy(gm, movements, kernels, writes, objective)
+    search = _Search.of(gm, settings)
+    strategy = search.decided(decisions, settings)
     context.dump("points_to.txt", lambda: described(strategy))
-    made = emit(gm, strategy, kernels)
-    write_directly(made)
-    reuse_memory(made)
+    made = search.emitted(strategy)
     context.dump("triton_graph.py", lambda: readable(made))
+    title = f"graph {len(context.movement) + 1}"
+    context.explain_movement(
+        lambda: account(title, before, bytes_by_itself(made.graph), pointed_to(strategy))
+    )
     call_directly(made)
     return made
+
+
+@dataclass
+class _Search:
+    """The search for a strategy of one graph, and the graphs that strategies become."""
+
+    gm: GraphModule
+    kernels: AtenKernels
+    model: CostModel
+    opportunities: Opportunities
+
+    @classmethod
+    def of(cls, gm: GraphModule, settings: Settings) -> _Search:
+        writes = overwritten(gm.graph, update_in_place(gm))
+        movements = Movements.of(gm.graph)
+        kernels = AtenKernels(movements)
+        model = CostModel(gm.graph, movements, kernels, writes, settings.objective, is_alias)
+        fixed = escaping(gm)
+        opportunities = find_opportunities(gm.graph, fixed, kernels.can_write, movements)
+        return cls(gm, kernels, model, opportunities)
+
+    def decided(self, decisions: Decisions, settings: Settings) -> Strategy:
+        """What was decided before, or is now."""
+        order = self.model.order
+        known = decisions.strategy(self.opportunities, self.model, order)
+        if known is None:
+            known = search(self.opportunities, self.model.gain, self.model.total)
+            if settings.measures_places:
+                known = self.measured(known)
+            decisions.choose(known, order)
+            decisions.keep()
+        return without_copies(self.gm, known, self.kernels)
+
+    def emitted(self, strategy: Strategy) -> GraphModule:
+        """The graph under a strategy."""
+        made = emit(self.gm, strategy, self.kernels)
+        write_directly(made)
+        reuse_memory(made)
+        return made
+
+    def measured(self, strategy: Strategy) -> Strategy:
+        """The strategy after trying on the device what the model takes for as good."""
+        inputs = example_inputs(self.gm)
+        if inputs is None:
+            return strategy
+        watch = Stopwatch(inputs)
+        programs: dict[int, tuple[Strategy, Callable[..., Any]]] = {}
+
+        def program(one: Strategy) -> Callable[..., Any]:
+            if id(one) not in programs:
+                made = self.emitted(without_copies(self.gm, one, self.kernels))
+                call_directly(made)
+                programs[id(one)] = one, made.forward
+            return programs[id(one)][1]
+
+        def faster(one: Strategy, other: Strategy) -> bool | None:
+            if watch.is_over():
+                return None
+            return watch.is_faster(program(one), program(other))
+
+        try:
+            return refined(strategy, self.opportunities, self.model, faster)
+        finally:
+            watch.stop()
 
 
 def merge_items(graph: Graph) -> None:
@@ -104,19 +180,6 @@ def written_by(node: Node) -> Iterator[Node]:
                 yield one
 
 
-def find_strategy(
-    gm: GraphModule,
-    movements: Movements,
-    kernels: AtenKernels,
-    writes: Mapping[Node, Node],
-    objective: str = "latency",
-) -> Strategy:
-    """The points-to graph that the search finds."""
-    model = CostModel(gm.graph, movements, kernels, writes, objective, is_alias)
-    opportunities = find_opportunities(gm.graph, escaping(gm), kernels.can_write, movements)
-    return without_copies(gm, search(opportunities, model.gain, model.total), kernels)
-
-
 def without_copies(gm: GraphModule, strategy: Strategy, kernels: AtenKernels) -> Strategy:
     """Virtual tensors that would have to be made to be read are physical.
 
@@ -154,6 +217,25 @@ def escaping(gm: GraphModule) -> dict[Node, str]:
         if is_alias(node) or getattr(node.target, "__name__", "") == "getitem":
             waiting += node.all_input_nodes
     return found
+
+
+def bytes_before(gm: GraphModule) -> Account:
+    """Bytes that the operators of eager mode move: what is updated is updated in place there."""
+    copy = copy_graph_module(gm)
+    update_in_place(copy)
+    return bytes_by_itself(copy.graph)
+
+
+def pointed_to(strategy: Strategy) -> dict[Node, list[tuple[Node, str]]]:
+    """Virtual tensor → those that it points to, with the operator that this makes needless."""
+    return {
+        tensor: [
+            (target, one.operator.name)
+            for target in dict.fromkeys(one.targets)
+            if target is not None
+        ]
+        for tensor, one in strategy.chosen.items()
+    }
 
 
 def described(strategy: Strategy) -> str:

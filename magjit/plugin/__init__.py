@@ -11,6 +11,7 @@ from magjit.plugin.backend_guards import (
 )
 from magjit.plugin.compiling import run_backend
 from magjit.plugin.context import BackendContext
+from magjit.plugin.data_movement import DataMovement, Edge, Moved, Place
 from magjit.plugin.fx_helpers import (
     fakeify,
     make_graph_module,
@@ -41,9 +42,13 @@ __all__ = [
     "CompiledGraph",
     "ConfigurableBackend",
     "CustomGuard",
+    "DataMovement",
+    "Edge",
     "ExampleInputs",
     "GraphInput",
     "InputDescriber",
+    "Moved",
+    "Place",
     "SameInput",
     "ShapeGuard",
     "StorageRelation",

@@ -14,6 +14,7 @@ cannot be written makes a cache that stays empty.  Nothing here raises for the d
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ from magjit import config
 from magjit.errors import ArgumentError
 
 __all__ = ["CacheStats", "DiskCache", "disk_cache", "fingerprint"]
+
+logger = logging.getLogger(__name__)
 
 _MAGIC = b"MagJIT\x00\x01"
 _DIGEST_SIZE = 32
@@ -95,6 +98,7 @@ class DiskCache:
             return None
         payload = _payload(content)
         if payload is None:
+            logger.debug("a damaged entry is removed: %s", path)
             self.stats.damaged += 1
             self.stats.misses += 1
             with suppress(OSError):

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from magjit.plugin.backend_guards import BackendGuard
+from magjit.plugin.data_movement import DataMovement
 from magjit.plugin.inputs import GraphInput
 
 __all__ = ["BackendContext"]
@@ -30,7 +31,7 @@ class BackendContext:
         dynamic: ``True`` symbols wherever possible, ``False`` none, ``None`` as marked.
         fullgraph: the user wants one graph or an error.
         grad_enabled: grad mode at the start of the graph; with it off, no backward is built.
-        want_dumps: keep what is passed to ``dump``.
+        want_dumps: keep what is passed to ``dump`` and ``explain_movement``.
         live_inputs: the run's own inputs, read only to make copies for backends that
             execute their example inputs.
         inputs: the graph inputs as data, in order.
@@ -43,6 +44,7 @@ class BackendContext:
         guards: what must hold for the compiled graph to be right, beyond the metadata in
             ``inputs``.
         dumps: name to text, in the order of the passes.
+        movement: what the compiled graphs move, in the order in which they were compiled.
     """
 
     mode: str | None = None
@@ -60,11 +62,21 @@ class BackendContext:
     tracing_context: TracingContext | None = None
     guards: list[BackendGuard] = field(default_factory=list)
     dumps: dict[str, str] = field(default_factory=dict)
+    movement: list[DataMovement] = field(default_factory=list)
 
     def add_guard(self, guard: BackendGuard) -> None:
         """Make ``guard`` part of the record that holds the compiled graph."""
         if guard not in self.guards:
             self.guards.append(guard)
+
+    def explain_movement(self, made: Callable[[], DataMovement]) -> None:
+        """Keep what a compiled graph moves for the report, when somebody asked for one.
+
+        Args:
+            made: makes it.
+        """
+        if self.want_dumps:
+            self.movement.append(made())
 
     def dump(self, name: str, text: str | Callable[[], str]) -> None:
         """Keep a readable artefact, when somebody asked for artefacts.

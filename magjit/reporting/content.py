@@ -20,6 +20,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from magjit.errors import Location
+from magjit.plugin.data_movement import DataMovement
 from magjit.refgraph import relations
 
 TIMING_NAMES = {
@@ -157,6 +158,7 @@ class Content:
         objects: the reference graph; the first is the outside world.
         mock_text, mock_source: the mock as a plan and as code.
         backend_dumps: readable artefacts that the backend kept, by file name.
+        movement: what the backend says of the data that each of its graphs moves.
         notes: what a reader should know of how the report came about.
     """
 
@@ -179,6 +181,7 @@ class Content:
     mock_text: str = ""
     mock_source: str = ""
     backend_dumps: dict[str, str] = field(default_factory=dict)
+    movement: list[DataMovement] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property

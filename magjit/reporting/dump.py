@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from magjit.errors import ArgumentError
 from magjit.reporting.content import Content, Function, Split
+from magjit.reporting.movement import draw, summary
+from magjit.reporting.movement import plain as table
 from magjit.reporting.names import short_file
 
 
@@ -77,6 +79,12 @@ def _files(content: Content) -> Iterator[File]:
         name = "graph.py" if number == 0 else f"graph_{number}.py"
         text = gm.print_readable(print_output=False)
         yield File(name, "the torch.fx graph as the backend got it", text)
+    for number, movement in enumerate(content.movement):
+        stem = "movement" if number == 0 else f"movement_{number}"
+        text = "\n".join([summary(movement), "", *table(movement)])
+        yield File(f"{stem}.txt", "bytes that operators move, what is virtual of what", text)
+        if picture := draw(movement):
+            yield File(f"{stem}.svg", "the points-to graph as a picture", picture)
     for name, text in content.backend_dumps.items():
         yield File(f"backend/{_safe(name)}", "written by the backend", text)
 

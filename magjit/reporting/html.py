@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
+from magjit.plugin.data_movement import DataMovement
 from magjit.reporting.content import TIMING_NAMES, Content, Role, Split, counted, kind_meaning
 from magjit.reporting.environment import machine, versions
+from magjit.reporting.movement import draw as draw_movement
+from magjit.reporting.movement import rows, summary
 from magjit.reporting.page_style import STYLE
 from magjit.reporting.picture import CLASSES, draw
 
@@ -25,6 +28,7 @@ def page(content: Content) -> str:
         _picture(content),
         _operators(content),
         _effects(content),
+        *map(_movement, content.movement),
         _texts(content),
         _footer(),
     ]
@@ -144,6 +148,30 @@ def _effects(content: Content) -> str:
         return ""
     items = "".join(f"<li><code>{escape(text)}</code></li>" for text in content.side_effects)
     return _section(f"Side effects: {len(content.side_effects)}", f"<ol>{items}</ol>")
+
+
+def _movement(movement: DataMovement) -> str:
+    *found, total = (
+        "".join(
+            (
+                f"<td><code>{escape(name)}</code></td><td><code>{escape(what)}</code></td>",
+                f'<td class="size">{escape(before)}</td><td class="size">{escape(after)}</td>',
+            )
+        )
+        for name, what, before, after in rows(movement)
+    )
+    table = (
+        '<div class="scroll tall"><table><thead><tr><th>result</th><th>operator</th>'
+        '<th class="size">before</th><th class="size">after</th></tr></thead>'
+        f"<tbody>{''.join(f'<tr>{row}</tr>' for row in found)}<tr>{total}</tr></tbody>"
+        "</table></div>"
+    )
+    picture = draw_movement(movement)
+    if picture:
+        about = "<p>The points-to graph: dashed tensors are never made; each is read from, or "
+        about += "computed in, the one that its arrow leads to.</p>"
+        picture = f'{about}<div class="scroll">{picture}</div>'
+    return _section("Data that moves", f"<p>{escape(summary(movement))}</p>{picture}{table}")
 
 
 def _texts(content: Content) -> str:

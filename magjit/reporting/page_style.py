@@ -50,6 +50,7 @@ th, td { text-align: left; padding: 4px 10px 4px 0; vertical-align: top; }
 thead th { position: sticky; top: 0; background: var(--surface); }
 tbody tr { border-top: 1px solid var(--line); }
 td.number { text-align: right; width: 60px; font-variant-numeric: tabular-nums; }
+th.size, td.size { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 table.bars th { font-weight: 400; width: 360px; }
 table.bars small { display: block; color: var(--soft); line-height: 1.3; }
 .count { background: var(--build); height: 12px; border-radius: 3px; margin-top: 4px;

@@ -73,6 +73,7 @@ class Report(Content):
             "cuts": [_split(split) for split in self.cuts],
             "splits": [_split(split) for split in self.splits],
             "missing": self.missing,
+            "movement": [one.to_json() for one in self.movement],
             "timings": self.timings,
             "objects": max(0, len(self.objects) - 1),
             "notes": self.notes,

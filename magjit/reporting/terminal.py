@@ -9,7 +9,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from magjit.plugin.data_movement import DataMovement
 from magjit.reporting.content import TIMING_NAMES, Content, Split, counted
+from magjit.reporting.movement import rows, summary
 
 _SHOWN = 30
 _COLOURS = ("green", "cyan", "yellow", "magenta")
@@ -33,6 +35,8 @@ def _parts(content: Content) -> Iterator[RenderableType]:
         yield _guards(content)
     if content.side_effects:
         yield _effects(content)
+    for movement in content.movement:
+        yield _movement(movement)
     if any(content.timings.values()):
         yield _time(content)
 
@@ -87,6 +91,18 @@ def _effects(content: Content) -> Table:
     for effect in content.side_effects[:_SHOWN]:
         table.add_row(Text(effect))
     _cut(table, len(content.side_effects))
+    return table
+
+
+def _movement(movement: DataMovement) -> Table:
+    table = _table(f"Data that moves, {summary(movement)}", "result", "operator", "before", "after")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    *found, total = rows(movement)
+    for row in found[:_SHOWN]:
+        table.add_row(*map(Text, row))
+    _cut(table, len(found))
+    table.add_row(*(Text(one, style="bold") for one in total))
     return table
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from magjit.reporting.content import TIMING_NAMES, Content
+from magjit.reporting.movement import plain as table
+from magjit.reporting.movement import summary
 
 _SHOWN = 40
 
@@ -20,6 +22,8 @@ def plain(content: Content) -> str:
     lines.append(f"guards: {content.guards.total()}")
     lines += [f"  {kind}: {count}" for kind, count in content.guards.most_common()]
     lines += _section("side effects", content.side_effects)
+    for movement in content.movement:
+        lines += _section(f"data that moves, {summary(movement)}", table(movement))
     lines.append("time:")
     for key, milliseconds in content.shown_timings.items():
         lines.append(f"  {TIMING_NAMES[key]}: {milliseconds:.1f} ms")

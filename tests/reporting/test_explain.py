@@ -194,6 +194,7 @@ JSON_KEYS = [
     "cuts",
     "splits",
     "missing",
+    "movement",
     "timings",
     "objects",
     "notes",

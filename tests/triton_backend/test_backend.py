@@ -43,7 +43,7 @@ def test_through_torch_compile() -> None:
 
 def test_settings() -> None:
     made = backend.configure("reduce-overhead", {"objective": "memory"}, None)
-    assert (made.mode, made.objective) == ("reduce-overhead", "memory")
+    assert (made.settings.mode, made.settings.objective) == ("reduce-overhead", "memory")
     for mode, options in (("fast", None), (None, {"objective": "speed"}), (None, {"other": 1})):
         with pytest.raises(BackendOptionError):
             backend.configure(mode, options, None)

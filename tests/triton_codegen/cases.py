@@ -275,4 +275,54 @@ CASES: dict[str, Case] = {
     "several_results": Case(
         lambda x: [torch.topk(x * 2, 3)[0] + 1], lambda: [r(4, 8)], 2, ("topk",)
     ),
+    "products_in_a_cat": Case(
+        lambda x, a, b, w: [torch.cat([x @ a, x @ b], 1) @ w],
+        lambda: [r(9, 8), r(8, 6), r(8, 4), r(10, 3)],
+        0,
+        ("mm", "mm", "mm"),
+    ),
+    "products_in_a_result": Case(
+        lambda x, a, b: [torch.cat([x @ a, x @ b], 1), x @ a],
+        lambda: [r(9, 8), r(8, 6), r(8, 4)],
+    ),
+    "a_product_and_an_input_in_a_cat": Case(
+        lambda x, a, w: [torch.cat([x @ a, x], 1) @ w],
+        lambda: [r(9, 8), r(8, 6), r(14, 3)],
+        1,
+        ("mm", "mm"),
+    ),
+    "softmaxes_in_a_cat": Case(
+        lambda x, a, b, w: [torch.cat([(x @ a).softmax(-1), (x @ b).softmax(-1)], 1) @ w],
+        lambda: [r(9, 8), r(8, 6), r(8, 4), r(10, 3)],
+        2,
+        ("mm", "mm", "mm"),
+    ),
+    "a_token_before_norms": Case(
+        lambda t, x, g, w: [torch.cat([t, F.layer_norm(x, (8,), g, g)], 0) @ w],
+        lambda: [r(1, 8), r(9, 8), r(8), r(8, 3)],
+        2,
+        ("mm",),
+    ),
+    "a_cat_in_a_cat": Case(
+        lambda x, a, b, w: [torch.cat([torch.cat([x @ a, x @ b], 1), x @ a + 1], 1) @ w],
+        lambda: [r(9, 8), r(8, 6), r(8, 4), r(16, 3)],
+        None,
+    ),
+    "a_part_is_read_too": Case(
+        lambda x, a, b, w: (lambda one: [torch.cat([one, x @ b], 1) @ w, one.relu().sum(0)])(x @ a),
+        lambda: [r(9, 8), r(8, 6), r(8, 4), r(10, 3)],
+        1,
+        ("mm", "mm", "mm"),
+    ),
+    "halves_turned_in_a_stack": Case(
+        lambda x, a, b, w: [torch.stack([(x @ a).t(), (x @ b).t()]).view(-1, 9) @ w],
+        lambda: [r(9, 8), r(8, 6), r(8, 6), r(9, 3)],
+        None,
+    ),
+    "the_whole_is_read_by_a_kernel": Case(
+        lambda x, a, b, w: (lambda c: [c @ w, c.exp().sum(1)])(torch.cat([x @ a, x @ b], 1)),
+        lambda: [r(9, 8), r(8, 6), r(8, 4), r(10, 3)],
+        1,
+        ("mm", "mm", "mm"),
+    ),
 }

@@ -66,6 +66,13 @@ def test_programs_that_were_once_wrong() -> None:
 
 
 @interpreted
+def test_results_do_not_depend_on_blocks() -> None:
+    found = results("cut")
+    assert len(found) > 8
+    assert not any(found.values()), "\n".join(found.values())
+
+
+@interpreted
 def test_conformance() -> None:
     failure = results("conformance")["conformance"]
     assert not failure, failure

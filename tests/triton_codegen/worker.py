@@ -2,6 +2,7 @@
 
     python worker.py interpret            every case and random graphs, through the interpreter
     python worker.py sm90                 every kernel of the cases, compiled for sm_90
+    python worker.py cut                  some cases, with all blocks that may be tried
     python worker.py conformance          the plugins' conformance suite, interpreted
 
 The last line of the output is a JSON object: name → text of the failure, or "".
@@ -27,10 +28,11 @@ from cases import CASES, Case, graph_of  # noqa: E402
 from random_graphs import random_case  # noqa: E402
 
 from magjit.plugin import conformance  # noqa: E402
-from magjit_triton.codegen import compiler, runtime  # noqa: E402
+from magjit_triton.codegen import compiler, deciding, runtime  # noqa: E402
 from magjit_triton.codegen.entry import compile_with_kernels  # noqa: E402
 from magjit_triton.codegen.fusion import Group  # noqa: E402
 from magjit_triton.codegen.lowering import operator_name  # noqa: E402
+from magjit_triton.codegen.tuning import candidates  # noqa: E402
 
 MOST_SHARED_MEMORY = 227 * 1024
 RANDOM_GRAPHS = int(os.environ.get("MAGJIT_RANDOM_GRAPHS", "60"))
@@ -89,6 +91,27 @@ def sm90(case: Case) -> None:
         assert int(spilled[1]) == 0, f"{kernel.source}\n{log}"
 
 
+CUT = (
+    *("pointwise", "softmax", "softmax_bf16", "softmax_long", "layer_norm"),
+    *("window_attention", "convolution", "grouped_product", "softmaxes_in_a_cat"),
+)
+
+
+def cut(case: Case) -> None:
+    """The same results however kernels are cut."""
+    for number in (1, 4, 7):
+
+        def otherwise(self, kernel, hint, number=number):
+            found = list(candidates(kernel))
+            return kernel.with_blocks(found[number % len(found)])
+
+        original, deciding.Deciding.cut = deciding.Deciding.cut, otherwise
+        try:
+            interpret(case)
+        finally:
+            deciding.Deciding.cut = original
+
+
 class Direct:
     """The code generator as a backend of its own."""
 
@@ -108,9 +131,10 @@ def main() -> None:
         failed = "" if "0 FAILED" in str(report) else str(report)
         print(json.dumps({"conformance": failed}))
         return
-    run = {"interpret": interpret, "sm90": sm90}[MODE]
-    cases = dict(CASES)
-    cases.update({f"random {seed}": random_case(seed) for seed in range(RANDOM_GRAPHS)})
+    run = {"interpret": interpret, "sm90": sm90, "cut": cut}[MODE]
+    cases = {name: CASES[name] for name in CUT} if MODE == "cut" else dict(CASES)
+    if MODE != "cut":
+        cases.update({f"random {seed}": random_case(seed) for seed in range(RANDOM_GRAPHS)})
     results = {}
     wanted = sys.argv[2:]
     for name, case in cases.items():

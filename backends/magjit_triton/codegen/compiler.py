@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from magjit.plugin.virtual_tensors.indexing import size_expr
 from magjit_triton.codegen.attention import attend, attention_kernel
+from magjit_triton.codegen.deciding import Decide, Deciding
 from magjit_triton.codegen.fusion import Fusion, Group, Plan
 from magjit_triton.codegen.graphs import is_tensor, mutates
 from magjit_triton.codegen.graphs_cuda import GraphedProgram
@@ -24,10 +25,13 @@ from magjit_triton.codegen.ir import Builder
 from magjit_triton.codegen.kernel import Kernel, make_kernel
 from magjit_triton.codegen.layout import Layout
 from magjit_triton.codegen.lowering import operator_name
+from magjit_triton.codegen.nest import Hint
 from magjit_triton.codegen.passes import PASSES
 from magjit_triton.codegen.printer import expression
 from magjit_triton.codegen.runtime import Launcher, has_triton, interpreting
-from magjit_triton.kernels import may_alias
+from magjit_triton.decisions import Decisions
+from magjit_triton.kernels import may_alias, out_variant
+from magjit_triton.settings import DEFAULTS, Settings
 from magjit_triton.strides import correct_strides
 
 __all__ = ["Compiled", "compile_graph", "plan_kernels"]
@@ -43,12 +47,14 @@ class Compiled:
         source: the Python program.
         kernels: the kernels it launches.
         plan: what was fused.
+        fusion: what made the plan.
     """
 
     run: Callable[..., Sequence[Any]]
     source: str
     kernels: list[Kernel]
     plan: Plan
+    fusion: Fusion
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         return self.run(*inputs)
@@ -57,10 +63,8 @@ class Compiled:
 def compile_graph(
     gm: GraphModule,
     example_inputs: Sequence[Any],
+    settings: Settings = DEFAULTS,
     *,
-    objective: str = "latency",
-    measure: bool = False,
-    cuda_graphs: bool = False,
     static_inputs: Sequence[int] = (),
 ) -> Compiled:
     """Compile a functional ATen graph for CUDA tensors.
@@ -70,9 +74,7 @@ def compile_graph(
     Args:
         gm: nodes have fake values in ``meta["val"]``.
         example_inputs: the fake inputs.
-        objective: ``"latency"`` or ``"memory"``.
-        measure: whether choices may be timed on the device.
-        cuda_graphs: whether calls go through CUDA graphs, ``mode="reduce-overhead"``.
+        settings: mode and objective.
         static_inputs: positions of inputs whose address stays the same.
 
     Returns:
@@ -83,15 +85,21 @@ def compile_graph(
     if interpreting() and has_triton():
         devices = ("cuda", "cpu")
     correct_strides(gm)
-    for rewrite in PASSES:
-        rewrite(gm)
-    fusion = Fusion(gm, devices)
-    plan = fusion.plan()
-    program = _Program(gm, fusion, plan)
+    deciding = Deciding(gm, settings, Decisions.of(gm, settings, "kernels"))
+
+    def program_of(one: GraphModule, decide: Decide) -> _Program:
+        for rewrite in PASSES:
+            rewrite(one)
+        fusion = Fusion(one, devices, settings.objective, decide)
+        return _Program(one, fusion, fusion.plan(), cut=deciding.cut)
+
+    deciding.make = lambda one, decide: program_of(one, decide).compiled().run
+    program = program_of(gm, deciding.decide)
     compiled = program.compiled()
-    if cuda_graphs and torch.cuda.is_available():
+    deciding.finish()
+    if settings.cuda_graphs and torch.cuda.is_available():
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-        roots = {update.root for update in fusion.updates.values()} | _written(gm)
+        roots = {update.root for update in program.fusion.updates.values()} | _written(gm)
         changed = frozenset(k for k, one in enumerate(placeholders) if one in roots)
         dynamic = bool(program.sizes) or any(
             not isinstance(node.meta.get("val"), torch.Tensor) for node in placeholders
@@ -161,6 +169,7 @@ class _Program:
     lines: list[str] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)
+    cut: Callable[[Kernel, Hint], Kernel] = lambda kernel, hint: kernel
 
     def __post_init__(self) -> None:
         self.sizes: dict[sympy.Symbol, str] = {}
@@ -174,8 +183,11 @@ class _Program:
         )
         self.device: torch.device | None = None
         self._by_buffer = {
-            layout.buffer: layout for layout in self.plan.layouts.values() if layout.offset == 0
+            layout.buffer: layout
+            for node, layout in self.plan.layouts.items()
+            if layout.offset == 0 and node not in self.plan.placed
         }
+        self._allocated: set[Node] = set()
 
     def compiled(self) -> Compiled:
         """The program of the plan."""
@@ -193,7 +205,7 @@ class _Program:
             head.append("    stream = current_stream()")
         source = "\n".join([*head, *(f"    {line}" for line in body)]) + "\n"
         exec(compile(source, "<magjit_triton program>", "exec"), self.names)
-        return Compiled(self.names["call"], source, self.kernels, self.plan)
+        return Compiled(self.names["call"], source, self.kernels, self.plan, self.fusion)
 
     # Sizes.
 
@@ -261,15 +273,16 @@ class _Program:
         names = {self.fusion.realized[node].buffer for node in kept}
         builder.stores = [store for store in builder.stores if store.buffer in names]
         used = {load.buffer for load in builder.loads()} | names
-        reach = {
-            layout.buffer: _reach(layout)
-            for layout in self.fusion.realized.values()
-            if layout.buffer in used
-        }
-        new = [node for node in kept if node not in self.fusion.updates]
+        reach = {buffer: size for buffer, size in self._reaches().items() if buffer in used}
+        own = [node for node in kept if node not in self.fusion.updates]
+        new = [node for node in own if node not in self.plan.placed]
         allocations = {node.name: self._allocation(node) for node in new}
         overwritten = {node.name: self._overwritten(node, builder) for node in new}
+        for owner in self._owners(own):
+            allocations[owner.name] = self._allocation(owner)
+            overwritten[owner.name] = {}
         kernel = make_kernel(f"fused_{len(self.kernels)}", builder, self.hint, reach)
+        kernel = self.cut(kernel, self.hint)
         self.kernels.append(kernel)
         self.names[kernel.name] = Launcher(kernel)
         device = kept[0].meta["val"].device
@@ -280,6 +293,22 @@ class _Program:
         lines = [f"{kernel.name}({arguments})"]
         makes = set(allocations)
         return _Step(lines, set(kernel.buffers), makes, makes, allocations, overwritten)
+
+    def _reaches(self) -> dict[str, sympy.Expr]:
+        """Buffer → number of elements from its first to its last."""
+        layouts = self.fusion.realized.items()
+        parts = {layout.buffer: _reach(layout) for node, layout in layouts}
+        whole = {
+            layout.buffer: _reach(layout) for node, layout in layouts if layout.buffer == node.name
+        }
+        return {**parts, **whole}
+
+    def _owners(self, nodes: Sequence[Node]) -> list[Node]:
+        """The tensors of which these nodes are the first parts to be computed."""
+        owners = dict.fromkeys(self.plan.placed[one] for one in nodes if one in self.plan.placed)
+        found = [owner for owner in owners if owner not in self._allocated]
+        self._allocated.update(found)
+        return found
 
     def _overwritten(self, node: Node, builder: Builder) -> dict[str, str]:
         """Memory that a kernel may write a result into: it reads each element where it writes.
@@ -317,8 +346,10 @@ class _Program:
         )
 
     def _attention(self, node: Node) -> _Step:
-        reach = {layout.buffer: _reach(layout) for layout in self.fusion.realized.values()}
-        kernel = attention_kernel(f"fused_{len(self.kernels)}", node, self.fusion.realized, reach)
+        reach = self._reaches()
+        name = f"fused_{len(self.kernels)}"
+        made = attention_kernel(name, node, self.fusion.realized, reach)
+        kernel = self.cut(made, self.hint)
         self.kernels.append(kernel)
         self.names[kernel.name] = Launcher(kernel)
         self.device = node.meta["val"].device
@@ -358,6 +389,8 @@ class _Program:
 
         arguments = [text(one) for one in node.args]
         arguments += [f"{name}={text(one)}" for name, one in node.kwargs.items()]
+        if node in self.plan.placed:
+            return self._placed_call(node, arguments, reads)
         if node.target is operator.getitem:
             lines = [f"{node.name} = {arguments[0]}[{arguments[1]}]"]
         else:
@@ -374,6 +407,17 @@ class _Program:
         if node.target is operator.getitem:
             shown = set() if fresh else {node.name}
         return _Step(lines, reads, {node.name}, fresh, shown=shown)
+
+    def _placed_call(self, node: Node, arguments: Sequence[str], reads: set[str]) -> _Step:
+        """A library operator that writes into another tensor's memory."""
+        layout = self.fusion.realized[node]
+        name = f"call_{len(self.names)}_{operator_name(node)}"
+        self.names[name] = out_variant(node)
+        place = self._strided(layout.buffer, layout)
+        lines = [self._allocation(owner) for owner in self._owners([node])]
+        made = {layout.buffer} if lines else set()
+        lines.append(f"{name}({', '.join([*arguments, f'out={place}'])})")
+        return _Step(lines, reads | {layout.buffer}, made, made)
 
     def _operand(self, node: Node) -> tuple[str, str]:
         """A tensor as a library operator gets it, and the memory that it reads."""

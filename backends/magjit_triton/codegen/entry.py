@@ -10,9 +10,13 @@ from torch.fx import GraphModule
 
 from magjit.plugin import BackendContext, CompiledGraph, uncollected
 from magjit.plugin.aot import aot
+from magjit.plugin.virtual_tensors.accounts import account
+from magjit_triton.codegen.accounts import moved_by, virtual_in
 from magjit_triton.codegen.compiler import compile_graph
 from magjit_triton.codegen.decompositions import decompositions
 from magjit_triton.codegen.runtime import has_triton, interpreting
+from magjit_triton.passes import bytes_before
+from magjit_triton.settings import DEFAULTS, Settings
 
 __all__ = ["compile_with_kernels", "generates_kernels"]
 
@@ -28,28 +32,31 @@ def compile_with_kernels(
     gm: GraphModule,
     example_inputs: Sequence[Any],
     context: BackendContext,
-    *,
-    objective: str = "latency",
-    measure: bool = False,
-    cuda_graphs: bool = False,
+    settings: Settings = DEFAULTS,
 ) -> CompiledGraph:
     """Compile forward, and backward where an input requires a gradient.
 
     Args:
         gm, example_inputs, context: as ``Backend.compile`` is given them.
-        objective: ``"latency"`` or ``"memory"``.
-        measure: whether choices may be timed on the device.
-        cuda_graphs: whether calls go through CUDA graphs.
+        settings: mode and objective.
     """
 
     def compile_aten(graph: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+        before = bytes_before(graph) if context.want_dumps else {}
+        title = f"graph {len(context.movement) + 1}"
         with uncollected():
-            made = compile_graph(
-                graph, inputs, objective=objective, measure=measure, cuda_graphs=cuda_graphs
-            )
+            made = compile_graph(graph, inputs, settings)
         context.dump("fusion_plan.txt", lambda: str(made.plan))
         context.dump("program.py", lambda: made.source)
         context.dump("kernels.py", lambda: "\n\n".join(one.source for one in made.kernels))
+        context.explain_movement(
+            lambda: account(
+                title,
+                before,
+                moved_by(made.fusion, made.plan),
+                virtual_in(made.fusion, made.plan),
+            )
+        )
         return made
 
     return aot(

@@ -1,9 +1,5 @@
 """Which nodes are computed together, and which have memory (VTC §5.1: fusion comes first).
 
-    Plan  ::= Unit*                       in an order in which they can run
-    Unit  ::= Group | Node                a fused kernel, or a call of a library operator
-    Group ::= Domain, Node*               nodes whose elements are computed in one loop nest
-
 A node has memory where something outside of its kernel reads it; all others are computed where
 they are needed.  Two groups become one where the one reads the other's elements at the very point
 at which they are computed, or where both read the same memory in equal nests, and where no path
@@ -13,14 +9,16 @@ through a third unit leads from one to the other.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import sympy
 import torch
 from torch.fx import GraphModule, Node
 
+from magjit.plugin.virtual_tensors.costs import tensor_bytes
 from magjit.plugin.virtual_tensors.indexing import index_symbols, linear_terms, simplify
+from magjit.plugin.virtual_tensors.search import Strategy
 from magjit_triton.codegen.attention import attend, attention_parts, find_attention
 from magjit_triton.codegen.domain import Domain, total
 from magjit_triton.codegen.graphs import (
@@ -38,6 +36,8 @@ from magjit_triton.codegen.ir import Builder
 from magjit_triton.codegen.layout import Layout, has_gaps, sizes_of, strides_for
 from magjit_triton.codegen.lowering import HANDLERS, Lowering, Unfusible, operator_name
 from magjit_triton.codegen.operators import POINTWISE
+from magjit_triton.codegen.placement import Choices, find_choices, placement, searched
+from magjit_triton.codegen.plan import Group, Plan, in_order
 from magjit_triton.codegen.runtime import POINTERS
 from magjit_triton.codegen.shown import owner_of, shown_in
 from magjit_triton.codegen.updates import Update, take_updates
@@ -50,47 +50,6 @@ _MOST_LOADS = 24
 _LOOK_BACK = 48
 
 
-@dataclass(eq=False)
-class Group:
-    """Nodes of one kernel.
-
-    Attributes:
-        domain: the loop nest.
-        nodes: what it stores, unless nothing outside reads it.
-    """
-
-    domain: Domain
-    nodes: list[Node]
-
-    def __str__(self) -> str:
-        return f"{self.domain} {', '.join(node.name for node in self.nodes)}"
-
-
-@dataclass
-class Plan:
-    """Units in order, and what lies where.
-
-    Attributes:
-        units: kernels and library calls.
-        layouts: every node with memory, and how it lies there.
-        stored: nodes that a kernel stores.
-    """
-
-    units: list[Group | Node]
-    layouts: dict[Node, Layout]
-    stored: set[Node]
-
-    def __str__(self) -> str:
-        lines = []
-        for unit in self.units:
-            if isinstance(unit, Group):
-                kept = [node.name for node in unit.nodes if node in self.stored]
-                lines.append(f"kernel {unit.domain} -> {', '.join(kept)}")
-            else:
-                lines.append(f"{operator_name(unit) or unit.name.partition('_')[0]} -> {unit.name}")
-        return "\n".join(lines)
-
-
 @dataclass
 class Fusion:
     """Makes the plan of a graph.
@@ -98,14 +57,23 @@ class Fusion:
     Attributes:
         gm: an ATen graph with fake values in ``meta["val"]``.
         fusible_devices: types of devices whose tensors kernels may compute.
+        objective: ``"latency"`` or ``"memory"``.
+        decide: what is computed in another's memory, of what may be.
+        strategy: what it has decided.
+        filled: memory that is computed part by part → the tensors that are its parts.
     """
 
     gm: GraphModule
     fusible_devices: tuple[str, ...] = ("cuda",)
+    objective: str = "latency"
+    decide: Callable[[Choices], Strategy] = searched
     realized: dict[Node, Layout] = field(default_factory=dict)
     units: list[Group | Node] = field(default_factory=list)
     updates: dict[Node, Update] = field(default_factory=dict)
     views: dict[Node, tuple[Node, Layout] | None] = field(default_factory=dict)
+    strategy: Strategy = field(default_factory=Strategy)
+    filled: dict[Node, list[Node]] = field(default_factory=dict)
+    placed: dict[Node, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._fusible: dict[Node, bool] = {}
@@ -199,7 +167,8 @@ class Fusion:
                 lowering.update(self.updates[node], places[node], self.realized[node])
             else:
                 layout = memory.get(node) or Layout.dense(node.name, node.meta["val"])
-                lowering.store(node, places[node], layout)
+                place = self.realized[node] if node in self.placed else layout
+                lowering.store(node, places[node], place)
         for store in builder.stores:
             axes = builder.instructions[store.value].axes
             if (
@@ -360,6 +329,26 @@ class Fusion:
             and sympy.expand(total(sizes_of(value)) - total(sizes_of(base.meta["val"]))) == 0
         )
 
+    def _take_places(self) -> None:
+        """Give what the search wants in another tensor's memory its place there."""
+        choices = find_choices(self.gm.graph, self, self.objective)
+        if choices is None:
+            return
+        self.strategy = self.decide(choices)
+        self._reads.clear()
+        self.views.clear()
+        found = placement(choices, self.strategy, self)
+        for node in found.kept:
+            self.realize(node)
+        for node, (owner, layout) in found.with_copies(self.gm.graph).items():
+            self.realize(owner)
+            self.realized[node] = layout
+            self.placed[node] = owner
+            self.filled.setdefault(owner, []).append(node)
+        for node, (owner, layout) in found.joined.items():
+            self.realized[node] = layout
+            self.filled[node] = self.filled[owner]
+
     def _deserves_memory(self, node: Node) -> bool:
         if node in self.realized or ABSORBED in node.meta:
             return node in self.realized
@@ -372,7 +361,13 @@ class Fusion:
         if isinstance(source, Node) and operator_name(source) in REDUCTIONS:
             return True
         users = [user for user in node.users if not is_opened(user, self.fusible)]
-        return len(users) > 1 and (is_expensive(node) or len(reads) > 1)
+        if len(users) < 2 or not (is_expensive(node) or len(reads) > 1):
+            return False
+        if self.objective == "memory":
+            # Without memory of its own it keeps alive what it is computed from.
+            kept = sum(_size(one) for one in reads if one.op == "call_function")
+            return kept > _size(node)
+        return True
 
     # Units.
 
@@ -381,8 +376,9 @@ class Fusion:
         self.updates = take_updates(self.gm, self.fusible_devices)
         find_attention(self.gm, self.fusible_devices, self.fusible)
         self._decide_memory()
+        self._take_places()
         for node in self.gm.graph.nodes:
-            if node.op != "call_function":
+            if node.op != "call_function" or node in self.filled:
                 continue
             if self.fusible(node):
                 if node in self.realized:
@@ -393,13 +389,17 @@ class Fusion:
         for unit in self.units:
             if isinstance(unit, Group):
                 unit.nodes.sort(key=lambda one: one in stored, reverse=True)
-        units = [u for u in self._sorted() if isinstance(u, Node) or set(u.nodes) & stored]
+        units = [
+            u
+            for u in in_order(self.units, self._before)
+            if isinstance(u, Node) or set(u.nodes) & stored
+        ]
         layouts = {
             node: layout
             for node, layout in self.realized.items()
             if node in stored or not self.fusible(node)
         }
-        return Plan(units, layouts, stored)
+        return Plan(units, layouts, stored, self.placed)
 
     def _add(self, unit: Group | Node, nodes: Sequence[Node]) -> None:
         before: set[int] = set(self._barrier)
@@ -434,6 +434,7 @@ class Fusion:
             seen.add(one)
             if one in self.realized or (one.op == "call_function" and one in self._unit_of):
                 yield one
+                yield from self.filled.get(one, ())
             else:
                 stack.extend(one.all_input_nodes)
 
@@ -445,9 +446,14 @@ class Fusion:
         if node in self.updates:  # After what may raise, as in eager mode.
             needed |= {id(u) for u in self.units if isinstance(u, Node) and not never_raises(u)}
         behind = set().union(*(self._before[one] for one in needed)) | needed
+        # A kernel does not read memory of which it writes a part.
+        parts = [part for one in reads for part in self.filled.get(one, ())]
+        writers = {id(self._unit_of[part]) for part in parts}
         for group in reversed([u for u in self.units[-_LOOK_BACK:] if isinstance(u, Group)]):
             if id(group) in self._barrier:
                 break
+            if id(group) in writers:
+                continue
             if any(id(group) in self._before[one] for one in needed if one != id(group)):
                 continue
             if self._related(group, node, reads) and self._join(group, node, domain, behind):
@@ -484,23 +490,6 @@ class Fusion:
                 before |= added
         return True
 
-    def _sorted(self) -> list[Group | Node]:
-        """The units in an order in which each stands after those it reads."""
-        result: list[Group | Node] = []
-        placed: set[int] = set()
-        waiting = list(self.units)
-        while waiting:
-            rest = []
-            for unit in waiting:
-                if self._before[id(unit)] <= placed:
-                    placed.add(id(unit))
-                    result.append(unit)
-                else:
-                    rest.append(unit)
-            assert len(rest) < len(waiting), "units wait for each other"
-            waiting = rest
-        return result
-
     def _stored(self) -> set[Node]:
         """The fused nodes that something outside of their kernel reads."""
         stored: set[Node] = set(self.updates)
@@ -524,4 +513,10 @@ class Fusion:
                 builder = self.lowered(unit.domain, unit.nodes, self.realized)
                 names = {load.buffer for load in builder.loads()}
                 stored |= {n for n, layout in self.realized.items() if layout.buffer in names}
+        for owner, filling in self.filled.items():
+            stored |= {owner, *filling}
         return {node for node in stored if self.fusible(node)}
+
+
+def _size(node: Node) -> float:
+    return tensor_bytes(node.meta["val"])
