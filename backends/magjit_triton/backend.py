@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from magjit.plugin import BackendContext, BackendOptionError, CompiledGraph, uncollected
 from magjit.plugin.aot import aot
 from magjit_triton.codegen.entry import compile_with_kernels, generates_kernels
+from magjit_triton.codegen.matmul.choice import SETTINGS
 from magjit_triton.cuda_graphs import Replaying, can_be_captured
 from magjit_triton.passes import OBJECTIVES, compiled_graph
 
@@ -26,10 +27,12 @@ class TritonBackend:
     Attributes:
         mode: ``"reduce-overhead"`` replays inference on a GPU as CUDA graphs.
         objective: what the search saves: ``"latency"`` (bytes moved) or ``"memory"``.
+        matmul: whose products: ``"library"``, ``"triton"`` where legal, or ``"auto"``.
     """
 
     mode: str = "default"
     objective: str = "latency"
+    matmul: str = "auto"
 
     name = "triton"
     exact_random = True
@@ -48,6 +51,7 @@ class TritonBackend:
         """
         given = dict(options or {})
         objective = given.pop("objective", "latency")
+        matmul = given.pop("matmul", "auto")
         if mode not in (None, *MODES):
             raise BackendOptionError(
                 f"Backend 'triton' has no mode {mode!r}", remedy=f"modes: {', '.join(MODES)}"
@@ -55,9 +59,15 @@ class TritonBackend:
         if given or objective not in OBJECTIVES:
             raise BackendOptionError(
                 f"Backend 'triton' does not know {given or objective!r}",
-                remedy=f"option 'objective': {', '.join(OBJECTIVES)}",
+                remedy=f"options 'objective': {', '.join(OBJECTIVES)}; "
+                f"'matmul': {', '.join(SETTINGS)}",
             )
-        return TritonBackend(mode or "default", objective)
+        if matmul not in SETTINGS:
+            raise BackendOptionError(
+                f"Backend 'triton' does not know matmul={matmul!r}",
+                remedy=f"option 'matmul': {', '.join(SETTINGS)}",
+            )
+        return TritonBackend(mode or "default", objective, matmul)
 
     def compile(
         self, gm: GraphModule, example_inputs: Sequence[Any], context: BackendContext
@@ -70,6 +80,7 @@ class TritonBackend:
                 context,
                 objective=self.objective,
                 cuda_graphs=self.mode == "reduce-overhead",
+                matmul=self.matmul,
             )
 
         def compile_aten(graph: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:

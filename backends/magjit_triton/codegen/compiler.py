@@ -17,13 +17,16 @@ from torch.fx import GraphModule, Node
 
 from magjit.plugin.virtual_tensors.indexing import size_expr
 from magjit_triton.codegen.attention import attend, attention_kernel
-from magjit_triton.codegen.fusion import Fusion, Group, Plan
+from magjit_triton.codegen.fusion import Group, Plan
 from magjit_triton.codegen.graphs import is_tensor, mutates
 from magjit_triton.codegen.graphs_cuda import GraphedProgram
 from magjit_triton.codegen.ir import Builder
 from magjit_triton.codegen.kernel import Kernel, make_kernel
 from magjit_triton.codegen.layout import Layout
 from magjit_triton.codegen.lowering import operator_name
+from magjit_triton.codegen.matmul.family import WORKSPACE
+from magjit_triton.codegen.matmul.fusing import ProductFusion
+from magjit_triton.codegen.matmul.steps import product_kernels
 from magjit_triton.codegen.passes import PASSES
 from magjit_triton.codegen.printer import expression
 from magjit_triton.codegen.runtime import Launcher, has_triton, interpreting
@@ -61,6 +64,7 @@ def compile_graph(
     measure: bool = False,
     cuda_graphs: bool = False,
     static_inputs: Sequence[int] = (),
+    matmul: str = "auto",
 ) -> Compiled:
     """Compile a functional ATen graph for CUDA tensors.
 
@@ -73,6 +77,7 @@ def compile_graph(
         measure: whether choices may be timed on the device.
         cuda_graphs: whether calls go through CUDA graphs, ``mode="reduce-overhead"``.
         static_inputs: positions of inputs whose address stays the same.
+        matmul: whose products: one of ``matmul.choice.SETTINGS``.
 
     Returns:
         A callable with the graph's flat inputs and outputs. On CPU tensors kernels are used
@@ -83,7 +88,7 @@ def compile_graph(
         devices = ("cuda", "cpu")
     for rewrite in PASSES:
         rewrite(gm)
-    fusion = Fusion(gm, devices)
+    fusion = ProductFusion(gm, devices, setting=matmul)
     plan = fusion.plan()
     program = _Program(gm, fusion, plan)
     compiled = program.compiled()
@@ -107,11 +112,13 @@ def _written(gm: GraphModule) -> set[Node]:
     return found
 
 
-def plan_kernels(gm: GraphModule, devices: Sequence[str] = ("cuda",)) -> list[Kernel]:
+def plan_kernels(
+    gm: GraphModule, devices: Sequence[str] = ("cuda",), matmul: str = "auto"
+) -> list[Kernel]:
     """The kernels of a graph, not compiled; tensors on ``devices`` count as fusible."""
     for rewrite in PASSES:
         rewrite(gm)
-    fusion = Fusion(gm, tuple(devices))
+    fusion = ProductFusion(gm, tuple(devices), setting=matmul)
     return _Program(gm, fusion, fusion.plan()).compiled().kernels
 
 
@@ -153,7 +160,7 @@ class _Step:
 @dataclass
 class _Program:
     gm: GraphModule
-    fusion: Fusion
+    fusion: ProductFusion
     plan: Plan
     lines: list[str] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=dict)
@@ -253,6 +260,8 @@ class _Program:
 
     def _group(self, group: Group) -> _Step:
         kept = [node for node in group.nodes if node in self.plan.stored]
+        if self.fusion.products_in(group.nodes):
+            return self._product(group, kept)
         builder = self.fusion.lowered(group.domain, group.nodes, self.fusion.realized)
         names = {self.fusion.realized[node].buffer for node in kept}
         builder.stores = [store for store in builder.stores if store.buffer in names]
@@ -266,16 +275,33 @@ class _Program:
         allocations = {node.name: self._allocation(node) for node in new}
         overwritten = {node.name: self._overwritten(node, builder) for node in new}
         kernel = make_kernel(f"fused_{len(self.kernels)}", builder, self.hint, reach)
-        self.kernels.append(kernel)
-        self.names[kernel.name] = Launcher(kernel)
-        device = kept[0].meta["val"].device
-        self.device = device
-        arguments = ", ".join(
-            ["stream", *kernel.buffers, *(symbol.name for symbol in kernel.symbols)]
-        )
-        lines = [f"{kernel.name}({arguments})"]
+        self.device = kept[0].meta["val"].device
+        lines = [self._launch(kernel)]
         makes = set(allocations)
         return _Step(lines, set(kernel.buffers), makes, makes, allocations, overwritten)
+
+    def _launch(self, kernel: Kernel) -> str:
+        self.kernels.append(kernel)
+        self.names[kernel.name] = Launcher(kernel)
+        sizes = (symbol.name for symbol in kernel.symbols)
+        return f"{kernel.name}({', '.join(['stream', *kernel.buffers, *sizes])})"
+
+    def _product(self, group: Group, kept: Sequence[Node]) -> _Step:
+        reach = {layout.buffer: _reach(layout) for layout in self.fusion.realized.values()}
+        name = f"fused_{len(self.kernels)}"
+        made = product_kernels(name, self.fusion, group.nodes, kept, reach)
+        self.device = kept[0].meta["val"].device
+        new = [node for node in kept if node not in self.fusion.updates]
+        lines = [self._allocation(node) for node in new]
+        if made.workspace != 0:
+            size = Layout(WORKSPACE, torch.float32, (made.workspace,), (sympy.S.One,))
+            lines.append(self._memory(size, self.device))
+        lines += [self._launch(kernel) for kernel in made.kernels]
+        if made.workspace != 0:
+            lines.append(f"del {WORKSPACE}")
+        reads = {buffer for kernel in made.kernels for buffer in kernel.buffers} - {WORKSPACE}
+        makes = {node.name for node in new}
+        return _Step(lines, reads, makes, makes)
 
     def _overwritten(self, node: Node, builder: Builder) -> dict[str, str]:
         """Memory that a kernel may write a result into: it reads each element where it writes.
@@ -302,13 +328,14 @@ class _Program:
         return found
 
     def _allocation(self, node: Node) -> str:
-        layout = self.plan.layouts[node]
+        return self._memory(self.plan.layouts[node], node.meta["val"].device)
+
+    def _memory(self, layout: Layout, device: torch.device) -> str:
         dtype = str(layout.dtype)
-        device = node.meta["val"].device
         name = f"device_{device.type}_{device.index or 0}"
         self.names[name] = device
         return (
-            f"{node.name} = empty_strided({_tuple(layout.sizes)}, {_tuple(layout.strides)}, "
+            f"{layout.buffer} = empty_strided({_tuple(layout.sizes)}, {_tuple(layout.strides)}, "
             f"dtype={dtype}, device={name})"
         )
 

@@ -32,6 +32,7 @@ def compile_with_kernels(
     objective: str = "latency",
     measure: bool = False,
     cuda_graphs: bool = False,
+    matmul: str = "auto",
 ) -> CompiledGraph:
     """Compile forward, and backward where an input requires a gradient.
 
@@ -40,12 +41,18 @@ def compile_with_kernels(
         objective: ``"latency"`` or ``"memory"``.
         measure: whether choices may be timed on the device.
         cuda_graphs: whether calls go through CUDA graphs.
+        matmul: whose products: one of ``matmul.choice.SETTINGS``.
     """
 
     def compile_aten(graph: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
         with uncollected():
             made = compile_graph(
-                graph, inputs, objective=objective, measure=measure, cuda_graphs=cuda_graphs
+                graph,
+                inputs,
+                objective=objective,
+                measure=measure,
+                cuda_graphs=cuda_graphs,
+                matmul=matmul,
             )
         context.dump("fusion_plan.txt", lambda: str(made.plan))
         context.dump("program.py", lambda: made.source)

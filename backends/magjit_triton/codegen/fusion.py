@@ -25,6 +25,7 @@ from magjit_triton.codegen.attention import attend, attention_parts, find_attent
 from magjit_triton.codegen.domain import Domain, total
 from magjit_triton.codegen.graphs import (
     ABSORBED,
+    in_order,
     is_moments,
     is_opened,
     is_tensor,
@@ -353,6 +354,10 @@ class Fusion:
         """Fuse."""
         self.updates = take_updates(self.gm, self.fusible_devices)
         find_attention(self.gm, self.fusible_devices, self.fusible)
+        return self.planned()
+
+    def planned(self) -> Plan:
+        """The plan of a graph that is prepared."""
         self._decide_memory()
         for node in self.gm.graph.nodes:
             if node.op != "call_function":
@@ -366,7 +371,8 @@ class Fusion:
         for unit in self.units:
             if isinstance(unit, Group):
                 unit.nodes.sort(key=lambda one: one in stored, reverse=True)
-        units = [u for u in self._sorted() if isinstance(u, Node) or set(u.nodes) & stored]
+        units = in_order(self.units, self._before)
+        units = [u for u in units if isinstance(u, Node) or set(u.nodes) & stored]
         layouts = {
             node: layout
             for node, layout in self.realized.items()
@@ -456,23 +462,6 @@ class Fusion:
             if id(group) in before:
                 before |= added
         return True
-
-    def _sorted(self) -> list[Group | Node]:
-        """The units in an order in which each stands after those it reads."""
-        result: list[Group | Node] = []
-        placed: set[int] = set()
-        waiting = list(self.units)
-        while waiting:
-            rest = []
-            for unit in waiting:
-                if self._before[id(unit)] <= placed:
-                    placed.add(id(unit))
-                    result.append(unit)
-                else:
-                    rest.append(unit)
-            assert len(rest) < len(waiting), "units wait for each other"
-            waiting = rest
-        return result
 
     def _stored(self) -> set[Node]:
         """The fused nodes that something outside of their kernel reads."""

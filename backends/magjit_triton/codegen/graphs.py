@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import Node
@@ -17,8 +17,11 @@ from magjit_triton.codegen.lowering import HANDLERS, operator_name
 ABSORBED = "magjit_absorbed"
 """In a node's ``meta`` where it is computed inside of an attention kernel only."""
 
+Unit = TypeVar("Unit")
+
 __all__ = [
     "ABSORBED",
+    "in_order",
     "is_moments",
     "is_opened",
     "is_tensor",
@@ -95,3 +98,21 @@ def tensors_read(node: Node) -> list[Node]:
         elif node.target is operator.getitem:
             found.update(dict.fromkeys(tensors_read(one)))
     return list(found)
+
+
+def in_order(units: Sequence[Unit], before: Mapping[int, set[int]]) -> list[Unit]:
+    """Units in an order in which each stands after those that ``before`` names by their ids."""
+    result: list[Unit] = []
+    placed: set[int] = set()
+    waiting = list(units)
+    while waiting:
+        rest = []
+        for unit in waiting:
+            if before[id(unit)] <= placed:
+                placed.add(id(unit))
+                result.append(unit)
+            else:
+                rest.append(unit)
+        assert len(rest) < len(waiting), "units wait for each other"
+        waiting = rest
+    return result
