@@ -277,7 +277,8 @@ class ProductFusion(Fusion):
     def _recomputes(self, product: Node, node: Node, side: str) -> bool:
         """Whether a computed operand is computed anew by each program that reads it."""
         reads = self.reads_of(node)
-        if len(node.users) > 1 or len(reads) > 3:
+        # What follows a product of ours is its epilogue: that saves more.
+        if len(node.users) > 1 or len(reads) > 3 or reads & self.own:
             return False
         passes = self._passes(product, side)
         made = tensor_bytes(node.meta["val"])
@@ -334,11 +335,24 @@ class ProductFusion(Fusion):
 
     def _is_twin(self, group: Group, node: Node) -> bool:
         products = self.products_in(group.nodes)
-        if len(products) != 1 or operands_of(products[0])[0] is not operands_of(node)[0]:
+        if len(products) != 1 or not self._share(
+            *(operands_of(one)[0] for one in (*products, node))
+        ):
             return False
         if not same(sizes_of(products[0].meta["val"]), sizes_of(node.meta["val"])):
             return False
         return bool(self._reached(products[0]) & self._reached(node))
+
+    def _share(self, one: Node, other: Node) -> bool:
+        """Whether two left operands are the same elements."""
+        if one is other:
+            return True
+        value, like = one.meta["val"], other.meta["val"]
+        if value.dtype != like.dtype or not same(sizes_of(value), sizes_of(like)):
+            return False
+        operands = (self.operand(node, "left", self.realized) for node in (one, other))
+        first, second = (str(operand.builder) for operand in operands)
+        return first == second
 
     def _reached(self, node: Node) -> set[Node]:
         """What is computed of a product, element by element and before it is read elsewhere."""

@@ -1,0 +1,183 @@
+"""Run in a process of its own, as ``worker.py`` is.
+
+    python product_worker.py interpret      every case in every dtype, against float64
+    python product_worker.py cuts           some cases in every configuration, interpreted
+    python product_worker.py random         random graphs, all their products ours
+    python product_worker.py programs       whole programs through ``magjit.compile``
+    python product_worker.py sm90           every kernel, compiled for sm_90
+
+The last line of the output is a JSON object: name → text of the failure, or "".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+MODE = sys.argv[1]
+os.environ["TRITON_INTERPRET"] = "0" if MODE == "sm90" else "1"
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch  # noqa: E402
+from cases import Case, graph_of  # noqa: E402
+from product_cases import (  # noqa: E402
+    CONFIGURATIONS,
+    CUT_CASES,
+    DTYPES,
+    LARGE,
+    PRODUCTS,
+    ProductCase,
+    arguments_of,
+)
+from product_programs import PROGRAMS  # noqa: E402
+from random_graphs import random_case  # noqa: E402
+
+from magjit_triton.codegen import compiler, runtime  # noqa: E402
+from magjit_triton.codegen.matmul import steps  # noqa: E402
+from magjit_triton.codegen.matmul.configuration import (  # noqa: E402
+    MOST_SHARED_MEMORY,
+    Configuration,
+)
+from magjit_triton.codegen.matmul.family import MatmulKernel  # noqa: E402
+
+RANDOM = int(os.environ.get("MAGJIT_RANDOM_GRAPHS", "12"))
+
+
+def compiled(function: Callable[..., Any], arguments: list[Any]) -> compiler.Compiled:
+    case = Case(function, lambda: arguments)
+    return compiler.compile_graph(graph_of(case, arguments), arguments, matmul="triton")
+
+
+def errors(found: Any, exact: Any) -> float:
+    if not exact.numel():
+        return 0.0
+    return float((found.double() - exact.double()).abs().max())
+
+
+def check(case: ProductCase, dtype: torch.dtype, *, counted: bool = True) -> None:
+    """At most twice as far from float64 as eager is; the same at every call."""
+    arguments = arguments_of(case, dtype)
+    made = compiled(case.function, arguments)
+    found, eager = made(*arguments), case.function(*arguments)
+    exact = case.function(*(one.double() for one in arguments))
+    for ours, theirs, right in zip(found, eager, exact, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.shape == theirs.shape
+        assert ours.stride() == theirs.stride()
+        largest = float(right.abs().max()) if right.numel() else 0.0
+        least = torch.finfo(ours.dtype).eps * max(largest, 1.0)
+        assert errors(ours, right) <= 2 * errors(theirs, right) + least / 2, (
+            errors(ours, right),
+            errors(theirs, right),
+        )
+    for ours, again in zip(found, made(*arguments), strict=True):
+        torch.testing.assert_close(ours, again, rtol=0, atol=0)
+    if counted:
+        products = [one for one in made.kernels if isinstance(one, MatmulKernel)]
+        assert (len(products), len(made.kernels)) == (case.products, case.kernels), made.plan
+
+
+def interpret() -> Iterator[tuple[str, Callable[[], None]]]:
+    for name, case in PRODUCTS.items():
+        for label, dtype in DTYPES.items():
+            yield f"{name} {label}", lambda case=case, dtype=dtype: check(case, dtype)
+
+
+def cuts() -> Iterator[tuple[str, Callable[[], None]]]:
+    for number, cut in enumerate(CONFIGURATIONS):
+        for name in CUT_CASES:
+
+            def run(name: str = name, cut: tuple[int, ...] = cut) -> None:
+                kept = steps.default
+                steps.default = lambda extent, work, multiprocessors: Configuration(*cut)
+                try:
+                    check(PRODUCTS[name], torch.float16, counted=False)
+                finally:
+                    steps.default = kept
+
+            yield f"{name} {number}", run
+
+
+def random_graphs() -> Iterator[tuple[str, Callable[[], None]]]:
+    for seed in range(RANDOM):
+
+        def run(seed: int = seed) -> None:
+            case = random_case(seed)
+            torch.manual_seed(0)
+            arguments = case.arguments()
+            found = compiled(case.function, arguments)(*arguments)
+            torch.testing.assert_close(found, case.function(*arguments), rtol=1e-4, atol=1e-4)
+
+        yield f"random {seed}", run
+
+
+def programs() -> Iterator[tuple[str, Callable[[], None]]]:
+    yield from PROGRAMS.items()
+
+
+def sm90() -> Iterator[tuple[str, Callable[[], None]]]:
+    for name, case in {**PRODUCTS, **LARGE}.items():
+        for label, dtype in DTYPES.items():
+            yield f"{name} {label}", lambda case=case, dtype=dtype: assemble(case, dtype, False)
+        yield f"{name} tf32", lambda case=case: assemble(case, torch.float32, True)
+
+
+def assemble(case: ProductCase, dtype: torch.dtype, tf32: bool) -> None:
+    """Each kernel compiles, spills no register, fits, and multiplies as it should."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    arguments = arguments_of(case, dtype)
+    gm = graph_of(Case(case.function, lambda: arguments), arguments)
+    kernels = compiler.plan_kernels(gm, devices=("cpu",), matmul="triton")
+    assert len(kernels) == case.kernels
+    for kernel in kernels:
+        made = runtime.compile_for(kernel, GPUTarget("cuda", 90, 32))
+        assert made.metadata.shared <= MOST_SHARED_MEMORY
+        text = made.asm["ptx"]
+        with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+            file.write(text)
+            file.flush()
+            command = [str(assembler), "-v", "--gpu-name", "sm_90a", file.name, "-o", "/dev/null"]
+            log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        spilled = re.search(r"(\d+) bytes spill stores", log)
+        assert spilled is not None and int(spilled[1]) == 0, f"{kernel.source}\n{log}"
+        if isinstance(kernel, MatmulKernel) and 0 not in kernel.family.sizes:
+            tensor_cores = "mma.sync" in text or "wgmma.mma_async" in text
+            assert tensor_cores == (dtype != torch.float32 or tf32), kernel.source
+            assert ("tf32" in text) == (dtype == torch.float32 and tf32)
+
+
+def main() -> None:
+    modes = {
+        "interpret": interpret,
+        "cuts": cuts,
+        "random": random_graphs,
+        "programs": programs,
+        "sm90": sm90,
+    }
+    wanted = sys.argv[2:]
+    results = {}
+    for name, run in modes[MODE]():
+        if wanted and name not in wanted:
+            continue
+        try:
+            run()
+            results[name] = ""
+        except Exception:
+            results[name] = traceback.format_exc(limit=-6)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
