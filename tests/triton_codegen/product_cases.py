@@ -14,6 +14,7 @@ __all__ = [
     "DTYPES",
     "LARGE",
     "PRODUCTS",
+    "TIMED_CASES",
     "ProductCase",
     "arguments_of",
 ]
@@ -203,6 +204,18 @@ LARGE: dict[str, ProductCase] = {
 
 CUT_CASES = ("large", "batch", "linear gelu", "dual", "merged heads", "kept and used", "no depth")
 """Those that run in every configuration."""
+
+TIMED_CASES = (
+    "addmm",
+    "dual",
+    "heads to rows",
+    "kept and used",
+    "linear gelu",
+    "merged heads",
+    "prologue",
+    "windows",
+)
+"""Those of which both ways that a measurement compares are run."""
 
 # block_m, block_n, block_k, group_m, warps, stages, split_k, programs
 CONFIGURATIONS: list[tuple[int, ...]] = [

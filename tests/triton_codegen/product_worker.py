@@ -3,6 +3,7 @@
     python product_worker.py interpret      every case in every dtype, against float64
     python product_worker.py cuts           some cases in every configuration, interpreted
     python product_worker.py random         random graphs, all their products ours
+    python product_worker.py timed          both ways that a measurement compares, interpreted
     python product_worker.py programs       whole programs through ``magjit.compile``
     python product_worker.py sm90           every kernel, compiled for sm_90
 
@@ -34,6 +35,7 @@ from product_cases import (  # noqa: E402
     DTYPES,
     LARGE,
     PRODUCTS,
+    TIMED_CASES,
     ProductCase,
     arguments_of,
 )
@@ -41,12 +43,16 @@ from product_programs import PROGRAMS  # noqa: E402
 from random_graphs import random_case  # noqa: E402
 
 from magjit_triton.codegen import compiler, runtime  # noqa: E402
+from magjit_triton.codegen.fusion import Group  # noqa: E402
 from magjit_triton.codegen.matmul import steps  # noqa: E402
 from magjit_triton.codegen.matmul.configuration import (  # noqa: E402
     MOST_SHARED_MEMORY,
     Configuration,
 )
 from magjit_triton.codegen.matmul.family import MatmulKernel  # noqa: E402
+from magjit_triton.codegen.matmul.fusing import ProductFusion  # noqa: E402
+from magjit_triton.codegen.matmul.measuring import Bench, promising  # noqa: E402
+from magjit_triton.codegen.matmul.products import extent_of, is_product  # noqa: E402
 
 RANDOM = int(os.environ.get("MAGJIT_RANDOM_GRAPHS", "12"))
 
@@ -119,6 +125,59 @@ def random_graphs() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"random {seed}", run
 
 
+def timed() -> Iterator[tuple[str, Callable[[], None]]]:
+    for name in TIMED_CASES:
+        yield name, lambda name=name: both_ways(PRODUCTS[name])
+    yield "chosen", chosen
+
+
+def both_ways(case: ProductCase) -> None:
+    """What is timed as ours and what is timed as the library's way compute the same."""
+    arguments = arguments_of(case, torch.float32)
+    fusion = ProductFusion(graph_of(Case(case.function, lambda: arguments), arguments), ("cpu",))
+    fusion.setting = "triton"
+    plan = fusion.plan()
+    for group in plan.units:
+        if not isinstance(group, Group) or not fusion.products_in(group.nodes):
+            continue
+        bench = Bench(fusion, group, plan)
+        names = [fusion.realized[node].buffer for node in bench.kept]
+        for cut in (Configuration(16, 16, 16), Configuration(32, 16, 16, split_k=3)):
+            bench.ours(cut)()
+            ours = [bench.memory[name].clone() for name in names]
+            for name in names:
+                bench.memory[name].zero_()
+            bench.library()()
+            for mine, name in zip(ours, names, strict=True):
+                assert mine.any()
+                torch.testing.assert_close(mine, bench.memory[name], rtol=1e-4, atol=1e-4)
+        times = iter(range(9, 0, -1))
+        ours, library = bench.times(lambda run: float(next(times)))
+        assert ours == library + 1
+        assert fusion.cuts[bench.products[0]] in promising(
+            extent_of(bench.products[0], fusion.hint), fusion.work_of(bench.products), 132
+        )
+
+
+def chosen() -> None:
+    """The products that are ours are those that are faster; the others are the library's."""
+    case = PRODUCTS["swiglu"]
+    arguments = arguments_of(case, torch.float32)
+    for library, calls in ((2.0, 0), (1.0, 3), (1.5, 1)):
+        fusion = ProductFusion(
+            graph_of(Case(case.function, lambda: arguments), arguments), ("cpu",)
+        )
+        fusion._is_candidate = lambda node: is_product(node, ("cpu",))  # type: ignore[method-assign]
+        fusion.measured = lambda fusion, group, plan, library=library: (
+            1.0 + 0.6 / len(fusion.products_in(group.nodes)) ** 4,
+            library,
+        )
+        plan = fusion.plan()
+        assert sum(isinstance(unit, torch.fx.Node) for unit in plan.units) == calls, plan
+        found = compiler._Program(fusion.gm, fusion, plan).compiled()(*arguments)
+        torch.testing.assert_close(found, case.function(*arguments), rtol=1e-4, atol=1e-4)
+
+
 def programs() -> Iterator[tuple[str, Callable[[], None]]]:
     yield from PROGRAMS.items()
 
@@ -163,6 +222,7 @@ def main() -> None:
         "interpret": interpret,
         "cuts": cuts,
         "random": random_graphs,
+        "timed": timed,
         "programs": programs,
         "sm90": sm90,
     }

@@ -20,7 +20,7 @@ import torch
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 
-from product_cases import CONFIGURATIONS, CUT_CASES, DTYPES, LARGE, PRODUCTS  # noqa: E402
+from product_cases import CONFIGURATIONS, CUT_CASES, DTYPES, LARGE, PRODUCTS, TIMED_CASES  # noqa: E402
 
 from magjit_triton.codegen.matmul.choice import (  # noqa: E402
     Device,
@@ -93,6 +93,13 @@ def test_every_cut_computes_the_same(name: str, cut: int) -> None:
 
 @has_triton
 @interpreted
+@pytest.mark.parametrize("name", [*TIMED_CASES, "chosen"])
+def test_what_is_measured(name: str) -> None:
+    passes("timed", name)
+
+
+@has_triton
+@interpreted
 @pytest.mark.parametrize("name", SEEDS)
 def test_random_graphs(name: str) -> None:
     passes("random", name)
@@ -152,7 +159,10 @@ def test_the_space_fits_onto_a_multiprocessor() -> None:
     found = list(space(HALF))
     assert len(found) == len(set(found)) > 100
     assert all(one.shared_memory(HALF) <= MOST_SHARED_MEMORY for one in found)
-    assert {one.block_m for one in space(Work(torch.float32, 1, True))} < {16, 32, 64, 128, 256}
+    exact = Work(torch.float32, 1, exact=True)
+    assert 0 < sum(one.is_legal(exact) for one in found) < len(found)
+    both = Work(torch.float16, 2)
+    assert all(one.accumulators(both) <= 128 for one in space(both))
 
 
 @pytest.mark.parametrize(
@@ -197,8 +207,7 @@ def test_what_is_read_again_counts() -> None:
 @pytest.mark.parametrize(("times", "expected"), [((1.0, 2.0), True), ((2.0, 1.0), False)])
 def test_measurements_replace_the_estimate(times: tuple[float, float], expected: bool) -> None:
     for one in (facts(4096, 4096, 64, 2, launches=1), facts(4096, 4096, 4096, 0)):
-        assert ours_pays(one, Device(), lambda _: times) == expected
-        assert ours_pays(one, Device(), lambda _: None) == ours_pays(one, Device())
+        assert ours_pays(one, Device(), times) == expected
 
 
 def test_operands_are_computed_again_only_where_that_reads_less() -> None:

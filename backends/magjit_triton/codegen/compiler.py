@@ -23,9 +23,11 @@ from magjit_triton.codegen.graphs_cuda import GraphedProgram
 from magjit_triton.codegen.ir import Builder
 from magjit_triton.codegen.kernel import Kernel, make_kernel
 from magjit_triton.codegen.layout import Layout
+from magjit_triton.codegen.layout import reach_of as _reach
 from magjit_triton.codegen.lowering import operator_name
 from magjit_triton.codegen.matmul.family import WORKSPACE
 from magjit_triton.codegen.matmul.fusing import ProductFusion
+from magjit_triton.codegen.matmul.measuring import measured
 from magjit_triton.codegen.matmul.steps import product_kernels
 from magjit_triton.codegen.passes import PASSES
 from magjit_triton.codegen.printer import expression
@@ -88,7 +90,8 @@ def compile_graph(
         devices = ("cuda", "cpu")
     for rewrite in PASSES:
         rewrite(gm)
-    fusion = ProductFusion(gm, devices, setting=matmul)
+    timed = measured if measure and torch.cuda.is_available() else None
+    fusion = ProductFusion(gm, devices, setting=matmul, measured=timed)
     plan = fusion.plan()
     program = _Program(gm, fusion, plan)
     compiled = program.compiled()
@@ -289,7 +292,8 @@ class _Program:
     def _product(self, group: Group, kept: Sequence[Node]) -> _Step:
         reach = {layout.buffer: _reach(layout) for layout in self.fusion.realized.values()}
         name = f"fused_{len(self.kernels)}"
-        made = product_kernels(name, self.fusion, group.nodes, kept, reach)
+        cut = self.fusion.cuts.get(self.fusion.products_in(group.nodes)[0])
+        made = product_kernels(name, self.fusion, group.nodes, kept, reach, cut)
         self.device = kept[0].meta["val"].device
         new = [node for node in kept if node not in self.fusion.updates]
         lines = [self._allocation(node) for node in new]
@@ -445,13 +449,6 @@ def _makes_memory(node: Node) -> bool:
 def _tuple(sizes: Sequence[sympy.Expr]) -> str:
     inner = ", ".join(expression(size) for size in sizes)
     return f"({inner},)" if sizes else "()"
-
-
-def _reach(layout: Layout) -> sympy.Expr:
-    result = layout.offset + 1
-    for size, stride in zip(layout.sizes, layout.strides, strict=True):
-        result = result + (size - 1) * stride
-    return sympy.expand(result)
 
 
 def _as_planned(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

@@ -9,20 +9,19 @@ the result at least, and ours must win by a margin.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from magjit_triton.codegen.matmul.configuration import Extent, Work
+from magjit_triton.codegen.matmul.configuration import Extent, Work, default, seconds
 
 __all__ = ["SETTINGS", "Device", "Facts", "current_device", "estimate", "ours_pays"]
 
 SETTINGS = ("auto", "library", "triton")
 """``auto``: where the estimate, or a measurement, says so; the others: never and wherever legal."""
 
-_MARGIN = 0.95
-_LAUNCH = 2e-6
+_MARGIN = 0.9
+_LAUNCH = 1.5e-6
 # Seen on an H100: Triton's 16-bit products without TMA and specialised warps, of the library's.
 _SHARE_OF_FLOPS = 0.55
 _SHARE_OF_BANDWIDTH = 0.85
@@ -111,24 +110,22 @@ def estimate(facts: Facts, device: Device) -> tuple[float, float]:
     ours = max(
         compute / _SHARE_OF_FLOPS,
         moved / (device.bandwidth * _SHARE_OF_BANDWIDTH),
+        seconds(
+            default(extent, work, device.multiprocessors), extent, work, device.multiprocessors
+        ),
     )
     ours += facts.again * _REREAD / device.bandwidth
     return ours, library
 
 
-def ours_pays(
-    facts: Facts,
-    device: Device,
-    measured: Callable[[Facts], tuple[float, float] | None] | None = None,
-) -> bool:
+def ours_pays(facts: Facts, device: Device, times: tuple[float, float] | None = None) -> bool:
     """Whether a product should be computed by our kernel.
 
     Args:
         facts: about the kernel.
         device: where it runs.
-        measured: gives the two times as ``estimate`` does, or None where it cannot say.
+        times: measured ones, as ``estimate`` gives them.
     """
-    times = None if measured is None else measured(facts)
     if times is not None:
         ours, library = times
         return ours < library

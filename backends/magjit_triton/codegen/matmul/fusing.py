@@ -32,7 +32,7 @@ from magjit_triton.codegen.matmul.choice import (
     ours_pays,
     recomputing_pays,
 )
-from magjit_triton.codegen.matmul.configuration import Work, default
+from magjit_triton.codegen.matmul.configuration import Configuration, Work, default
 from magjit_triton.codegen.matmul.family import Operand
 from magjit_triton.codegen.matmul.precision import float32_precision
 from magjit_triton.codegen.matmul.products import (
@@ -96,13 +96,16 @@ class ProductFusion(Fusion):
         setting: one of ``choice.SETTINGS``.
         own: products that our kernels compute.
         device: what the choice knows of the GPU.
-        measured: times of candidates, see ``choice.ours_pays``.
+        measured: times our kernel of a group and the library's way, as ``choice.estimate`` does,
+            and may put the best configuration into ``cuts``; None where it cannot say.
+        cuts: the configurations of products that are not the default.
     """
 
     setting: str = "library"
     own: set[Node] = field(default_factory=set)
     device: Device = field(default_factory=current_device)
-    measured: Callable[[Facts], tuple[float, float] | None] | None = None
+    measured: Callable[[ProductFusion, Group, Plan], tuple[float, float] | None] | None = None
+    cuts: dict[Node, Configuration] = field(default_factory=dict)
 
     def planned(self) -> Plan:
         """The plan with those products of ours that pay."""
@@ -167,6 +170,7 @@ class ProductFusion(Fusion):
         given: Given,
         *,
         rounded: bool = False,
+        whole: bool = False,
     ) -> tuple[Builder, list[Node]]:
         """What follows the products of a group, with a store for each node.
 
@@ -174,6 +178,7 @@ class ProductFusion(Fusion):
             dims: loops over the product's points.
             given: the products' values.
             rounded: whether they are rounded to the products' dtype, as something reads them.
+            whole: whether the given values have what is added to products.
 
         Raises:
             Unfusible: a node is computed elsewhere than at the product's points.
@@ -188,7 +193,8 @@ class ProductFusion(Fusion):
         values = {}
         for number, product in enumerate(products):
             value = given(builder, number, places.point)
-            value = with_addend(lowering, product, value, places.point)
+            if not whole:
+                value = with_addend(lowering, product, value, places.point)
             dtype = product.meta["val"].dtype
             values[product, places.point] = lowering.rounded(value, dtype) if rounded else value
         lowering.given = values
@@ -387,9 +393,13 @@ class ProductFusion(Fusion):
     # The choice.
 
     def _pays(self, group: Group, plan: Plan) -> bool:
-        return self.setting == "triton" or ours_pays(
-            self.facts(group, plan), self.device, self.measured
-        )
+        if self.setting == "triton":
+            return True
+        facts = self.facts(group, plan)
+        times = None
+        if self.measured is not None and facts.saved:
+            times = self.measured(self, group, plan)
+        return ours_pays(facts, self.device, times)
 
     def facts(self, group: Group, plan: Plan) -> Facts:
         """What is known about the kernel of a group with a product."""
