@@ -16,6 +16,7 @@ __all__ = [
     "PRODUCTS",
     "TIMED_CASES",
     "ProductCase",
+    "Tensors",
     "arguments_of",
 ]
 
