@@ -37,6 +37,7 @@ from product_cases import (  # noqa: E402
     CUT_CASES,
     DTYPES,
     LARGE,
+    LARGE_CONFIGURATIONS,
     PRODUCTS,
     TIMED_CASES,
     ProductCase,
@@ -151,19 +152,21 @@ def unequal_lengths() -> None:
         raise AssertionError("values of another length than keys")
 
 
+def in_cut(cut: tuple[int, ...], run: Callable[[], None]) -> None:
+    """Every product in one configuration."""
+    kept = steps.default
+    steps.default = lambda extent, work, multiprocessors: Configuration(*cut)
+    try:
+        run()
+    finally:
+        steps.default = kept
+
+
 def cuts() -> Iterator[tuple[str, Callable[[], None]]]:
     for number, cut in enumerate(CONFIGURATIONS):
         for name in CUT_CASES:
-
-            def run(name: str = name, cut: tuple[int, ...] = cut) -> None:
-                kept = steps.default
-                steps.default = lambda extent, work, multiprocessors: Configuration(*cut)
-                try:
-                    check(PRODUCTS[name], torch.float16, counted=False)
-                finally:
-                    steps.default = kept
-
-            yield f"{name} {number}", run
+            run = partial(check, PRODUCTS[name], torch.float16, counted=False)
+            yield f"{name} {number}", partial(in_cut, cut, run)
 
 
 def random_graphs() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -241,6 +244,12 @@ def sm90() -> Iterator[tuple[str, Callable[[], None]]]:
         for label, dtype in DTYPES.items():
             yield f"{name} {label}", partial(assemble, name, case, dtype, False)
         yield f"{name} tf32", partial(assemble, name, case, torch.float32, True)
+    for number, cut in enumerate(LARGE_CONFIGURATIONS):
+        case = LARGE["large linear gelu"]
+        yield (
+            f"cut {number}",
+            partial(in_cut, cut, partial(assemble, "", case, torch.float16, False)),
+        )
 
 
 def assemble(name: str, case: ProductCase, dtype: torch.dtype, tf32: bool) -> None:

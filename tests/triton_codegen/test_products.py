@@ -21,7 +21,15 @@ FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 
 from decoding_cases import DECODING, LARGE_DECODING  # noqa: E402
-from product_cases import CONFIGURATIONS, CUT_CASES, DTYPES, LARGE, PRODUCTS, TIMED_CASES  # noqa: E402
+from product_cases import (  # noqa: E402
+    CONFIGURATIONS,
+    CUT_CASES,
+    DTYPES,
+    LARGE,
+    LARGE_CONFIGURATIONS,
+    PRODUCTS,
+    TIMED_CASES,
+)
 
 from magjit_triton.codegen.matmul.choice import (  # noqa: E402
     Device,
@@ -141,6 +149,12 @@ def test_programs(name: str) -> None:
 @pytest.mark.parametrize("name", [*PRODUCTS, *LARGE, *DECODING, *LARGE_DECODING])
 def test_compiles_for_sm90(name: str, kind: str) -> None:
     passes("sm90", f"{name} {kind}")
+
+
+@has_triton
+@pytest.mark.parametrize("cut", range(len(LARGE_CONFIGURATIONS)))
+def test_cuts_compile_for_sm90(cut: int) -> None:
+    passes("sm90", f"cut {cut}")
 
 
 HALF = Work(torch.float16)
