@@ -58,6 +58,7 @@ from magjit_triton.codegen.decoding_kernels import DecodingKernel  # noqa: E402
 from magjit_triton.codegen.decompositions import decompositions  # noqa: E402
 from magjit_triton.codegen.fusion import Group  # noqa: E402
 from magjit_triton.codegen.matmul import steps  # noqa: E402
+from magjit_triton.codegen.matmul.choice import Device  # noqa: E402
 from magjit_triton.codegen.matmul.configuration import (  # noqa: E402
     MOST_SHARED_MEMORY,
     Configuration,
@@ -186,6 +187,25 @@ def timed() -> Iterator[tuple[str, Callable[[], None]]]:
     for name in TIMED_CASES:
         yield name, lambda name=name: both_ways(PRODUCTS[name])
     yield "chosen", chosen
+    yield "hopeless", hopeless
+
+
+def hopeless() -> None:
+    """Long products, and exact ones, are the library's without a plan of ours."""
+    for depth, dtype, expected in (
+        (64, torch.float16, True),
+        (16384, torch.float16, False),
+        (64, torch.float32, False),
+    ):
+        with FakeTensorMode():
+            left = torch.empty(8192, depth, dtype=dtype)
+            right = torch.empty(depth, 8192, dtype=dtype)
+            gm = make_fx(lambda a, b: [(a @ b).relu()])(left, right)
+        fusion = ProductFusion(gm, ("cpu",), setting="auto", device=Device())
+        (product,) = (node for node in gm.graph.nodes if is_product(node, ("cpu",)))
+        assert fusion._may_pay(product) == expected
+        fusion.measured = lambda fusion, group, plan: None
+        assert fusion._may_pay(product)
 
 
 def both_ways(case: ProductCase) -> None:

@@ -117,7 +117,7 @@ def test_lengths_that_may_differ_are_compared() -> None:
 
 @has_triton
 @interpreted
-@pytest.mark.parametrize("name", [*TIMED_CASES, "chosen"])
+@pytest.mark.parametrize("name", [*TIMED_CASES, "chosen", "hopeless"])
 def test_what_is_measured(name: str) -> None:
     passes("timed", name)
 

@@ -140,8 +140,18 @@ class ProductFusion(Fusion):
             return False
         if not is_product(node, self.fusible_devices):
             return False
+        if self.setting == "triton":
+            return True
         # There is nothing to gain in an interpreter.
-        return self.setting == "triton" or node.meta["val"].device.type == "cuda"
+        return node.meta["val"].device.type == "cuda" and self._may_pay(node)
+
+    def _may_pay(self, node: Node) -> bool:
+        """Whether it is worth planning with a product: all that could be saved pays."""
+        work, extent = self.work_of([node]), extent_of(node, self.hint)
+        operands = extent.batch * (extent.m + extent.n) * extent.k * work.dtype.itemsize
+        result = Facts(extent, work, 0.0).result
+        hoped = Facts(extent, work, 4 * result + 2 * operands, launches=4)
+        return self.measured is not None or ours_pays(hoped, self.device)
 
     def _decodes(self, node: Node, operands: Sequence[Node]) -> bool:
         """Whether attention of few rows is ours: where the library would copy what it reads."""
