@@ -23,7 +23,7 @@ class TritonBackend:
     """Graphs in which data movement costs nothing; what is not provable runs as in eager mode.
 
     Attributes:
-        settings: mode and objective.
+        settings: mode, objective, and whose products run.
     """
 
     settings: Settings = DEFAULTS

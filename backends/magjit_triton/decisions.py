@@ -65,7 +65,9 @@ class Decisions:
         """
         text, device = canonical(gm), device_text(gm)
         measured = settings.measures
-        key = fingerprint(kind, text, settings.objective, measured, device, *_versions())
+        key = fingerprint(
+            kind, text, settings.objective, settings.matmul, measured, device, *_versions()
+        )
         found = _parsed(disk_cache().get(_KIND, key), key)
         return cls(key) if found is None else found
 

@@ -8,22 +8,24 @@ from typing import Any
 
 from magjit.plugin import BackendOptionError
 
-__all__ = ["DEFAULTS", "MODES", "OBJECTIVES", "Settings"]
+__all__ = ["DEFAULTS", "MODES", "OBJECTIVES", "PRODUCTS", "Settings"]
 
 OBJECTIVES = ("latency", "memory")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-OPTIONS = ("objective",)
+PRODUCTS = ("library", "triton", "auto")
+OPTIONS = ("objective", "matmul")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One mode and objective; see ``MODES`` and ``OBJECTIVES``.
+    """One mode and options; see ``MODES``, ``OBJECTIVES`` and ``PRODUCTS``.
 
     Attributes:
         mode: ``"reduce-overhead"`` and ``"max-autotune"`` replay inference on a GPU as CUDA
             graphs; the two of ``"max-autotune"`` measure where estimates are close.
         objective: what the search saves: ``"latency"`` (bytes moved) or ``"memory"`` (bytes
             allocated).
+        matmul: whose products: ``"library"``, ``"triton"`` wherever legal, or ``"auto"``.
 
     Raises:
         BackendOptionError: a value is none of these.
@@ -31,6 +33,7 @@ class Settings:
 
     mode: str = "default"
     objective: str = "latency"
+    matmul: str = "auto"
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -41,6 +44,11 @@ class Settings:
             raise BackendOptionError(
                 f"Backend 'triton' has no objective {self.objective!r}",
                 remedy=f"option 'objective': {', '.join(OBJECTIVES)}",
+            )
+        if self.matmul not in PRODUCTS:
+            raise BackendOptionError(
+                f"Backend 'triton' does not know matmul={self.matmul!r}",
+                remedy=f"option 'matmul': {', '.join(PRODUCTS)}",
             )
 
     @classmethod
@@ -57,7 +65,7 @@ class Settings:
                 f"Backend 'triton' has no option {', '.join(map(repr, unknown))}",
                 remedy=f"options: {', '.join(OPTIONS)}",
             )
-        return cls(mode if mode is not None else "default", given.get("objective", "latency"))
+        return cls("default" if mode is None else mode, **given)
 
     @property
     def cuda_graphs(self) -> bool:

@@ -44,7 +44,9 @@ def test_through_torch_compile() -> None:
 def test_settings() -> None:
     made = backend.configure("reduce-overhead", {"objective": "memory"}, None)
     assert (made.settings.mode, made.settings.objective) == ("reduce-overhead", "memory")
-    for mode, options in (("fast", None), (None, {"objective": "speed"}), (None, {"other": 1})):
+    assert backend.configure(None, {"matmul": "triton"}, None).settings.matmul == "triton"
+    wrong = [("fast", None), (None, {"objective": "speed"}), (None, {"other": 1})]
+    for mode, options in (*wrong, (None, {"matmul": "cublas"})):
         with pytest.raises(BackendOptionError):
             backend.configure(mode, options, None)
 

@@ -29,6 +29,7 @@ from magjit_triton.codegen.ir import Builder, Dim, Store
 from magjit_triton.codegen.kernel import WIDE_FROM, Kernel, rename_buffers
 from magjit_triton.codegen.layout import Layout, sizes_of
 from magjit_triton.codegen.lowering import Lowering, Unfusible
+from magjit_triton.codegen.matmul.precision import float32_precision
 from magjit_triton.codegen.nest import Axis, Nest
 from magjit_triton.codegen.printer import HEADER, TRITON_DTYPES, Blocks, Printer
 
@@ -123,7 +124,11 @@ def _matched(node: Node, devices: Sequence[str], fusible: Any) -> tuple[Node, se
     value = node.meta["val"]
     if value.dtype not in _FLOATS or value.device.type not in devices:
         return None
-    if value.dtype == torch.float32 and value.device.type == "cuda" and _precision() == "ieee":
+    if (
+        value.dtype == torch.float32
+        and value.device.type == "cuda"
+        and float32_precision() == "ieee"
+    ):
         return None  # Without tensor cores the library's products are faster.
     found = _interior(weights, node, fusible)
     if found is None:
@@ -267,13 +272,15 @@ def _place(index: Sequence[sympy.Expr], moves: Sequence[Movement], ranges: Any) 
     return place
 
 
-def attention_parts(node: Node, memory: Mapping[Node, Layout]) -> dict[str, _Part]:
+def attention_parts(node: Node, memory: Mapping[Node, Layout]) -> dict[str, Any]:
     """The tiles that an ``attend`` node reads.
 
     Raises:
         Unfusible: a tile cannot be loaded.
     """
-    attention: _Attention = node.meta["magjit_attention"]
+    attention = node.meta["magjit_attention"]
+    if not isinstance(attention, _Attention):  # Of few rows: ``decoding``.
+        return attention.parts(node, memory)  # type: ignore[no-any-return]
     left, right = attention.first.args
     assert isinstance(left, Node) and isinstance(right, Node)
     return {
@@ -322,7 +329,7 @@ def _assembled(
     wide = any(int(reach[buffer]) >= WIDE_FROM for buffer in buffers)
     lines = [f"i0 = tl.program_id(0){'.to(tl.int64)' if wide else ''}"]
     short = TRITON_DTYPES[layout.dtype]
-    precision = _precision()
+    precision = float32_precision()
     for label, part in parts.items():
         rename_buffers(part.builder, names)
         if label == "result":
@@ -365,10 +372,6 @@ def _section(label: str, part: _Part, wide: bool) -> list[str]:
     mask = printer.mask_for({"p", "r"}, None)
     printer.write(f"{label} = tl.where({mask}, {whole}, 0.0)" if mask else f"{label} = {whole}")
     return printer.lines
-
-
-def _precision() -> str:
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
 def _power(size: int) -> int:

@@ -18,15 +18,23 @@ from torch.fx import GraphModule, Node
 from magjit.plugin.virtual_tensors.indexing import size_expr
 from magjit_triton.codegen.attention import attend, attention_kernel
 from magjit_triton.codegen.deciding import Decide, Deciding
-from magjit_triton.codegen.fusion import Fusion, Group, Plan
+from magjit_triton.codegen.decoding import Decoding, check_equal, to_be_equal
+from magjit_triton.codegen.decoding_kernels import decoding_kernels
+from magjit_triton.codegen.fusion import Fusion
 from magjit_triton.codegen.graphs import is_tensor, mutates
 from magjit_triton.codegen.graphs_cuda import GraphedProgram
 from magjit_triton.codegen.ir import Builder
 from magjit_triton.codegen.kernel import Kernel, make_kernel
 from magjit_triton.codegen.layout import Layout
+from magjit_triton.codegen.layout import reach_of as _reach
 from magjit_triton.codegen.lowering import operator_name
+from magjit_triton.codegen.matmul.family import WORKSPACE
+from magjit_triton.codegen.matmul.fusing import ProductFusion
+from magjit_triton.codegen.matmul.measuring import measured
+from magjit_triton.codegen.matmul.steps import product_kernels
 from magjit_triton.codegen.nest import Hint
 from magjit_triton.codegen.passes import PASSES
+from magjit_triton.codegen.plan import Group, Plan
 from magjit_triton.codegen.printer import expression
 from magjit_triton.codegen.runtime import Launcher, has_triton, interpreting
 from magjit_triton.decisions import Decisions
@@ -86,11 +94,14 @@ def compile_graph(
         devices = ("cuda", "cpu")
     correct_strides(gm)
     deciding = Deciding(gm, settings, Decisions.of(gm, settings, "kernels"))
+    timed = measured if settings.measures and torch.cuda.is_available() else None
 
     def program_of(one: GraphModule, decide: Decide) -> _Program:
         for rewrite in PASSES:
             rewrite(one)
-        fusion = Fusion(one, devices, settings.objective, decide)
+        fusion = ProductFusion(
+            one, devices, settings.objective, decide, setting=settings.matmul, measured=timed
+        )
         return _Program(one, fusion, fusion.plan(), cut=deciding.cut)
 
     deciding.make = lambda one, decide: program_of(one, decide).compiled().run
@@ -117,12 +128,14 @@ def _written(gm: GraphModule) -> set[Node]:
     return found
 
 
-def plan_kernels(gm: GraphModule, devices: Sequence[str] = ("cuda",)) -> list[Kernel]:
+def plan_kernels(
+    gm: GraphModule, devices: Sequence[str] = ("cuda",), matmul: str = "auto"
+) -> list[Kernel]:
     """The kernels of a graph, not compiled; tensors on ``devices`` count as fusible."""
     correct_strides(gm)
     for rewrite in PASSES:
         rewrite(gm)
-    fusion = Fusion(gm, tuple(devices))
+    fusion = ProductFusion(gm, tuple(devices), setting=matmul)
     return _Program(gm, fusion, fusion.plan()).compiled().kernels
 
 
@@ -164,7 +177,7 @@ class _Step:
 @dataclass
 class _Program:
     gm: GraphModule
-    fusion: Fusion
+    fusion: ProductFusion
     plan: Plan
     lines: list[str] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=dict)
@@ -269,6 +282,8 @@ class _Program:
 
     def _group(self, group: Group) -> _Step:
         kept = [node for node in group.nodes if node in self.plan.stored]
+        if self.fusion.products_in(group.nodes):
+            return self._product(group, kept)
         builder = self.fusion.lowered(group.domain, group.nodes, self.fusion.realized)
         names = {self.fusion.realized[node].buffer for node in kept}
         builder.stores = [store for store in builder.stores if store.buffer in names]
@@ -282,17 +297,25 @@ class _Program:
             allocations[owner.name] = self._allocation(owner)
             overwritten[owner.name] = {}
         kernel = make_kernel(f"fused_{len(self.kernels)}", builder, self.hint, reach)
-        kernel = self.cut(kernel, self.hint)
-        self.kernels.append(kernel)
-        self.names[kernel.name] = Launcher(kernel)
-        device = kept[0].meta["val"].device
-        self.device = device
-        arguments = ", ".join(
-            ["stream", *kernel.buffers, *(symbol.name for symbol in kernel.symbols)]
-        )
-        lines = [f"{kernel.name}({arguments})"]
+        self.device = kept[0].meta["val"].device
+        lines = [self._launch(self.cut(kernel, self.hint))]
         makes = set(allocations)
         return _Step(lines, set(kernel.buffers), makes, makes, allocations, overwritten)
+
+    def _launch(self, kernel: Kernel) -> str:
+        self.kernels.append(kernel)
+        self.names[kernel.name] = Launcher(kernel)
+        sizes = (symbol.name for symbol in kernel.symbols)
+        return f"{kernel.name}({', '.join(['stream', *kernel.buffers, *sizes])})"
+
+    def _product(self, group: Group, kept: Sequence[Node]) -> _Step:
+        name = f"fused_{len(self.kernels)}"
+        cut = self.fusion.cuts.get(self.fusion.products_in(group.nodes)[0])
+        made = product_kernels(name, self.fusion, group.nodes, kept, self._reaches(), cut)
+        self.device = kept[0].meta["val"].device
+        own = [node for node in kept if node not in self.fusion.updates]
+        new = [node for node in own if node not in self.plan.placed]
+        return self._launched(made.kernels, made.workspace, [*new, *self._owners(own)])
 
     def _reaches(self) -> dict[str, sympy.Expr]:
         """Buffer → number of elements from its first to its last."""
@@ -335,27 +358,50 @@ class _Program:
         return found
 
     def _allocation(self, node: Node) -> str:
-        layout = self.plan.layouts[node]
+        return self._memory(self.plan.layouts[node], node.meta["val"].device)
+
+    def _memory(self, layout: Layout, device: torch.device) -> str:
         dtype = str(layout.dtype)
-        device = node.meta["val"].device
         name = f"device_{device.type}_{device.index or 0}"
         self.names[name] = device
         return (
-            f"{node.name} = __empty_strided({_tuple(layout.sizes)}, {_tuple(layout.strides)}, "
+            f"{layout.buffer} = __empty_strided({_tuple(layout.sizes)}, {_tuple(layout.strides)}, "
             f"dtype={dtype}, device={name})"
         )
 
     def _attention(self, node: Node) -> _Step:
         reach = self._reaches()
         name = f"fused_{len(self.kernels)}"
-        made = attention_kernel(name, node, self.fusion.realized, reach)
-        kernel = self.cut(made, self.hint)
-        self.kernels.append(kernel)
-        self.names[kernel.name] = Launcher(kernel)
+        memory = self.fusion.realized
+        kernels: Sequence[Kernel]
+        workspace: sympy.Expr = sympy.S.Zero
+        if isinstance(node.meta["magjit_attention"], Decoding):
+            count = self.fusion.device.multiprocessors
+            kernels, workspace = decoding_kernels(name, node, memory, reach, self.hint, count)
+        else:
+            kernels = [self.cut(attention_kernel(name, node, memory, reach), self.hint)]
         self.device = node.meta["val"].device
-        lines = [self._allocation(node)]
-        lines.append(f"{kernel.name}({', '.join(['stream', *kernel.buffers])})")
-        return _Step(lines, set(kernel.buffers), {node.name}, {node.name})
+        step = self._launched(kernels, workspace, [node])
+        if isinstance(node.meta["magjit_attention"], Decoding) and (pairs := to_be_equal(node)):
+            self.names["check_equal"] = check_equal
+            step.lines.insert(0, f"check_equal({', '.join(map(_tuple, pairs))})")
+        return step
+
+    def _launched(
+        self, kernels: Sequence[Kernel], workspace: sympy.Expr, new: Sequence[Node]
+    ) -> _Step:
+        """Kernels in order, which share memory of their own and make these nodes."""
+        assert self.device is not None
+        lines = [self._allocation(node) for node in new]
+        if workspace != 0:
+            size = Layout(WORKSPACE, torch.float32, (workspace,), (sympy.S.One,))
+            lines.append(self._memory(size, self.device))
+        lines += [self._launch(kernel) for kernel in kernels]
+        if workspace != 0:
+            lines.append(f"del {WORKSPACE}")
+        reads = {buffer for kernel in kernels for buffer in kernel.buffers} - {WORKSPACE}
+        makes = {node.name for node in new}
+        return _Step(lines, reads, makes, makes)
 
     def _call(self, node: Node) -> _Step:
         if node.target is attend:
@@ -466,13 +512,6 @@ def _makes_memory(node: Node) -> bool:
 def _tuple(sizes: Sequence[sympy.Expr]) -> str:
     inner = ", ".join(expression(size) for size in sizes)
     return f"({inner},)" if sizes else "()"
-
-
-def _reach(layout: Layout) -> sympy.Expr:
-    result = layout.offset + 1
-    for size, stride in zip(layout.sizes, layout.strides, strict=True):
-        result = result + (size - 1) * stride
-    return sympy.expand(result)
 
 
 def _as_planned(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

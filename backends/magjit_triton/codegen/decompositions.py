@@ -44,7 +44,6 @@ _ALSO = (
     aten.tanh_backward,
     aten.softplus,
     aten.mish,
-    aten.addmm,
     aten.addcmul,
     aten.addcdiv,
     aten.lerp,
@@ -54,6 +53,9 @@ _ALSO = (
 
 # One kernel or one library call each as they are.
 _KEPT = (
+    # Decomposed, 16-bit operands would be multiplied in float32.
+    aten.addmm.default,
+    aten.baddbmm.default,
     aten.gelu.default,
     aten.silu.default,
     aten.upsample_nearest2d.vec,

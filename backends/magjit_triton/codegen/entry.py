@@ -38,7 +38,7 @@ def compile_with_kernels(
 
     Args:
         gm, example_inputs, context: as ``Backend.compile`` is given them.
-        settings: mode and objective.
+        settings: mode, objective, and whose products run.
     """
 
     def compile_aten(graph: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:

@@ -375,6 +375,10 @@ class Fusion:
         """Fuse."""
         self.updates = take_updates(self.gm, self.fusible_devices)
         find_attention(self.gm, self.fusible_devices, self.fusible)
+        return self.planned()
+
+    def planned(self) -> Plan:
+        """The plan of a graph that is prepared."""
         self._decide_memory()
         self._take_places()
         for node in self.gm.graph.nodes:
@@ -389,11 +393,8 @@ class Fusion:
         for unit in self.units:
             if isinstance(unit, Group):
                 unit.nodes.sort(key=lambda one: one in stored, reverse=True)
-        units = [
-            u
-            for u in in_order(self.units, self._before)
-            if isinstance(u, Node) or set(u.nodes) & stored
-        ]
+        units = in_order(self.units, self._before)
+        units = [u for u in units if isinstance(u, Node) or set(u.nodes) & stored]
         layouts = {
             node: layout
             for node, layout in self.realized.items()

@@ -150,6 +150,10 @@ if INTERPRETED:
 
     def dot(a, b, dtype, precision):
         return tl.dot(a, b, input_precision="ieee")
+
+    def accumulate(a, b, sums, dtype, precision):
+        # The interpreter's products of bfloat16 are wrong.
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), sums, input_precision="ieee")
 else:
 
     @triton.jit
@@ -159,6 +163,14 @@ else:
             return tl.dot(a, b, input_precision=precision)
         else:
             return tl.dot(a.to(dtype), b.to(dtype))
+
+    @triton.jit
+    def accumulate(a, b, sums, dtype: tl.constexpr, precision: tl.constexpr):
+        """Sums and the product of two tiles, in float32."""
+        if dtype == tl.float32:
+            return tl.dot(a, b, sums, input_precision=precision)
+        else:
+            return tl.dot(a.to(dtype), b.to(dtype), sums)
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from magjit_triton.codegen.ir import Builder, sorted_symbols
 from magjit_triton.codegen.nest import Axis, Hint, Nest, _step, nest_of, row_block
 from magjit_triton.codegen.printer import HEADER, Blocks, expression, kernel_source
 
-__all__ = ["WIDE_FROM", "Kernel", "make_kernel", "rename_buffers"]
+__all__ = ["WIDE_FROM", "Kernel", "make_kernel", "rename_buffers", "size_symbols"]
 
 _PROGRAMS = 264  # two for each of an H100's multiprocessors
 _LONGEST_WHOLE_ROW = 8192
@@ -122,7 +122,7 @@ def make_kernel(
         buffers,
         frozenset(written),
         tuple(dtype_of[buffer] for buffer in buffers),
-        _size_symbols(builder, nest),
+        size_symbols(builder, nest),
         tuple(extents),
     )
     wide = any(hint(extent) >= WIDE_FROM for extent in extents)
@@ -138,7 +138,7 @@ def rename_buffers(builder: Builder, names: Mapping[str, str]) -> None:
     builder.stores = [replace(store, buffer=names[store.buffer]) for store in builder.stores]
 
 
-def _size_symbols(builder: Builder, nest: Nest) -> tuple[sympy.Symbol, ...]:
+def size_symbols(builder: Builder, nest: Nest) -> tuple[sympy.Symbol, ...]:
     expressions: list[sympy.Expr] = [axis.size for axis in nest.axes]
     expressions += [dim.size for axis in nest.axes for dim in axis.dims]
     for number in builder.live():

@@ -17,7 +17,7 @@ import torch
 
 from magjit.plugin.virtual_tensors.indexing import size_expr
 
-__all__ = ["Layout", "dense_strides", "has_gaps", "sizes_of", "strides_for"]
+__all__ = ["Layout", "dense_strides", "has_gaps", "reach_of", "sizes_of", "strides_for"]
 
 
 def sizes_of(value: torch.Tensor) -> tuple[sympy.Expr, ...]:
@@ -111,3 +111,11 @@ class Layout:
         strides = ", ".join(map(str, self.strides))
         start = "" if self.offset == 0 else f" + {self.offset}"
         return f"{self.buffer}{start} ({strides})"
+
+
+def reach_of(layout: Layout) -> sympy.Expr:
+    """The number of elements from the buffer's first to the tensor's last."""
+    result = layout.offset + 1
+    for size, stride in zip(layout.sizes, layout.strides, strict=True):
+        result = result + (size - 1) * stride
+    return sympy.expand(result)

@@ -267,24 +267,30 @@ class Printer:
         return text
 
     def load(self, instruction: Instruction) -> str:
+        return self.widened(self.loaded(instruction), instruction.attribute.dtype)
+
+    def loaded(self, instruction: Instruction) -> str:
+        """A value in the dtype of its memory."""
         load = instruction.attribute
         offset = self.nest.rewritten(load.offset)
         extra = f"v{instruction.args[0]}" if instruction.args else None
         mask = self.mask_for(self.axes_of(offset), extra)
         if self.single_row and self.axes_of(offset) <= {"p"} and not mask:
-            text = f"tl.broadcast_to(tl.load({load.buffer} + {expression(offset)}), [1, 1])"
-            return self.widened(text, load.dtype)
+            return f"tl.broadcast_to(tl.load({load.buffer} + {expression(offset)}), [1, 1])"
         if not self.axes_of(offset):
             place = f"{load.buffer} + {expression(offset)} + {self.zero()}"
         else:
             place = f"{load.buffer} + {expression(offset)}"
-        text = f"tl.load({place})" if not mask else f"tl.load({place}, {mask}, other=0)"
-        return self.widened(text, load.dtype)
+        return f"tl.load({place})" if not mask else f"tl.load({place}, {mask}, other=0)"
 
     @staticmethod
     def widened(text: str, dtype: torch.dtype) -> str:
         """A value as it is computed with."""
         return f"{text}.to(tl.float32)" if dtype in (torch.float16, torch.bfloat16) else text
+
+    def zero_to_store(self) -> str:
+        """Gives an address as many elements as its value has."""
+        return self.zero()
 
     def zero(self) -> str:
         return f"tl.full([{', '.join(['1'] * self.rank)}], 0, tl.int32)"
@@ -338,7 +344,7 @@ class Printer:
             mask = self.mask_for({"p", "r"}, extra)
         place = f"{store.buffer} + {expression(offset)}"
         if axes != {axis.name for axis in self.nest.axes}:
-            place += f" + {self.zero()}"
+            place += f" + {self.zero_to_store()}"
         value = f"v{store.value}"
         if store.dtype == torch.bool:
             value += ".to(tl.int8)"

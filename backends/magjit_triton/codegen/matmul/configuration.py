@@ -1,0 +1,210 @@
+"""How a product is cut into tiles: the schedule space of the matmul kernels.
+
+    Configuration ::= block_m, block_n, block_k, group_m, warps, stages, split_k, programs
+
+It holds nothing of the operands: one configuration with one family (``family``) is one source, for
+all sizes.  What a tile costs on a multiprocessor is told from it before anything is compiled, so
+that ``space`` is aligned with the hardware (TSCompiler §5.1, Figure 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["MOST_SHARED_MEMORY", "Configuration", "Extent", "Work", "default", "seconds", "space"]
+
+MOST_SHARED_MEMORY = 227 * 1024
+_MOST_ACCUMULATORS = 128
+_MULTIPROCESSORS = 132
+_SHORTEST_SPLIT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The sizes of a product: ``batch`` matrices of ``m`` by ``k`` times ``k`` by ``n``."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What decides about a good configuration besides the sizes.
+
+    Attributes:
+        dtype: of the operands.
+        products: how many products one kernel makes of one left operand: 1 or 2.
+        exact: whether float32 is multiplied without tensor cores.
+        computed: whether an operand is computed when it is read, in registers.
+    """
+
+    dtype: torch.dtype
+    products: int = 1
+    exact: bool = False
+    computed: bool = False
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Configuration:
+    """The cut of a kernel.
+
+    Attributes:
+        block_m, block_n, block_k: elements of a tile; powers of two, at least 16.
+        group_m: rows of tiles that follow one another, so that they find operands in the cache.
+        warps: of a program.
+        stages: how many steps over ``k`` are loaded ahead.
+        split_k: into how many parts ``k`` is cut; parts are summed by a second kernel in order.
+        programs: how many programs take tiles in turn; 0 where each has one.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    group_m: int = 8
+    warps: int = 4
+    stages: int = 3
+    split_k: int = 1
+    programs: int = 0
+
+    def __post_init__(self) -> None:
+        for size in (self.block_m, self.block_n, self.block_k):
+            if size < 16 or size & (size - 1):
+                raise ValueError(f"{self}: tiles are powers of two of at least 16")
+        if self.warps not in (1, 2, 4, 8, 16) or min(self.group_m, self.stages, self.split_k) < 1:
+            raise ValueError(f"{self}: no kernel is cut like this")
+        if self.programs < 0:
+            raise ValueError(f"{self}: a negative number of programs")
+
+    def shared_memory(self, work: Work) -> int:
+        """Bytes of the tiles that are loaded ahead."""
+        tile = (self.block_m + work.products * self.block_n) * self.block_k
+        return self.stages * tile * work.dtype.itemsize
+
+    def accumulators(self, work: Work) -> int:
+        """Registers of a thread that hold parts of results."""
+        return work.products * self.block_m * self.block_n // (32 * self.warps)
+
+    def is_legal(self, work: Work) -> bool:
+        """Whether the tiles fit onto a multiprocessor, with an even share for each warp."""
+        most = _MOST_ACCUMULATORS // 4 if work.exact else _MOST_ACCUMULATORS
+        return (
+            self.shared_memory(work) <= MOST_SHARED_MEMORY
+            and self.accumulators(work) <= most
+            and self.block_m * self.block_n >= 16 * 16 * self.warps // 2
+        )
+
+    def tiles(self, extent: Extent) -> int:
+        """How many programs a launch has, were each to make one tile."""
+        rows, columns = -(-extent.m // self.block_m), -(-extent.n // self.block_n)
+        return extent.batch * rows * columns * self.split_k
+
+    def __str__(self) -> str:
+        text = f"{self.block_m}x{self.block_n}x{self.block_k} g{self.group_m} w{self.warps}"
+        text += f" s{self.stages}"
+        if self.split_k > 1:
+            text += f" /{self.split_k}"
+        return text + (f" p{self.programs}" if self.programs else "")
+
+
+def space(work: Work) -> Iterator[Configuration]:
+    """Every legal configuration without splits, from small tiles to large ones."""
+    for block_m in (16, 32, 64, 128, 256):
+        for block_n in (16, 32, 64, 128, 256):
+            for block_k in (16, 32, 64, 128):
+                for warps in (2, 4, 8):
+                    for stages in (2, 3, 4, 5):
+                        one = Configuration(block_m, block_n, block_k, 8, warps, stages)
+                        if one.is_legal(work):
+                            yield one
+
+
+def default(extent: Extent, work: Work, multiprocessors: int = _MULTIPROCESSORS) -> Configuration:
+    """A configuration without a measurement: the one for which ``seconds`` is least.
+
+    Args:
+        extent: the likely sizes.
+        work: what is multiplied.
+        multiprocessors: of the device.
+    """
+    candidates = (_completed(m, n, split, extent, work) for m, n, split in _cuts(extent, work))
+    legal = [one for one in candidates if one.is_legal(work)]
+    return min(legal, key=lambda one: (seconds(one, extent, work, multiprocessors), one))
+
+
+def _cuts(extent: Extent, work: Work) -> Iterator[tuple[int, int, int]]:
+    """Tiles that are not much larger than the result, and splits that leave a long way each."""
+    most = 64 if work.exact else 128
+    for block_m in (16, 32, 64, 128):
+        for block_n in (16, 32, 64, 128, 256):
+            if block_m > min(most, _power(extent.m)) and block_m > 16:
+                continue
+            if block_n > min(2 * most, _power(extent.n)) and block_n > 16:
+                continue
+            if work.exact and block_n > most:
+                continue
+            for split in (1, 2, 4, 8):
+                if split == 1 or extent.k >= split * _SHORTEST_SPLIT:
+                    yield block_m, block_n, split
+
+
+def _completed(block_m: int, block_n: int, split: int, extent: Extent, work: Work) -> Configuration:
+    """With the steps, warps and stages that go with a tile."""
+    row = 128 if work.dtype.itemsize == 2 else 64
+    most = 32 if work.exact else row if block_m <= 32 else row // 2
+    block_k = min(most, max(16, _power(-(-extent.k // split))))
+    area = block_m * block_n * work.products
+    if work.exact:
+        warps = min(8, max(2, area // (32 * 32)))
+    else:
+        warps = 8 if area > 128 * 64 else 4 if area >= 32 * 32 else 2
+    for stages in (4, 3, 2):
+        one = Configuration(block_m, block_n, block_k, 8, warps, stages, split)
+        if one.shared_memory(work) <= MOST_SHARED_MEMORY * 3 // 4:
+            return one
+    return one
+
+
+_FLOPS = {2: 4.9e12, 4: 2.4e12}
+"""Of a multiprocessor on tensor cores, for elements of so many bytes."""
+_EXACT_FLOPS = 3.0e11
+_CACHE_BANDWIDTH = 4.2e10
+_BANDWIDTH = 3.0e12
+_SECONDS_OF_STEP = 1.5e-7
+_SECONDS_OF_SPLIT = 3e-6
+_SHARE_BY_ROWS = {16: 0.15, 32: 0.25, 64: 0.55, 128: 0.7, 256: 0.7}
+_SHARE_BY_COLUMNS = {16: 0.4, 32: 0.7, 64: 0.9, 128: 1.0, 256: 1.0}
+
+
+def seconds(cut: Configuration, extent: Extent, work: Work, multiprocessors: int) -> float:
+    """A rough time: waves of tiles, of which each computes, reads or waits (TSCompiler §6).
+
+    Its constants are an H100's; only the order of its values matters.
+    """
+    length = -(-extent.k // cut.split_k)
+    flops = _FLOPS[work.dtype.itemsize]
+    flops *= _SHARE_BY_ROWS[cut.block_m] * _SHARE_BY_COLUMNS[cut.block_n]
+    if work.exact:
+        flops = _EXACT_FLOPS
+    operations = 2.0 * cut.block_m * cut.block_n * work.products * length
+    read = (cut.block_m + cut.block_n * work.products) * length * work.dtype.itemsize
+    steps = -(-length // cut.block_k)
+    waiting = steps * _SECONDS_OF_STEP
+    tiles = cut.tiles(extent)
+    waves = -(-tiles // multiprocessors)
+    # Tiles that share a multiprocessor wait at the same time.
+    shared = max(1, min(4, MOST_SHARED_MEMORY // max(1, cut.shared_memory(work))))
+    busy = waves * max(operations / flops, read / _CACHE_BANDWIDTH)
+    result = max(busy, -(-waves // shared) * waiting)
+    if cut.split_k > 1:
+        sums = extent.batch * extent.m * extent.n * work.products * 4.0
+        result += _SECONDS_OF_SPLIT + 2 * cut.split_k * sums / _BANDWIDTH
+    return result
+
+
+def _power(size: int) -> int:
+    return 1 << max(0, size - 1).bit_length()

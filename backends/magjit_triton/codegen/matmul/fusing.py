@@ -1,0 +1,500 @@
+"""Products as backbones of groups (TSCompiler §4.2; VTC §5.1): what follows joins them.
+
+A product that our kernels compute is a node of a group like any other.  What joins it is computed
+at the points of the product (``products.Places``); a reduction never does.  Two products of one
+left operand that meet in what follows share a group.  Which products those are is the choice's:
+the plan is made with all candidates, and again without those that do not pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import sympy
+import torch
+from torch.fx import Node
+
+from magjit.plugin.virtual_tensors.costs import tensor_bytes
+from magjit.plugin.virtual_tensors.indexing import size_expr
+from magjit.plugin.virtual_tensors.search import Strategy
+from magjit_triton.codegen.attention import attention_parts
+from magjit_triton.codegen.decoding import SHORTEST, Decoding, find_decoding
+from magjit_triton.codegen.domain import Domain, same
+from magjit_triton.codegen.fusion import Fusion, Group, Plan
+from magjit_triton.codegen.graphs import movement_of
+from magjit_triton.codegen.handlers import REDUCTIONS
+from magjit_triton.codegen.ir import Builder, Dim, Store
+from magjit_triton.codegen.layout import Layout, sizes_of
+from magjit_triton.codegen.lowering import Lowering, Unfusible, operator_name
+from magjit_triton.codegen.matmul.choice import (
+    Device,
+    Facts,
+    current_device,
+    ours_pays,
+    recomputing_pays,
+)
+from magjit_triton.codegen.matmul.configuration import Configuration, Work, default
+from magjit_triton.codegen.matmul.family import Operand
+from magjit_triton.codegen.matmul.precision import float32_precision
+from magjit_triton.codegen.matmul.products import (
+    Places,
+    extent_of,
+    is_product,
+    operands_of,
+    with_addend,
+)
+
+__all__ = ["AXES", "ProductFusion", "flat_dims", "tile_dims"]
+
+AXES = {"left": ("g", "p", "r"), "right": ("g", "p", "q"), "result": ("g", "p", "q")}
+_MOST_RECOMPUTED = 2**24
+_MOST_STEPS_TO_MEET = 12
+_NEIGHBOURS = 8
+
+Given = Callable[[Builder, int, tuple[sympy.Expr, ...]], int]
+"""From the number of a product and a point to its value there."""
+
+
+def tile_dims(node: Node, axes: Sequence[str]) -> tuple[Dim, ...]:
+    """All dimensions of a matrix or a batch, on axes of their own."""
+    sizes = sizes_of(node.meta["val"])
+    symbols = (sympy.Symbol(f"i{k}", integer=True, nonnegative=True) for k in range(len(sizes)))
+    return tuple(map(Dim, symbols, sizes, axes[-len(sizes) :]))
+
+
+def flat_dims(node: Node) -> tuple[Dim, ...]:
+    """The dimensions of a pointwise kernel over a tensor."""
+    return Domain(sizes_of(node.meta["val"])).dims()
+
+
+def _as_given(builder: Builder, number: int, point: tuple[sympy.Expr, ...]) -> int:
+    return builder.emit("given", (), f"product{number}", torch.float32)
+
+
+@dataclass
+class PointLowering(Lowering):
+    """Values at the points of a product; what is moved there is where its operand is."""
+
+    places: Places
+
+    def _made(self, node: Node, index: tuple[sympy.Expr, ...], mask: int | None) -> int:
+        if node not in self.memory:
+            place, operand = self.places.of(node), self.places.moved.get(node)
+            # The same index under another condition is another element.
+            if place is not None and operand is not None and place.index == index:
+                within = None if place.condition == sympy.true else self.truth(place.condition)
+                before = self.places.of(operand)
+                if within == mask and before is not None:
+                    return self.value(operand, before.index, mask)
+        return super()._made(node, index, mask)
+
+
+@dataclass
+class ProductFusion(Fusion):
+    """A fusion in which products may be ours.
+
+    Attributes:
+        setting: one of ``settings.PRODUCTS``.
+        own: products that our kernels compute.
+        device: what the choice knows of the GPU.
+        measured: times our kernel of a group and the library's way, as ``choice.estimate`` does,
+            and may put the best configuration into ``cuts``; None where it cannot say.
+        cuts: the configurations of products that are not the default.
+    """
+
+    setting: str = "library"
+    own: set[Node] = field(default_factory=set)
+    device: Device = field(default_factory=current_device)
+    measured: Callable[[ProductFusion, Group, Plan], tuple[float, float] | None] | None = None
+    cuts: dict[Node, Configuration] = field(default_factory=dict)
+
+    def planned(self) -> Plan:
+        """The plan with those products of ours that pay."""
+        if self.setting != "library":
+            find_decoding(self.gm, self.fusible_devices, self._decodes)
+        self.own = {node for node in self.gm.graph.nodes if self._is_candidate(node)}
+        while True:
+            self._forget()
+            plan = super().planned()
+            groups = [unit for unit in plan.units if isinstance(unit, Group)]
+            refused = {
+                node
+                for group in groups
+                for node in self.products_in(group.nodes)
+                if not self._pays(group, plan)
+            }
+            if not refused:
+                return plan
+            self.own -= refused
+
+    def _forget(self) -> None:
+        for known in (self.realized, self.views, self._fusible, self._unit_of, self._before):
+            known.clear()
+        for found in (self._reads, self.filled, self.placed):
+            found.clear()
+        self.strategy = Strategy()
+        self._barrier = set()
+        self.units = []
+
+    def _is_candidate(self, node: Node) -> bool:
+        if self.setting == "library" or node.op != "call_function":
+            return False
+        if not is_product(node, self.fusible_devices):
+            return False
+        if self.setting == "triton":
+            return True
+        # There is nothing to gain in an interpreter.
+        return node.meta["val"].device.type == "cuda" and self._may_pay(node)
+
+    def _may_pay(self, node: Node) -> bool:
+        """Whether it is worth planning with a product: all that could be saved pays."""
+        work, extent = self.work_of([node]), extent_of(node, self.hint)
+        operands = extent.batch * (extent.m + extent.n) * extent.k * work.dtype.itemsize
+        result = Facts(extent, work, 0.0).result
+        hoped = Facts(extent, work, 4 * result + 2 * operands, launches=4)
+        return self.measured is not None or ours_pays(hoped, self.device)
+
+    def _decodes(self, node: Node, operands: Sequence[Node]) -> bool:
+        """Whether attention of few rows is ours: where the library would copy what it reads."""
+        if self.setting == "triton":
+            return True
+        keys = operands[1].meta["val"]
+        if keys.device.type != "cuda" or self.hint(sizes_of(keys)[2]) < SHORTEST:
+            return False
+        return any(self._is_made(one) for one in operands[1:])
+
+    def _is_made(self, node: Node) -> bool:
+        """Whether a tensor is computed, or moved in several parts, for one reader only."""
+        while self.fusible(node) and node not in self.updates and len(node.users) == 1:
+            moved = movement_of(node)
+            if moved is None or len(moved[0].parts) > 1:
+                return True
+            node = moved[1][moved[0].parts[0].operand]
+        return False
+
+    def products_in(self, nodes: Iterable[Node]) -> list[Node]:
+        """Those of our products that are among nodes."""
+        return [node for node in nodes if node in self.own]
+
+    # What a group computes.
+
+    def _is_fusible(self, node: Node) -> bool:
+        return node in self.own or super()._is_fusible(node)
+
+    def lowered(
+        self, domain: Domain, nodes: Iterable[Node], memory: Mapping[Node, Layout]
+    ) -> Builder:
+        """The instructions of a group; of one with a product, those that follow it."""
+        nodes = list(nodes)
+        products = self.products_in(nodes)
+        if not products:
+            return super().lowered(domain, nodes, memory)
+        builder, _ = self.epilogue(nodes, flat_dims(products[0]), memory, _as_given)
+        read = {load.buffer for one in self.operands(products) for load in one.builder.loads()}
+        if read & {self.realized[node].buffer for node in nodes if node in self.updates}:
+            raise Unfusible("a product is written over what it is made of")
+        return builder
+
+    def epilogue(
+        self,
+        nodes: Sequence[Node],
+        dims: tuple[Dim, ...],
+        memory: Mapping[Node, Layout],
+        given: Given,
+        *,
+        rounded: bool = False,
+        whole: bool = False,
+    ) -> tuple[Builder, list[Node]]:
+        """What follows the products of a group, with a store for each node.
+
+        Args:
+            dims: loops over the product's points.
+            given: the products' values.
+            rounded: whether they are rounded to the products' dtype, as something reads them.
+            whole: whether the given values have what is added to products.
+
+        Raises:
+            Unfusible: a node is computed elsewhere than at the product's points.
+        """
+        products = self.products_in(nodes)
+        own = set(nodes)
+        outside = {node: layout for node, layout in memory.items() if node not in own}
+        builder = Builder(dims)
+        domain = Domain(sizes_of(products[0].meta["val"]))
+        places = Places(products, lambda node: node in outside, self.updates)
+        lowering = PointLowering(builder, domain, outside, movement_of, places)
+        values = {}
+        for number, product in enumerate(products):
+            value = given(builder, number, places.point)
+            if not whole:
+                value = with_addend(lowering, product, value, places.point)
+            dtype = product.meta["val"].dtype
+            values[product, places.point] = lowering.rounded(value, dtype) if rounded else value
+        lowering.given = values
+        computed = {}
+        for node in nodes:
+            place = places.of(node)
+            if place is None:
+                raise Unfusible(f"{node} is not made of {products[0]} element by element")
+            computed[node] = place.index
+        lowering.computed = computed
+        for node in nodes:
+            self._store(lowering, node, places)
+        return builder, products
+
+    def _store(self, lowering: Lowering, node: Node, places: Places) -> None:
+        place = places.of(node)
+        assert place is not None
+        builder = lowering.builder
+        mask = None if place.condition == sympy.true else lowering.truth(place.condition)
+        if node in self.updates:
+            if mask is not None:
+                raise Unfusible("an update with a part of a product")
+            lowering.update(self.updates[node], place.index, self.realized[node])
+            return
+        value = lowering.value(node, place.index, mask)
+        layout = self.layout_of(node)
+        value = lowering.rounded(value, layout.dtype)
+        offset = layout.offset_at(place.index)
+        builder.stores.append(Store(layout.buffer, offset, value, mask, layout.dtype))
+
+    def operand(self, node: Node, side: str, memory: Mapping[Node, Layout]) -> Operand:
+        """An operand of a product as a tile is read.
+
+        Raises:
+            Unfusible: it cannot be read, or computed, where it is needed.
+        """
+        builder = Builder(tile_dims(node, AXES[side]))
+        domain = Domain(sizes_of(node.meta["val"]))
+        lowering = Lowering(builder, domain, memory, movement_of)
+        value = lowering.value(node, domain.point())
+        builder.kept.append(value)
+        return Operand(builder, value)
+
+    def operands(self, products: Sequence[Node]) -> list[Operand]:
+        """The left operand that products share, then their right ones."""
+        left = operands_of(products[0])[0]
+        rights = [operands_of(one)[1] for one in products]
+        return [
+            self.operand(left, "left", self.realized),
+            *(self.operand(one, "right", self.realized) for one in rights),
+        ]
+
+    # What has memory.
+
+    def _decide_memory(self) -> None:
+        for node in self.gm.graph.nodes:
+            if node in self.own:
+                self.realize(node)
+        super()._decide_memory()
+        for node in self.gm.graph.nodes:
+            if isinstance(node.meta.get("magjit_attention"), Decoding):
+                try:
+                    attention_parts(node, self.realized)
+                except (Unfusible, NotImplementedError):
+                    for one in node.all_input_nodes:
+                        self.realize(one)
+            if node in self.own:
+                for side, operand in zip(("left", "right"), operands_of(node), strict=True):
+                    self._realize_operand(node, operand, side)
+                try:
+                    self.lowered(Domain(sizes_of(node.meta["val"])), [node], self.realized)
+                except (Unfusible, NotImplementedError):
+                    for one in node.all_input_nodes:  # What is added.
+                        self.realize(one)
+
+    def _realize_operand(self, product: Node, operand: Node, side: str) -> None:
+        waiting = [operand]
+        while waiting:
+            node = waiting.pop()
+            if node in self.realized or not self.fusible(node):
+                continue
+            moved = movement_of(node)
+            if moved is not None:
+                waiting += moved[1]
+            elif not self._recomputes(product, node, side):
+                self.realize(node)
+        try:
+            self.operand(operand, side, self.realized)
+        except (Unfusible, NotImplementedError):
+            self.realize(operand)
+
+    def _recomputes(self, product: Node, node: Node, side: str) -> bool:
+        """Whether a computed operand is computed anew by each program that reads it."""
+        reads = self.reads_of(node)
+        # What follows a product of ours is its epilogue: that saves more.
+        if len(node.users) > 1 or len(reads) > 3 or reads & self.own:
+            return False
+        passes = self._passes(product, side)
+        made = tensor_bytes(node.meta["val"])
+        read = sum(tensor_bytes(one.meta["val"]) for one in reads)
+        elements = made / node.meta["val"].dtype.itemsize
+        if passes * elements > _MOST_RECOMPUTED:
+            return False
+        return recomputing_pays(passes, read, made, self.device)
+
+    def _passes(self, product: Node, side: str) -> int:
+        extent = extent_of(product, self.hint)
+        cut = default(extent, self.work_of([product]), self.device.multiprocessors)
+        if side == "left":
+            return max(1, -(-extent.n // cut.block_n))
+        return max(1, -(-extent.m // cut.block_m))
+
+    @staticmethod
+    def work_of(products: Sequence[Node], *, computed: bool = False) -> Work:
+        """What is multiplied."""
+        dtype = products[0].meta["val"].dtype
+        exact = dtype == torch.float32 and float32_precision() == "ieee"
+        return Work(dtype, len(products), exact, computed)
+
+    def hint(self, expr: sympy.Expr) -> int:
+        """The likely value of a size."""
+        if expr.is_Integer:
+            return int(expr)
+        known = {}
+        for node in self.gm.graph.nodes:
+            value = node.meta.get("val") if node.op == "placeholder" else None
+            sizes = value.shape if isinstance(value, torch.Tensor) else [value]
+            for size in sizes:
+                if isinstance(size, torch.SymInt) and size_expr(size).is_Symbol:
+                    found = getattr(size.node, "hint", None)
+                    known[size_expr(size)] = 4096 if found is None else int(found)
+        return int(expr.xreplace({one: known.get(one, 4096) for one in expr.free_symbols}))
+
+    # Units.
+
+    def _place(self, node: Node) -> None:
+        if node not in self.own:
+            super()._place(node)
+            return
+        reads = set(self._direct_reads(node))
+        needed = {id(found) for one in reads if (found := self._unit_of.get(one)) is not None}
+        behind = set().union(*(self._before[one] for one in needed)) | needed
+        domain = Domain(sizes_of(node.meta["val"]))
+        for group in (unit for unit in self.units if isinstance(unit, Group)):
+            if id(group) in behind or id(group) in self._barrier:
+                continue
+            if self._is_twin(group, node) and super()._join(group, node, domain, behind):
+                return
+        self._add(Group(domain, [node]), [node])
+
+    def _is_twin(self, group: Group, node: Node) -> bool:
+        products = self.products_in(group.nodes)
+        if len(products) != 1 or not self._share(
+            *(operands_of(one)[0] for one in (*products, node))
+        ):
+            return False
+        if not same(sizes_of(products[0].meta["val"]), sizes_of(node.meta["val"])):
+            return False
+        return bool(self._reached(products[0]) & self._reached(node))
+
+    def _share(self, one: Node, other: Node) -> bool:
+        """Whether two left operands are the same elements."""
+        if one is other:
+            return True
+        value, like = one.meta["val"], other.meta["val"]
+        if value.dtype != like.dtype or not same(sizes_of(value), sizes_of(like)):
+            return False
+        operands = (self.operand(node, "left", self.realized) for node in (one, other))
+        first, second = (str(operand.builder) for operand in operands)
+        return first == second
+
+    def _reached(self, node: Node) -> set[Node]:
+        """What is computed of a product, element by element and before it is read elsewhere."""
+        found: set[Node] = set()
+        waiting = [(node, 0)]
+        while waiting:
+            one, steps = waiting.pop()
+            for user in one.users:
+                if user in found or steps >= _MOST_STEPS_TO_MEET or user in self.own:
+                    continue
+                if self.fusible(user) and operator_name(user) not in REDUCTIONS:
+                    found.add(user)
+                    waiting.append((user, steps + 1))
+        return found
+
+    def _join(self, group: Group, node: Node, domain: Domain, behind: set[int]) -> bool:
+        if domain.reduced and self.products_in(group.nodes):
+            return False
+        return super()._join(group, node, domain, behind)
+
+    def _stored(self) -> set[Node]:
+        stored = super()._stored()
+        for unit in self.units:
+            products = self.products_in(unit.nodes) if isinstance(unit, Group) else []
+            if products:
+                operands = self.operands(products)
+                names = {load.buffer for one in operands for load in one.builder.loads()}
+                found = {n for n, layout in self.realized.items() if layout.buffer in names}
+                stored |= {node for node in found if self.fusible(node)}
+        return stored
+
+    # The choice.
+
+    def _pays(self, group: Group, plan: Plan) -> bool:
+        if self.setting == "triton":
+            return True
+        facts = self.facts(group, plan)
+        times = None
+        if self.measured is not None and facts.saved:
+            times = self.measured(self, group, plan)
+        return ours_pays(facts, self.device, times)
+
+    def facts(self, group: Group, plan: Plan) -> Facts:
+        """What is known about the kernel of a group with a product."""
+        products = self.products_in(group.nodes)
+        follows = [node for node in group.nodes if node in plan.stored and node not in products]
+        saved = again = 0.0
+        launches = len(products) - 1
+        for product in products:
+            size = tensor_bytes(product.meta["val"])
+            if follows:
+                saved += size if product in plan.stored else 2 * size
+        launches += bool(follows)
+        sides = [("left", operands_of(products[0])[0])]
+        sides += [("right", operands_of(one)[1]) for one in products]
+        scattered = computed = False
+        for side, node in sides:
+            operand = self.operand(node, side, self.realized)
+            scattered |= not _is_contiguous(operand)
+            if node in self.realized or self.view_of(node) is not None:
+                continue
+            size = tensor_bytes(node.meta["val"])
+            read = sum(tensor_bytes(one.meta["val"]) for one in self.reads_of(node))
+            saved += 2 * size
+            again += (self._passes(products[0], side) - 1) * max(0.0, read - size)
+            launches += 1
+            computed |= movement_of(node) is None
+        work = self.work_of(products, computed=computed)
+        extent = extent_of(products[0], self.hint)
+        return Facts(extent, work, saved, again, launches, scattered)
+
+
+def _is_contiguous(operand: Operand) -> bool:
+    """Whether each load has runs of neighbours, which begin at multiples of 16 bytes."""
+    dims = operand.builder.dims[-2:]
+    for load in operand.builder.loads():
+        symbols = load.offset.free_symbols
+        if not any(dim.symbol in symbols for dim in dims):
+            continue
+        start = {one: sympy.S.Zero for one in symbols if one.name[:1] == "i"}
+        along = [dim for dim in dims if _runs(load.offset, dim, start)]
+        if not along:
+            return False
+        step = 16 // load.dtype.itemsize
+        for dim in operand.builder.dims:
+            if dim is not along[0] and dim.symbol in start:
+                place = load.offset.xreplace({**start, dim.symbol: sympy.S.One})
+                if sympy.expand(place - load.offset.xreplace(start)) % step != 0:
+                    return False
+    return True
+
+
+def _runs(offset: sympy.Expr, dim: Dim, start: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
+    count = _NEIGHBOURS if not dim.size.is_Integer else min(_NEIGHBOURS, int(dim.size))
+    if count < 2 or dim.symbol not in start:
+        return False
+    places = [offset.xreplace({**start, dim.symbol: sympy.Integer(k)}) for k in range(count)]
+    return all(sympy.expand(b - a) == 1 for a, b in pairwise(places))

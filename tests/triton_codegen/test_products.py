@@ -1,0 +1,246 @@
+"""Matmul kernels: near float64 in Triton's interpreter, compiled for sm_90, chosen where they pay.
+
+What runs or compiles a kernel does so in processes of its own: see ``product_worker.py``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER))
+
+from decoding_cases import DECODING, LARGE_DECODING  # noqa: E402
+from product_cases import (  # noqa: E402
+    CONFIGURATIONS,
+    CUT_CASES,
+    DTYPES,
+    LARGE,
+    LARGE_CONFIGURATIONS,
+    PRODUCTS,
+    TIMED_CASES,
+)
+
+from magjit_triton.codegen.matmul.choice import (  # noqa: E402
+    Device,
+    Facts,
+    estimate,
+    ours_pays,
+    recomputing_pays,
+)
+from magjit_triton.codegen.matmul.configuration import (  # noqa: E402
+    MOST_SHARED_MEMORY,
+    Configuration,
+    Extent,
+    Work,
+    default,
+    space,
+)
+
+PROGRAMS = (
+    "perceptron",
+    "library_and_auto_leave_products_alone",
+    "unknown_setting",
+    "decoder_layer",
+    "merged_projection_into_a_cache",
+    "any_sizes",
+    "any_sizes_of_batches",
+    "any_lengths",
+    "training",
+)
+SEEDS = [f"random {seed}" for seed in range(12)]
+NUMPY = tuple(int(part) for part in numpy.__version__.split(".")[:2])
+
+has_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+interpreted = pytest.mark.skipif(
+    NUMPY >= (2, 4), reason="Triton 3.6's interpreter needs NumPy < 2.4"
+)
+pytestmark = pytest.mark.xdist_group("triton_products")
+
+
+@cache
+def results(mode: str, random_graphs: int = 12) -> dict[str, str]:
+    command = [sys.executable, str(FOLDER / "product_worker.py"), mode]
+    environment = {**os.environ, "MAGJIT_RANDOM_GRAPHS": str(random_graphs)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def passes(mode: str, name: str) -> None:
+    failure = results(mode)[name]
+    assert not failure, failure
+
+
+@has_triton
+@interpreted
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("name", list(PRODUCTS))
+def test_near_float64(name: str, dtype: str) -> None:
+    passes("interpret", f"{name} {dtype}")
+
+
+@has_triton
+@interpreted
+@pytest.mark.parametrize("cut", range(len(CONFIGURATIONS)))
+@pytest.mark.parametrize("name", CUT_CASES)
+def test_every_cut_computes_the_same(name: str, cut: int) -> None:
+    passes("cuts", f"{name} {cut}")
+
+
+@has_triton
+@interpreted
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("name", list(DECODING))
+def test_attention_of_few_rows(name: str, dtype: str) -> None:
+    passes("decoding", f"{name} {dtype}")
+
+
+@has_triton
+@interpreted
+def test_lengths_that_may_differ_are_compared() -> None:
+    passes("decoding", "unequal lengths")
+
+
+@has_triton
+@interpreted
+@pytest.mark.parametrize("name", [*TIMED_CASES, "chosen", "hopeless"])
+def test_what_is_measured(name: str) -> None:
+    passes("timed", name)
+
+
+@has_triton
+@interpreted
+@pytest.mark.parametrize("name", SEEDS)
+def test_random_graphs(name: str) -> None:
+    passes("random", name)
+
+
+@has_triton
+@interpreted
+@pytest.mark.slow
+def test_more_random_graphs() -> None:
+    failures = [text for text in results("random", 300).values() if text]
+    assert not failures, "\n".join(failures)
+
+
+@has_triton
+@interpreted
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name: str) -> None:
+    passes("programs", name)
+
+
+@has_triton
+@pytest.mark.parametrize("kind", [*DTYPES, "tf32"])
+@pytest.mark.parametrize("name", [*PRODUCTS, *LARGE, *DECODING, *LARGE_DECODING])
+def test_compiles_for_sm90(name: str, kind: str) -> None:
+    passes("sm90", f"{name} {kind}")
+
+
+@has_triton
+@pytest.mark.parametrize("cut", range(len(LARGE_CONFIGURATIONS)))
+def test_cuts_compile_for_sm90(cut: int) -> None:
+    passes("sm90", f"cut {cut}")
+
+
+HALF = Work(torch.float16)
+EXTENTS = (
+    Extent(1, 1, 4096, 4096),
+    Extent(1, 1, 1, 1),
+    Extent(1, 0, 5, 0),
+    Extent(1, 17, 33, 65),
+    Extent(1, 64, 4096, 14336),
+    Extent(1, 8192, 8192, 8192),
+    Extent(512, 128, 128, 64),
+)
+
+
+@pytest.mark.parametrize("extent", EXTENTS)
+@pytest.mark.parametrize("products", [1, 2])
+@pytest.mark.parametrize("exact", [False, True])
+def test_defaults_are_legal(extent: Extent, products: int, exact: bool) -> None:
+    work = Work(torch.float32 if exact else torch.float16, products, exact)
+    found = default(extent, work)
+    assert found.is_legal(work)
+    assert found == default(extent, work)
+    assert found.split_k == 1 or found.split_k * 512 <= extent.k
+
+
+def test_few_rows_make_low_tiles_and_many_make_high_ones() -> None:
+    assert default(Extent(1, 1, 4096, 4096), HALF).block_m == 16
+    assert default(Extent(1, 8192, 8192, 8192), HALF).block_m == 128
+
+
+def test_the_space_fits_onto_a_multiprocessor() -> None:
+    found = list(space(HALF))
+    assert len(found) == len(set(found)) > 100
+    assert all(one.shared_memory(HALF) <= MOST_SHARED_MEMORY for one in found)
+    exact = Work(torch.float32, 1, exact=True)
+    assert 0 < sum(one.is_legal(exact) for one in found) < len(found)
+    both = Work(torch.float16, 2)
+    assert all(one.accumulators(both) <= 128 for one in space(both))
+
+
+@pytest.mark.parametrize(
+    "fields", [(15, 16, 16), (16, 24, 16), (16, 16, 8), (16, 16, 16, 0), (16, 16, 16, 8, 3)]
+)
+def test_configurations_that_no_kernel_has(fields: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="x"):
+        Configuration(*fields)
+
+
+def facts(m: int, n: int, k: int, passes: float, **fields: object) -> Facts:
+    work = fields.pop("work", HALF)
+    assert isinstance(work, Work)
+    saved = passes * m * n * work.dtype.itemsize
+    return Facts(Extent(1, m, n, k), work, saved, **fields)  # type: ignore[arg-type]
+
+
+def test_the_library_keeps_what_saves_nothing() -> None:
+    assert not ours_pays(facts(4096, 4096, 64, 0), Device())
+    assert not ours_pays(facts(4096, 4096, 64, 0.5, launches=1), Device())
+
+
+def test_short_products_with_an_epilogue_are_ours_and_long_ones_the_librarys() -> None:
+    assert ours_pays(facts(4096, 4096, 64, 2, launches=1), Device())
+    assert not ours_pays(facts(4096, 4096, 4096, 2, launches=1), Device())
+
+
+def test_scattered_operands_and_exact_floats_stay_with_the_library() -> None:
+    assert not ours_pays(facts(4096, 4096, 64, 2, launches=1, scattered=True), Device())
+    exact = Work(torch.float32, 1, exact=True)
+    assert not ours_pays(facts(4096, 4096, 64, 2, launches=1, work=exact), Device())
+
+
+def test_what_is_read_again_counts() -> None:
+    one = facts(4096, 4096, 64, 2)
+    ours, library = estimate(one, Device())
+    later, same = estimate(facts(4096, 4096, 64, 2, again=1e9), Device())
+    assert later > ours
+    assert same == library
+
+
+@pytest.mark.parametrize(("times", "expected"), [((1.0, 2.0), True), ((2.0, 1.0), False)])
+def test_measurements_replace_the_estimate(times: tuple[float, float], expected: bool) -> None:
+    for one in (facts(4096, 4096, 64, 2, launches=1), facts(4096, 4096, 4096, 0)):
+        assert ours_pays(one, Device(), times) == expected
+
+
+def test_operands_are_computed_again_only_where_that_reads_less() -> None:
+    assert recomputing_pays(1, 3e8, 1e8, Device())
+    assert not recomputing_pays(32, 3e8, 1e8, Device())
+    assert recomputing_pays(32, 3e4, 1e4, Device())
