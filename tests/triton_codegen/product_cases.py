@@ -216,6 +216,14 @@ LARGE: dict[str, ProductCase] = {
     "large linear gelu": ProductCase(
         lambda x, w, b: [F.gelu(F.linear(x, w, b))], ((2048, 768), (3072, 768), (3072,))
     ),
+    "wide gelu": ProductCase(
+        lambda x, w, b, y: [F.gelu(F.linear(x, w, b), approximate="tanh") + y],
+        ((8192, 64), (4096, 64), (4096,), (8192, 4096)),
+    ),
+    "wide swiglu": ProductCase(
+        lambda x, g, u: [F.silu(F.linear(x, g)) * F.linear(x, u)],
+        ((8192, 256), (1024, 256), (1024, 256)),
+    ),
     "large swiglu": ProductCase(
         lambda x, g, u: [F.silu(F.linear(x, g)) * F.linear(x, u)],
         ((512, 1024), (2048, 1024), (2048, 1024)),
