@@ -1,9 +1,5 @@
 """Which nodes are computed together, and which have memory (VTC §5.1: fusion comes first).
 
-    Plan  ::= Unit*                       in an order in which they can run
-    Unit  ::= Group | Node                a fused kernel, or a call of a library operator
-    Group ::= Domain, Node*               nodes whose elements are computed in one loop nest
-
 A node has memory where something outside of its kernel reads it; all others are computed where
 they are needed.  Two groups become one where the one reads the other's elements at the very point
 at which they are computed, or where both read the same memory in equal nests, and where no path
@@ -38,6 +34,7 @@ from magjit_triton.codegen.ir import Builder
 from magjit_triton.codegen.layout import Layout, has_gaps, sizes_of, strides_for
 from magjit_triton.codegen.lowering import HANDLERS, Lowering, Unfusible, operator_name
 from magjit_triton.codegen.operators import POINTWISE
+from magjit_triton.codegen.plan import Group, Plan
 from magjit_triton.codegen.runtime import POINTERS
 from magjit_triton.codegen.shown import owner_of, shown_in
 from magjit_triton.codegen.updates import Update, take_updates
@@ -48,47 +45,6 @@ __all__ = ["Fusion", "Group", "Plan"]
 _NO_DTYPES = (torch.complex64, torch.complex128, torch.complex32)
 _MOST_LOADS = 24
 _LOOK_BACK = 48
-
-
-@dataclass(eq=False)
-class Group:
-    """Nodes of one kernel.
-
-    Attributes:
-        domain: the loop nest.
-        nodes: what it stores, unless nothing outside reads it.
-    """
-
-    domain: Domain
-    nodes: list[Node]
-
-    def __str__(self) -> str:
-        return f"{self.domain} {', '.join(node.name for node in self.nodes)}"
-
-
-@dataclass
-class Plan:
-    """Units in order, and what lies where.
-
-    Attributes:
-        units: kernels and library calls.
-        layouts: every node with memory, and how it lies there.
-        stored: nodes that a kernel stores.
-    """
-
-    units: list[Group | Node]
-    layouts: dict[Node, Layout]
-    stored: set[Node]
-
-    def __str__(self) -> str:
-        lines = []
-        for unit in self.units:
-            if isinstance(unit, Group):
-                kept = [node.name for node in unit.nodes if node in self.stored]
-                lines.append(f"kernel {unit.domain} -> {', '.join(kept)}")
-            else:
-                lines.append(f"{operator_name(unit) or unit.name.partition('_')[0]} -> {unit.name}")
-        return "\n".join(lines)
 
 
 @dataclass
