@@ -16,6 +16,7 @@ import torch
 from torch.fx import GraphModule
 
 from magjit.plugin.context import BackendContext
+from magjit.plugin.functional import can_be_functional
 from magjit.plugin.fx_helpers import runnable
 from magjit.plugin.generated_source import sources_tied_to_result
 from magjit.plugin.protocol import CompiledGraph
@@ -42,6 +43,8 @@ def aot(
 ) -> CompiledGraph:
     """Compile ``gm`` through AOTAutograd; to be called inside ``Backend.compile``.
 
+    A graph that AOTAutograd would get wrong runs as it is.
+
     Args:
         gm: as ``compile`` was given it.
         example_inputs: as ``compile`` was given them.
@@ -57,6 +60,9 @@ def aot(
         mutations_in_graph: let the inference graph end in ``copy_`` to its mutated inputs;
             otherwise new values are outputs and written back outside.
     """
+    if not can_be_functional(gm, example_inputs):
+        as_it_is: CompiledGraph = runnable(gm)
+        return as_it_is
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 

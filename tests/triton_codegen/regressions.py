@@ -25,6 +25,7 @@ from magjit_triton.codegen.entry import generates_kernels  # noqa: E402
 from tests.triton_backend import returned_views  # noqa: E402
 from tests.triton_backend import test_regressions as shared  # noqa: E402
 from tests.triton_backend.running import check  # noqa: E402
+from tests.triton_backend.test_in_place_programs import check_program  # noqa: E402
 
 aten = torch.ops.aten
 
@@ -94,6 +95,8 @@ def main() -> None:
     for one in shared.PADDINGS:
         sizes = [(torch.randn(n, 6),) for n in (5, 7, 9, 3, 5)]
         cases[one.__name__] = lambda one=one, sizes=sizes: run(one, sizes, dynamic=True)
+    for seed in range(int(os.environ.get("MAGJIT_IN_PLACE_PROGRAMS", "30"))):
+        cases[f"in place {seed}"] = lambda seed=seed: check_program(seed)
     for name, view in returned_views.VIEWS.items():
         cases[f"returns {name}"] = lambda view=view: returned_views.run_beside_eager(
             view, compiled(view)

@@ -1,0 +1,79 @@
+"""Which graphs AOTAutograd can make functional: those whose views it makes again as they were.
+
+It takes in-place operators apart into functional ones and makes views of what was changed again
+from a list of view operators.  That list is wrong, and results are too, where operators change
+sizes and strides of a tensor in place, and where ``as_strided`` looks at memory that was changed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import compute_overlapping_tensors
+from torch.fx import GraphModule, Node
+
+__all__ = ["can_be_functional"]
+
+_OTHER_SIZES = (
+    "as_strided_",
+    "resize_",
+    "resize_as_",
+    "set_",
+    "squeeze_",
+    "swapaxes_",
+    "swapdims_",
+    "t_",
+    "transpose_",
+    "unsqueeze_",
+)
+"""Methods that leave a tensor's memory and change how it is seen."""
+
+
+def can_be_functional(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether AOTAutograd gives a graph the results, aliases and effects that it has itself.
+
+    Args:
+        gm: torch-level, as ``Backend.compile`` is given it.
+        example_inputs: fake tensors among them share memory as the real ones do.
+    """
+    names = [_name(node) for node in gm.graph.nodes]
+    if any(name in _OTHER_SIZES for name in names):
+        return False
+    changes = any(_changes(node) for node in gm.graph.nodes)
+    if not changes:
+        return True
+    return "as_strided" not in names and not _overlap(example_inputs)
+
+
+def _name(node: Node) -> str:
+    if node.op == "call_method":
+        return str(node.target)
+    if node.op != "call_function":
+        return ""
+    return str(getattr(node.target, "__name__", "")).split(".")[0]
+
+
+def _changes(node: Node) -> bool:
+    if node.target is operator.setitem or "out" in node.kwargs:
+        return True
+    name = _name(node)
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+def _overlap(example_inputs: Sequence[Any]) -> bool:
+    tensors = [one for one in example_inputs if type(one) is not torch.nn.Parameter]
+    shared: dict[int, list[torch.Tensor]] = {}
+    for one in tensors:
+        if isinstance(one, torch.Tensor) and one.layout == torch.strided:
+            shared.setdefault(one.untyped_storage()._cdata, []).append(one)
+    return any(
+        len(ones) > 1 and compute_overlapping_tensors(ones, symbolic=_is_symbolic(ones))
+        for ones in shared.values()
+    )
+
+
+def _is_symbolic(tensors: Sequence[torch.Tensor]) -> bool:
+    return any(isinstance(size, torch.SymInt) for one in tensors for size in one.shape)
