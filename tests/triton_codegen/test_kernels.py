@@ -73,6 +73,13 @@ def test_results_do_not_depend_on_blocks() -> None:
 
 
 @interpreted
+def test_results_do_not_depend_on_places() -> None:
+    found = results("places")
+    assert len(found) > len(CASES) // 2
+    assert not any(found.values()), "\n".join(found.values())
+
+
+@interpreted
 def test_conformance() -> None:
     failure = results("conformance")["conformance"]
     assert not failure, failure

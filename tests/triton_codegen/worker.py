@@ -2,6 +2,7 @@
 
     python worker.py interpret            every case and random graphs, through the interpreter
     python worker.py sm90                 every kernel of the cases, compiled for sm_90
+    python worker.py places               every case, under legal strategies at random
     python worker.py cut                  some cases, with all blocks that may be tried
     python worker.py conformance          the plugins' conformance suite, interpreted
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -27,8 +29,10 @@ import torch  # noqa: E402
 from cases import CASES, Case, graph_of  # noqa: E402
 from random_graphs import random_case  # noqa: E402
 
+from magjit import config  # noqa: E402
 from magjit.plugin import conformance  # noqa: E402
-from magjit_triton.codegen import compiler, deciding, runtime  # noqa: E402
+from magjit.plugin.virtual_tensors.refining import refined  # noqa: E402
+from magjit_triton.codegen import compiler, deciding, placement, runtime  # noqa: E402
 from magjit_triton.codegen.entry import compile_with_kernels  # noqa: E402
 from magjit_triton.codegen.fusion import Group  # noqa: E402
 from magjit_triton.codegen.lowering import operator_name  # noqa: E402
@@ -112,6 +116,38 @@ def cut(case: Case) -> None:
             deciding.Deciding.cut = original
 
 
+def places(case: Case) -> None:
+    """The same results wherever tensors are computed."""
+    arguments = arguments_of(case)
+    expected = case.function(*arguments)
+    chosen = set()
+    for seed in range(4):
+        rng = random.Random(seed)
+
+        def otherwise(choices, rng=rng):
+            found = placement.searched(choices)
+            for _ in range(2):
+                found = refined(
+                    found, choices.opportunities, choices.model, lambda *_: rng.random() < 0.5, 1e9
+                )
+            chosen.add(frozenset(map(str, found.chosen.values())))
+            return found
+
+        original, deciding.searched = deciding.searched, otherwise
+        try:
+            with config.override(disk_cache=False):
+                compiled = compiler.compile_graph(graph_of(case, arguments), arguments)
+        finally:
+            deciding.searched = original
+        for one, other in zip(compiled(*arguments), expected, strict=True):
+            near = {} if case.tolerance is None else {"rtol": 1e-2, "atol": case.tolerance}
+            torch.testing.assert_close(one, other, equal_nan=True, **near)
+            pairs = zip(one.stride(), other.stride(), one.shape, strict=True)
+            assert all(own == eager or size == 1 for own, eager, size in pairs)
+        if not chosen:
+            return
+
+
 class Direct:
     """The code generator as a backend of its own."""
 
@@ -131,7 +167,7 @@ def main() -> None:
         failed = "" if "0 FAILED" in str(report) else str(report)
         print(json.dumps({"conformance": failed}))
         return
-    run = {"interpret": interpret, "sm90": sm90, "cut": cut}[MODE]
+    run = {"interpret": interpret, "sm90": sm90, "cut": cut, "places": places}[MODE]
     cases = {name: CASES[name] for name in CUT} if MODE == "cut" else dict(CASES)
     if MODE != "cut":
         cases.update({f"random {seed}": random_case(seed) for seed in range(RANDOM_GRAPHS)})
