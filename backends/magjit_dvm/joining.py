@@ -98,6 +98,8 @@ class _Joiner:
         parts = self.parts_of(node, axis, stacked)
         for one in parts:
             self.find_group(one, node, axis, stacked)
+        if all(one.group is None for one in parts) and _copied_well_by_aten(node, axis, stacked):
+            raise NotFusable("parts that nobody computes")
         try:
             _Whole(self, node, axis, parts).store()
         except NotFusable:
@@ -319,6 +321,31 @@ class _Whole:
         for part in self.parts:
             if part.group is group:
                 group.nodes += (view for view in part.views if view not in group.nodes)
+
+
+_LARGE = 8 << 20
+"""Bytes of a whole that is better written past the caches, and by all cores."""
+
+
+def _copied_well_by_aten(node: FxNode, axis: int, stacked: bool) -> bool:
+    """Whether the parts lie in memory as the whole does: then ATen copies whole rows of them."""
+    whole: torch.Tensor = node.meta["val"]
+    if not any(isinstance(size, torch.SymInt) for size in whole.shape):
+        if whole.numel() * whole.element_size() >= _LARGE:
+            return False
+    order = order_of(whole)
+    if stacked:
+        if order[-1] == axis:
+            return False
+        order = tuple(dim - (dim > axis) for dim in order if dim != axis)
+    given: Any = node.args[0]
+    parts = [one.meta["val"] for one in given]
+    return all(
+        one.dim() != len(order)
+        or not order
+        or (order_of(one)[-1] == order[-1] and 1 in map(size_key, one.stride()))
+        for one in parts
+    )
 
 
 def _values(group: FusedGroup) -> list[FxNode]:

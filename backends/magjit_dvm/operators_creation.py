@@ -130,6 +130,8 @@ def _joined(builder: Builder, node: Any) -> Joined:
         return replace(value, dims=dims, shape=shape)
 
     known = [builder.known(one) for one in given]
+    if all(value is None for value in known):
+        raise NotFusable("parts that the group does not compute")
     dims = builder.loops_of(shape, [None if one is None else shaped(one) for one in known])
     own = tuple(d for k, d in enumerate(dims) if not stacked or k != axis)
     parts = []

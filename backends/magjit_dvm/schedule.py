@@ -37,6 +37,7 @@ _FAST: dict[Any, Callable[..., Any]] = {
     aten.permute.default: torch.permute,
     aten.select.int: torch.select,
     aten.squeeze.dim: torch.squeeze,
+    aten.stack.default: torch.stack,
     aten.sym_size.int: torch.Tensor.size,
     aten.t.default: torch.t,
     aten.transpose.int: torch.transpose,

@@ -152,8 +152,14 @@ JOINING = (aten.cat.default, aten.stack.default)
 X, Y, Z = exact(4, 6), exact(4, 3), exact(4, 1)
 IMAGE = exact(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
 
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    """The same, column after column: what ATen copies element by element."""
+    return x.t().contiguous().t()
+
+
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-    "from outside": (lambda x, y, z: torch.cat([x, y, z], 1), (X, Y, Z)),
+    "from outside": (lambda x, y, z: torch.cat([x, y, z], 1), (turned(X), turned(Y), turned(Z))),
     "from groups": (lambda x, y, z: torch.cat([x * 2, y.exp(), z + 1], -1), (X, Y, Z)),
     "read again": (
         lambda x, y: (torch.cat([x * 2, y + 1], 1) * 3, (x * 2) @ x.t(), y + 1),
@@ -167,7 +173,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     ),
     "in one another": (
         lambda x, y: torch.cat([torch.cat([x * 2, y], 1).relu(), torch.cat([x, y], 1)], 0) + 1,
-        (X, Y),
+        (turned(X), turned(Y)),
     ),
     "in one another, directly": (
         lambda x, y, z: torch.cat([torch.cat([x * 2, y], 1), z.neg()], 1),
@@ -223,6 +229,24 @@ def test_producers_write_into_the_whole() -> None:
     assert len(made.fusion.groups) == 2
     assert not any(isinstance(one, torch.fx.Node) and one.op == "call_function"
                    for one in made.fusion.steps)  # fmt: skip
+
+
+def test_parts_that_nobody_computes() -> None:
+    """ATen copies whole rows at once; where it cannot, or there is much to copy, the VM does."""
+    cat, stack = torch.ops.aten.cat.default, torch.ops.aten.stack.default
+    rows, other = exact(40, 30), exact(40, 7)
+    checked(lambda x, y: torch.cat([x, y], 1), (rows, other), left=(cat,))
+    checked(lambda x, y: torch.cat([x, y]).exp(), (rows, rows), left=(cat,))
+    checked(lambda x, y: torch.cat([x[:, 5:], y[:, 1:]], 1) + 1, (rows, other), left=(cat,))
+    checked(lambda x, y: torch.stack([x, y, x], 1), (rows, rows), left=(stack,))
+    checked(lambda x, y: torch.cat([x, y], 1), (rows, other), dynamic=True, left=(cat,))
+    for program, given in (
+        (lambda x, y: torch.stack([x, y], 2), (rows, rows)),
+        (lambda x, y: torch.cat([x.t(), y.t()]), (rows, other)),
+        (lambda x, y: torch.cat([x, y * 2], 1), (rows, other)),
+        (lambda x, y: torch.cat([x, y], 1), (exact(1100, 1000), exact(1100, 1001))),
+    ):
+        assert checked(program, given).fusion.groups
 
 
 def test_stacks_do_not_read_what_they_write() -> None:
