@@ -284,6 +284,8 @@ CASES: dict[str, Case] = {
     "products_in_a_result": Case(
         lambda x, a, b: [torch.cat([x @ a, x @ b], 1), x @ a],
         lambda: [r(9, 8), r(8, 6), r(8, 4)],
+        0,
+        ("mm", "mm", "mm"),
     ),
     "a_product_and_an_input_in_a_cat": Case(
         lambda x, a, w: [torch.cat([x @ a, x], 1) @ w],
