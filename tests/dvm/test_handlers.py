@@ -200,7 +200,9 @@ def graph_of(target: Any, given: Call) -> tuple[GraphModule, list[torch.Tensor]]
     args, kwargs = given
     arguments = [node_of(one) for one in args]
     first = next((k for k, one in enumerate(args) if isinstance(one, torch.Tensor)), None)
-    if first is None or target is aten.embedding.default:
+    if target in (aten.cat.default, aten.stack.default):
+        arguments[0] = [graph.call_function(aten.neg.default, (one,)) for one in arguments[0]]
+    elif first is None or target is aten.embedding.default:
         pass
     elif args[first].dtype is torch.float32:
         arguments[first] = graph.call_function(aten.neg.default, (arguments[first],))
