@@ -14,7 +14,8 @@ __all__ = ["Machine", "arrange"]
 _WARPS = {32: 15, 16: 19, 8: 19}
 """That compute, besides the one that feeds them: what registers allow."""
 _STAGES = 3
-_MOST_BYTES_EACH = {32: 8, 16: 16, 8: 64}
+_SMALL, _LONG = 1 << 17, 1 << 16
+"""Elements below which any way is fast enough; columns from which on a row is long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,28 @@ def arrange(space: Space, image: Image, machine: Machine) -> bool:
             staged.append((number, one.size))
     image.inputs = [(number, size, 0) for number, size in staged]
     image.stages = _STAGES if staged else 2
+    _refuse_slow(space, image, [number for number, _ in staged], loads, machine)
     widest = max((size for _, size in staged), default=4)
     _divide(image, machine, widest, sum(size for _, size in staged))
     return image.chunks > 1
+
+
+def _refuse_slow(
+    space: Space, image: Image, staged: list[int], loads: list[int], machine: Machine
+) -> None:
+    """What ATen does better: large reductions along columns, and of few long rows.
+
+    Raises:
+        NotEncodable: it is one of these.
+    """
+    if not image.by_rows or image.elements <= _SMALL:
+        return
+    inner = space.order[-1]
+    full = [one for n in loads if (one := space.inputs[n]) and one.strides[inner]]
+    if not staged and not any(one.strides[inner] == one.size for one in full):
+        raise NotEncodable("a large reduction along columns")
+    if image.cols >= _LONG and image.rows * 4 < machine.multiprocessors:
+        raise NotEncodable("a reduction of few long rows")
 
 
 def _divide(image: Image, machine: Machine, widest: int, together: int) -> None:

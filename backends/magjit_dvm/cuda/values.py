@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 from magjit_dvm.cuda.shapes import Space
+from magjit_dvm.cuda.support import FLOATING, reduction_name
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, NodeKind
 from magjit_dvm.vm import NotEncodable
 
-__all__ = ["FLOATING", "Values"]
+__all__ = ["Values"]
 
 _NUMBERS = frozenset({NodeKind.CONSTANT, NodeKind.SCALAR, NodeKind.NUMEL})
 _HALVES = {DType.F16: "to_half", DType.BF16: "to_bfloat"}
-FLOATING = frozenset({DType.F32, DType.F16, DType.BF16})
 _WHAT = {
     DType.F32: "32",
     DType.I32: "32",
@@ -87,13 +87,12 @@ class Values:
         )
 
     def reduction(self, n: int) -> str:
+        """The word's name of a reduction."""
         node = self.nodes[n]
-        kind = self.kind(node.args[0])
-        name = f"{kind}.{node.op}"
-        if (kind == "i" and node.op not in ("max", "min")) or node.op not in (
-            *("sum", "prod", "max", "min"),
-        ):
-            raise NotEncodable(f"no words for {node.op} of {self.dtype(node.args[0]).text}")
+        dtype = self.dtype(node.args[0])
+        name = reduction_name(node.op, dtype)
+        if not name:
+            raise NotEncodable(f"no words for {node.op} of {dtype.text}")
         return name
 
     def stored(self, n: int) -> str:
