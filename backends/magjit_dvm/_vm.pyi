@@ -37,6 +37,8 @@ def cuda_launch(
     shared_bytes: int,
     stream: int,
     image: bytes,
+    patches: bytes,
+    addresses: tuple[int, ...],
     counters: int,
     n_counters: int,
     /,

@@ -63,7 +63,7 @@ def test_without_a_gpu_it_says_so() -> None:
     with pytest.raises(DeviceError):
         cuda_load(b"", "none", 0)
     with pytest.raises(DeviceError):
-        cuda_launch(0, 1, 32, 0, 0, bytes(400), 0, 0)
+        cuda_launch(0, 1, 32, 0, 0, bytes(400), b"", (), 0, 0)
 
 
 def test_what_is_on_the_cpu_goes_elsewhere() -> None:

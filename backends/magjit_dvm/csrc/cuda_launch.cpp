@@ -1,6 +1,7 @@
 /* Launches on NVIDIA GPUs: the driver by dlopen, so that neither building nor importing needs it. */
 #include <dlfcn.h>
 
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -34,6 +35,11 @@ PyObject *device_error;
 /* As words.py packs them. */
 enum : int { IMAGE_BYTES = 4096, HEADER_BYTES = 336, COUNTER_AT = 136 };
 enum : int { COUNTER_BYTES = 8 };
+struct Patch {
+    uint32_t at, argument;
+    int64_t offset;
+};
+static_assert(sizeof(Patch) == 16, "as words.py packs it");
 
 int load_driver()
 {
@@ -125,20 +131,37 @@ PyObject *py_cuda_launch(PyObject *, PyObject *args)
 {
     unsigned long long function, stream, counters, n_counters;
     unsigned blocks, threads, shared;
-    const char *image;
-    Py_ssize_t n;
-    if (!PyArg_ParseTuple(args, "KIIIKy#KK:cuda_launch", &function, &blocks, &threads, &shared,
-                          &stream, &image, &n, &counters, &n_counters) ||
+    const char *image, *patches;
+    Py_ssize_t n, n_patches;
+    PyObject *addresses;
+    if (!PyArg_ParseTuple(args, "KIIIKy#y#O!KK:cuda_launch", &function, &blocks, &threads, &shared,
+                          &stream, &image, &n, &patches, &n_patches, &PyTuple_Type, &addresses,
+                          &counters, &n_counters) ||
         load_driver()) {
         return nullptr;
     }
-    if (n < HEADER_BYTES || n > IMAGE_BYTES) {
-        PyErr_SetString(PyExc_ValueError, "an image of another length");
+    if (n < HEADER_BYTES || n > IMAGE_BYTES || n_patches % (Py_ssize_t)sizeof(Patch)) {
+        PyErr_SetString(PyExc_ValueError, "an image or patches of another length");
         return nullptr;
     }
     alignas(16) char parameter[IMAGE_BYTES]; /* the driver reads all of it */
     memcpy(parameter, image, (size_t)n);
     memset(parameter + n, 0, (size_t)(IMAGE_BYTES - n));
+    for (Py_ssize_t at = 0; at < n_patches; at += (Py_ssize_t)sizeof(Patch)) {
+        Patch patch;
+        memcpy(&patch, patches + at, sizeof(patch));
+        if (patch.argument >= PyTuple_GET_SIZE(addresses) || patch.at + 8 > n) {
+            PyErr_SetString(PyExc_ValueError, "a patch beyond its image, or of no argument");
+            return nullptr;
+        }
+        PyObject *given = PyTuple_GET_ITEM(addresses, patch.argument);
+        uint64_t address = PyLong_AsUnsignedLongLong(given);
+        if (PyErr_Occurred()) {
+            return nullptr;
+        }
+        address += (uint64_t)patch.offset;
+        memcpy(parameter + patch.at, &address, sizeof(address));
+    }
     if (n_counters) {
         Result result;
         uint64_t counter = counter_for((void *)stream, counters, n_counters, result);

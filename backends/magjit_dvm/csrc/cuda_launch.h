@@ -10,8 +10,9 @@ namespace magjit_dvm {
 /* cuda_load(cubin, name, shared): a kernel's handle in the current context. */
 PyObject *py_cuda_load(PyObject *, PyObject *args);
 
-/* cuda_launch(function, blocks, threads, shared, stream, image, counters, n_counters): `counters` are
- * pairs of 32-bit zeros in the device's memory; with none, tiles are shared out evenly. */
+/* cuda_launch(function, blocks, threads, shared, stream, image, patches, addresses, counters,
+ * n_counters): `patches` say where addresses go in the image; `counters` are pairs of 32-bit zeros in
+ * the device's memory; with none, tiles are shared out evenly. */
 PyObject *py_cuda_launch(PyObject *, PyObject *args);
 
 /* Adds DeviceError. */

@@ -283,7 +283,8 @@ PyMethodDef functions[] = {
     {"cuda_load", py_cuda_load, METH_VARARGS,
      "cuda_load(cubin, name, shared bytes): a kernel's handle in the current context."},
     {"cuda_launch", py_cuda_launch, METH_VARARGS,
-     "cuda_launch(function, blocks, threads, shared bytes, stream, image, counters, n_counters)"},
+     "cuda_launch(function, blocks, threads, shared bytes, stream, image, patches, addresses, counters, "
+     "n_counters): run an image on a stream."},
     {"level", py_level, METH_NOARGS, "level(): of x86-64, whose kernels run."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -1,27 +1,29 @@
 """Fused operators on a GPU: arguments to words, outputs from torch's allocator, one launch.
 
-A launch goes to torch's current stream.  Nothing is kept of a call but the kernels, which are
-compiled when they are first needed.
+A launch goes to torch's current stream.  Kernels are compiled when they are first needed.  While
+the encoder is the one in Python, words of the last sizes are kept: they take it a millisecond.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from magjit.plugin import BackendError
 from magjit_dvm.cuda.build import compiled
-from magjit_dvm.cuda.encode import Encoded, Machine, encode
+from magjit_dvm.cuda.encode import Machine, encode
 from magjit_dvm.cuda.interpreter import kernel_name
+from magjit_dvm.cuda.shapes import Layout
 from magjit_dvm.program import InputKind, Program
 from magjit_dvm.vm import DeviceError, NotEncodable, cuda_launch, cuda_load
 
 __all__ = ["DeviceFused", "Gpu", "gpu"]
 
-_COUNTERS = 8192
+_COUNTERS, _KEPT = 8192, 256
 _LEAST = (8, 0)
 _LEAST_SHARED = 101376
 """Bytes that a block may ask for on any GPU from 8.0 on, where torch does not say."""
@@ -84,6 +86,29 @@ def gpu(index: int) -> Gpu:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A fused operator for some sizes.
+
+    Attributes:
+        layouts: of its outputs.
+        image: the kernel's parameter without addresses; empty if there is nothing to compute.
+        patches: where addresses go.
+        each: R.
+        launch: blocks, threads of a block, bytes of shared memory.
+        draws: whether blocks draw tiles from a counter: there are more of them than blocks.
+        reason: why there are no words.
+    """
+
+    layouts: tuple[Layout, ...]
+    image: bytes = b""
+    patches: bytes = b""
+    each: int = 32
+    launch: tuple[int, int, int] = (0, 0, 0)
+    draws: bool = False
+    reason: str = ""
+
+
 class DeviceFused:
     """A fused operator for any sizes, on the GPU that its arguments are on.
 
@@ -101,6 +126,7 @@ class DeviceFused:
         approximate: bool = False,
     ) -> None:
         self.program, self.fallback, self.approximate = program, fallback, approximate
+        self._recent: dict[Any, Instance] = {}
         self._dtypes = [program.nodes[one.node].dtype.torch for one in program.outputs]
 
     def __call__(self, *arguments: Any) -> Any:
@@ -113,15 +139,28 @@ class DeviceFused:
         """
         try:
             index = self._device(arguments)
-            encoded = encode(self.program, arguments, gpu(index).machine)
+            instance = self._instance(arguments, index)
         except NotEncodable:
             if self.fallback is None:
                 raise
             return self.fallback(*arguments)
         if index == torch.cuda.current_device():
-            return self._run(encoded, arguments, index)
+            return self._run(instance, arguments, index)
         with torch.cuda.device(index):
-            return self._run(encoded, arguments, index)
+            return self._run(instance, arguments, index)
+
+    def _instance(self, arguments: Sequence[Any], index: int) -> Instance:
+        """What these sizes need, made now or not long ago."""
+        key = (index, *map(_facts, arguments))
+        found = self._recent.get(key)
+        if found is None:
+            found = _encoded(self.program, arguments, gpu(index).machine)
+            if len(self._recent) >= _KEPT:
+                self._recent.clear()
+            self._recent[key] = found
+        if found.reason:
+            raise NotEncodable(found.reason)
+        return found
 
     def _device(self, arguments: Sequence[Any]) -> int:
         index = -1
@@ -142,33 +181,54 @@ class DeviceFused:
             raise NotEncodable("no tensor to say which GPU")
         return index
 
-    def _run(self, encoded: Encoded, arguments: Sequence[Any], index: int) -> Any:
-        program, made = self.program, list[Any]()
-        for one, layout, dtype in zip(program.outputs, encoded.layouts, self._dtypes, strict=True):
-            made.append(
-                torch.empty_strided(
-                    layout.sizes, layout.strides, dtype=dtype, device=f"cuda:{index}"
-                )
-                if one.allocated
-                else None
-            )
-        image = encoded.image
-        if image is not None:
-            addresses = [
-                one.data_ptr() if isinstance(one, torch.Tensor) else 0
-                for one in (*arguments, *made)
-            ]
-            device = gpu(index)
-            draws = image.tiles > image.blocks
+    def _run(self, instance: Instance, arguments: Sequence[Any], index: int) -> Any:
+        made, device = list[Any](), torch.device("cuda", index)
+        for one, layout, dtype in zip(
+            self.program.outputs, instance.layouts, self._dtypes, strict=True
+        ):
+            if one.allocated:
+                sizes, strides = layout.sizes, layout.strides
+                made.append(torch.empty_strided(sizes, strides, dtype=dtype, device=device))
+            else:
+                made.append(None)
+        if instance.image:
             cuda_launch(
-                device.function(image.each, self.approximate),
-                image.blocks,
-                32 * (image.warps + 1),
-                image.shared_bytes,
+                gpu(index).function(instance.each, self.approximate),
+                *instance.launch,
                 torch.cuda.current_stream(index).cuda_stream,
-                image.pack(addresses),
-                device.counters.data_ptr(),
-                _COUNTERS if draws else 0,
+                instance.image,
+                instance.patches,
+                tuple(
+                    one.data_ptr() if isinstance(one, torch.Tensor) else 0
+                    for one in (*arguments, *made)
+                ),
+                gpu(index).counters.data_ptr(),
+                _COUNTERS if instance.draws else 0,
             )
         results = tuple(one for one in made if one is not None)
         return results[0] if len(results) == 1 else results
+
+
+def _facts(value: Any) -> Any:
+    """All that words depend on."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.data_ptr() % 16, value.dtype
+    return type(value), value
+
+
+def _encoded(program: Program, arguments: Sequence[Any], machine: Machine) -> Instance:
+    try:
+        encoded = encode(program, arguments, machine)
+    except NotEncodable as reason:
+        return Instance((), reason=str(reason))
+    image = encoded.image
+    if image is None:
+        return Instance(encoded.layouts)
+    return Instance(
+        encoded.layouts,
+        image.template(),
+        image.patches(),
+        image.each,
+        (image.blocks, 32 * (image.warps + 1), image.shared_bytes),
+        image.tiles > image.blocks,
+    )

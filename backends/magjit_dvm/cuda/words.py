@@ -89,7 +89,8 @@ NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
 MAX_INPUTS, MAX_PASSES = 12, 4
-HEADER_BYTES, IMAGE_BYTES = 336, 4096
+HEADER_BYTES, IMAGE_BYTES, COUNTER_AT, INPUTS_AT = 336, 4096, 136, 144
+_PATCH = "<IIq"
 NO_WORD = 0xFFFFFFFF
 
 
@@ -178,15 +179,20 @@ class Image:
 
     def pack(self, addresses: Sequence[int], counter: int = 0) -> bytes:
         """The kernel's parameter, given the addresses of arguments and of the tile counter."""
-        parts = [self._header(addresses, counter)]
+        packed = bytearray(self.template())
+        struct.pack_into("<Q", packed, COUNTER_AT, counter)
+        for at, argument, offset in struct.iter_unpack(_PATCH, self.patches()):
+            address = (addresses[argument] + offset) % (1 << 64)
+            struct.pack_into("<Q", packed, at, address)
+        return bytes(packed)
+
+    def template(self) -> bytes:
+        """The parameter without any address."""
+        parts = [self._header()]
         for number, word in enumerate(self.words):
             behind = self.words[number + 1].first if number + 1 < len(self.words) else "end"
             head = NUMBER[word.first] | NUMBER[word.second] << 8 | word.x << 16 | word.y << 20
-            low, high = word.w2, word.w3
-            if word.pointer >= 0:
-                address = (addresses[word.pointer] + word.offset) % (1 << 64)
-                low, high = address & 0xFFFFFFFF, address >> 32
-            parts.append(struct.pack("<4I", head | NUMBER[behind] << 24, word.w1, low, high))
+            parts.append(struct.pack("<4I", head | NUMBER[behind] << 24, word.w1, word.w2, word.w3))
         for one in self.descriptors:
             parts.append(struct.pack("<4I", len(one), 0, 0, 0))
             for size, stride in one:
@@ -194,7 +200,17 @@ class Image:
                 parts.append(struct.pack("<3Ii", size, magic, shift, stride))
         return b"".join(parts)
 
-    def _header(self, addresses: Sequence[int], counter: int) -> bytes:
+    def patches(self) -> bytes:
+        """Where addresses go: (place, argument, bytes to add) of each, packed."""
+        found = [(INPUTS_AT + 16 * k, one[0], 0) for k, one in enumerate(self.inputs)]
+        found += [
+            (HEADER_BYTES + 16 * number + 8, word.pointer, word.offset)
+            for number, word in enumerate(self.words)
+            if word.pointer >= 0
+        ]
+        return b"".join(struct.pack(_PATCH, *one) for one in found)
+
+    def _header(self) -> bytes:
         passes = [(*one, 0, 0, 0, 0)[:MAX_PASSES] for one in (self.first, self.rest)]
         packed = struct.pack(
             "<30I3Q",
@@ -207,10 +223,10 @@ class Image:
             *(self.numbers, self.accumulators, self.barriers_at, self.rows_at),
             *(self.partials_at, self.scratch_at, self.ring_at),
             *(self.scratch * 128 * self.each, 0),
-            *(self.elements, self.rows, counter),
+            *(self.elements, self.rows, 0),
         )
-        for argument, size, at in self.inputs:
-            packed += struct.pack("<QII", addresses[argument], size, at)
+        for _, size, at in self.inputs:
+            packed += struct.pack("<QII", 0, size, at)
         return packed + bytes(HEADER_BYTES - len(packed))
 
     def __str__(self) -> str:
