@@ -45,7 +45,8 @@ def simulated(
         return None, results
     written = [arguments[one.whole] for one in program.outputs if one.whole >= 0]
     image = encoded.image.pack(addresses([*arguments, *made]))
-    run_image(image, encoded.image.each, arguments, [*results, *written])
+    each, shared = encoded.image.each, encoded.image.shared_bytes
+    run_image(image, each, shared, arguments, [*results, *written])
     return encoded.image, results
 
 

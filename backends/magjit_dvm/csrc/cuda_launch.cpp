@@ -20,6 +20,9 @@ constexpr int MAX_DYNAMIC_SHARED = 8; /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SI
 struct Driver {
     Result (*error_name)(Result, const char **);
     Result (*error_string)(Result, const char **);
+    Result (*primary_context)(void **, int);
+    Result (*current_context)(void **);
+    Result (*set_context)(void *);
     Result (*module_load)(void **, const void *);
     Result (*module_function)(void **, void *, const char *);
     Result (*function_attribute)(void *, int, int);
@@ -59,6 +62,9 @@ int load_driver()
     }
     FIND(error_name, "cuGetErrorName")
     FIND(error_string, "cuGetErrorString")
+    FIND(primary_context, "cuDevicePrimaryCtxRetain")
+    FIND(current_context, "cuCtxGetCurrent")
+    FIND(set_context, "cuCtxSetCurrent")
     FIND(module_load, "cuModuleLoadData")
     FIND(module_function, "cuModuleGetFunction")
     FIND(function_attribute, "cuFuncSetAttribute")
@@ -80,6 +86,21 @@ int failed(Result result, const char *what)
     PyErr_Format(device_error, "%s: %s (%s, %d)", what, text ? text : "an unknown error",
                  name ? name : "?", result);
     return -1;
+}
+
+/* Of each kernel, the context that it was loaded into: torch's own, the device's primary one. */
+std::map<uint64_t, void *> *contexts;
+
+/* A thread that has not used torch's runtime yet has no context. */
+Result enter_context(uint64_t function)
+{
+    void *current = nullptr;
+    Result result = driver.current_context(&current);
+    if (result != SUCCESS || current) {
+        return result;
+    }
+    auto found = contexts->find(function);
+    return found == contexts->end() ? SUCCESS : driver.set_context(found->second);
 }
 
 /* The tile counter of a launch. Launches of one stream come after one another and leave zeros, so that
@@ -113,17 +134,21 @@ PyObject *py_cuda_load(PyObject *, PyObject *args)
 {
     const char *image, *name;
     Py_ssize_t n;
-    int shared;
-    if (!PyArg_ParseTuple(args, "y#si:cuda_load", &image, &n, &name, &shared) || load_driver()) {
+    int shared, device;
+    if (!PyArg_ParseTuple(args, "iy#si:cuda_load", &device, &image, &n, &name, &shared) ||
+        load_driver()) {
         return nullptr;
     }
-    void *module, *function; /* for as long as the process lives */
-    if (failed(driver.module_load(&module, image), "cuModuleLoadData") ||
+    void *context, *module, *function; /* for as long as the process lives */
+    if (failed(driver.primary_context(&context, device), "cuDevicePrimaryCtxRetain") ||
+        failed(driver.set_context(context), "cuCtxSetCurrent") ||
+        failed(driver.module_load(&module, image), "cuModuleLoadData") ||
         failed(driver.module_function(&function, module, name), "cuModuleGetFunction") ||
         failed(driver.function_attribute(function, MAX_DYNAMIC_SHARED, shared),
                "cuFuncSetAttribute")) {
         return nullptr;
     }
+    (*contexts)[(uint64_t)function] = context;
     return PyLong_FromVoidPtr(function);
 }
 
@@ -162,6 +187,9 @@ PyObject *py_cuda_launch(PyObject *, PyObject *args)
         address += (uint64_t)patch.offset;
         memcpy(parameter + patch.at, &address, sizeof(address));
     }
+    if (failed(enter_context(function), "cuCtxSetCurrent")) {
+        return nullptr;
+    }
     if (n_counters) {
         Result result;
         uint64_t counter = counter_for((void *)stream, counters, n_counters, result);
@@ -181,6 +209,7 @@ PyObject *py_cuda_launch(PyObject *, PyObject *args)
 
 int add_cuda(PyObject *module)
 {
+    contexts = new std::map<uint64_t, void *>;
     device_error = PyErr_NewExceptionWithDoc("magjit_dvm._vm.DeviceError",
                                              "The GPU or its driver refused; it says why.",
                                              PyExc_RuntimeError, nullptr);

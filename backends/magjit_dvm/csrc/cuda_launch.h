@@ -7,7 +7,7 @@
 
 namespace magjit_dvm {
 
-/* cuda_load(cubin, name, shared): a kernel's handle in the current context. */
+/* cuda_load(device, cubin, name, shared): a kernel's handle in the device's primary context. */
 PyObject *py_cuda_load(PyObject *, PyObject *args);
 
 /* cuda_launch(function, blocks, threads, shared, stream, image, patches, addresses, counters,

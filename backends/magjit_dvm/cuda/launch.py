@@ -33,11 +33,13 @@ class Gpu:
     """One GPU: its sizes, its kernels, the counters that tiles are drawn from.
 
     Attributes:
+        index: torch's number of it.
         machine: sizes that the encoder asks for.
         counters: pairs of 32-bit numbers, zeros between launches.
     """
 
     def __init__(self, index: int) -> None:
+        self.index = index
         properties = torch.cuda.get_device_properties(index)
         if (properties.major, properties.minor) < _LEAST:
             raise BackendError(f"{properties.name} is older than the interpreter's instructions")
@@ -59,7 +61,7 @@ class Gpu:
                 if found is None:
                     cubin = compiled(self.arch, each, approximate)
                     name = kernel_name(each)
-                    found = cuda_load(cubin, name, self.machine.shared_bytes)
+                    found = cuda_load(self.index, cubin, name, self.machine.shared_bytes)
                     self._functions[key] = found
         return found
 

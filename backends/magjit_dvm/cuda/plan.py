@@ -157,4 +157,10 @@ def _measure(image: Image) -> None:
     image.partials_at = rounded(image.rows_at + image.warps * registers, 256)
     image.scratch_at = image.partials_at + 256 * (image.warps // image.group)
     image.ring_at = rounded(image.scratch_at + image.warps * image.scratch * 128 * image.each)
-    image.shared_bytes = image.ring_at + image.stages * image.stage_bytes
+    # Loads read whole slices: of the last row of a tile, beyond the stage.
+    reach = width
+    if image.by_rows and image.chunks == 1:
+        reach = (image.warps // image.group - 1) * image.cols + image.group * image.slice
+    seen = max((first + reach * size + 48 for _, size, first in inputs), default=0)
+    last = image.ring_at + (image.stages - 1) * image.stage_bytes
+    image.shared_bytes = rounded(last + max(image.stage_bytes, seen))

@@ -150,6 +150,7 @@ extern "C" __global__ void __launch_bounds__({each} == 32 ? 512 : 640, 1)
     /* The program, by a generic address: the constant bank would serve one lane after another. */
     const Quad *program = image.program;
     asm volatile("" : "+l"(program));
+    asm volatile("" ::"l"(mj_powers)); /* named in PTX alone, a compiler would drop it */
     for (u32 i = threadIdx.x; i < h.program_bytes / 16; i += blockDim.x) {{
         ((Quad *)mj_shared)[i] = program[i];
     }}

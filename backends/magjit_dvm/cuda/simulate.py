@@ -60,13 +60,18 @@ def memory_of(tensor: torch.Tensor, writable: bool) -> Memory:
 
 
 def run_image(
-    image: bytes, each: int, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]
+    image: bytes,
+    each: int,
+    shared_bytes: int,
+    inputs: Sequence[Any],
+    outputs: Sequence[torch.Tensor],
 ) -> None:
     """Execute an image whose addresses are those of these tensors.
 
     Args:
         image: as the kernel gets it.
         each: R, elements a lane.
+        shared_bytes: of a block.
         inputs: of the call; numbers are passed over.
         outputs: what it writes.
 
@@ -75,11 +80,11 @@ def run_image(
     """
     memories = [memory_of(one, True) for one in outputs]
     memories += [memory_of(one, False) for one in inputs if isinstance(one, torch.Tensor)]
-    _Kernel(image, each, memories).run()
+    _Kernel(image, each, shared_bytes, memories).run()
 
 
 class _Kernel:
-    def __init__(self, image: bytes, each: int, memories: list[Memory]) -> None:
+    def __init__(self, image: bytes, each: int, shared_bytes: int, memories: list[Memory]) -> None:
         if len(image) > 4096:
             raise ImageError("an image of more than 4 KB")
         values = struct.unpack_from("<30I3Q", image)
@@ -90,6 +95,8 @@ class _Kernel:
         self.program = np.frombuffer(image[HEADER_BYTES:], np.uint32).reshape(-1, 4)
         if 16 * len(self.program) != self.h["program_bytes"]:
             raise ImageError("a program of another length")
+        if self.h["ring_at"] + self.h["stages"] * self.h["stage_bytes"] > shared_bytes:
+            raise ImageError("stages beyond shared memory")
         self.each, self.slice, self.memories = each, 32 * each, memories
         self.first = [self.h[f"first{k}"] for k in range(4)]
         self.rest = [self.h[f"rest{k}"] for k in range(4)]
