@@ -7,6 +7,8 @@ shapes    10,000 shapes through one compiled function: memory, first and repeate
 models    cold starts, steady state, the share of operators that the virtual machine runs
 varied    40 batch and sequence sizes through BERT
 training  50 steps of BERT
+
+With --device cuda: host time and bandwidth of chains and norms on a GPU.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import dvm_gpu
 import dvm_models
 import dvm_training
 import magjit
@@ -317,7 +320,7 @@ PARTS: dict[str, Callable[[Benchmark, argparse.Namespace], None]] = {
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argument_parser(__doc__)
-    parser.add_argument("--device", choices=("cpu",), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
@@ -345,9 +348,23 @@ def kept(options: argparse.Namespace) -> Iterator[Row]:
                 yield Row(**row)
 
 
+def on_gpu(options: argparse.Namespace) -> int:
+    """The part for GPUs alone; 2 where there is none."""
+    if reason := dvm_gpu.why_not():
+        print(reason, file=sys.stderr)
+        return 2
+    with torch.no_grad():
+        benchmark = Benchmark.start(options)
+        dvm_gpu.part_gpu(benchmark, options)
+        benchmark.finish()
+    return int(any("magjit" in row.note for row in benchmark.rows))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the parts; 1 when a result of MagJIT's was not eager's. As a child, one cold start."""
     options = parsed(arguments)
+    if options.device == "cuda":
+        return on_gpu(options)
     with torch.no_grad():
         if options.one:
             set_up(int(options.one[3]))

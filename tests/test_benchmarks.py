@@ -167,6 +167,13 @@ def test_operator_differences_have_signs() -> None:
     assert not agreement.operator_differences(eager, eager)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_dvm_benchmark_says_that_there_is_no_gpu() -> None:
+    command = [sys.executable, str(BENCHMARKS / "dvm.py"), "--device", "cuda"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "no NVIDIA GPU" in done.stderr and not done.stdout
+
+
 def test_the_dvm_benchmark_runs(tmp_path) -> None:
     file = tmp_path / "dvm.json"
     kept = {"case": "models: a model", "metric": "run_ms", "unit": "ms", "magjit": 1, "peers": {}}

@@ -2,6 +2,7 @@ from collections.abc import Callable
 from typing import Any
 
 class NotEncodable(ValueError): ...
+class DeviceError(RuntimeError): ...
 
 class Fused:
     fallback: Callable[..., Any] | None
@@ -28,6 +29,20 @@ class Fused:
     ) -> tuple[Any, ...]: ...
 
 def bind(example: Any, impl: int, tensor: type, parameter: type, steal: Any, /) -> None: ...
+def cuda_load(device: int, cubin: bytes, name: str, shared_bytes: int, /) -> int: ...
+def cuda_launch(
+    function: int,
+    blocks: int,
+    threads: int,
+    shared_bytes: int,
+    stream: int,
+    image: bytes,
+    patches: bytes,
+    addresses: tuple[int, ...],
+    counters: int,
+    n_counters: int,
+    /,
+) -> None: ...
 def level() -> str: ...
 def machine(
     local_bytes: int = ...,

@@ -33,6 +33,7 @@ from magjit_dvm.program import (
 )
 
 __all__ = [
+    "DEVICES",
     "Builder",
     "Joined",
     "NotFusable",
@@ -42,6 +43,10 @@ __all__ = [
     "size_key",
     "stored_as",
 ]
+
+
+DEVICES = ("cpu", "cuda")
+"""Types of devices that have a virtual machine."""
 
 
 class NotFusable(Exception):
@@ -126,6 +131,7 @@ class Builder:
         self.loops: list[int] = []  # in order, outermost first
         self.sizes: dict[int, Any] = {}
         self.reduced: frozenset[int] | None = None
+        self.device: torch.device | None = None
         self._loaded: dict[Any, int] = {}
         self._made: dict[Any, int] = {}
 
@@ -178,11 +184,18 @@ class Builder:
                 raise NotFusable("the group has too many inputs")
         return found
 
+    def on(self, device: torch.device) -> None:
+        """Something of the group is on ``device``: all of it has to be."""
+        if device.type not in DEVICES:
+            raise NotFusable(f"a tensor on {device}")
+        if self.device not in (None, device):
+            raise NotFusable("tensors on several devices")
+        self.device = device
+
     def load(self, node: FxNode, dims: tuple[int, ...]) -> Value:
         """A tensor from outside; ``dims`` are the loops of its dimensions."""
         tensor = node.meta["val"]
-        if tensor.device.type != "cpu":
-            raise NotFusable(f"a tensor on {tensor.device}")
+        self.on(tensor.device)
         stored = stored_as(tensor.dtype)
         if len(set(dims) - {ONE}) < len([d for d in dims if d != ONE]):
             raise NotFusable("a tensor of which two dimensions share a loop")
@@ -388,8 +401,7 @@ class Builder:
         """``table`` at ``position`` along the dimension ``INDEXED``; the others have loops."""
         assert isinstance(table, FxNode)
         tensor = table.meta["val"]
-        if tensor.device.type != "cpu":
-            raise NotFusable(f"a tensor on {tensor.device}")
+        self.on(tensor.device)
         loops = [d for d in dims if d >= 0]
         if len(set(loops)) < len(loops):
             raise NotFusable("a tensor of which two dimensions share a loop")

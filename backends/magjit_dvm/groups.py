@@ -68,6 +68,12 @@ class FusedGroup:
     cube: int = -1
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether its tensors are on an NVIDIA GPU."""
+        found = [node.meta.get("val") for node in self.nodes]
+        return any(isinstance(one, torch.Tensor) and one.device.type == "cuda" for one in found)
+
+    @property
     def operands(self) -> list[FxNode]:
         """What must have been computed before."""
         nodes = [one for one in self.arguments if isinstance(one, FxNode)]

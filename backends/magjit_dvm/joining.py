@@ -15,7 +15,15 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
-from magjit_dvm.builder import Builder, NotFusable, Value, order_of, size_key, stored_as
+from magjit_dvm.builder import (
+    DEVICES,
+    Builder,
+    NotFusable,
+    Value,
+    order_of,
+    size_key,
+    stored_as,
+)
 from magjit_dvm.groups import VIEWS, FusedGroup, Fusion, Size
 from magjit_dvm.instructions import DType
 from magjit_dvm.operators import argument
@@ -91,8 +99,8 @@ class _Joiner:
             NotFusable: it stays with ATen; nothing has been changed.
         """
         tensor = node.meta["val"]
-        if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
-            raise NotFusable("not a tensor on the CPU")
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type not in DEVICES:
+            raise NotFusable("not a tensor on a CPU or GPU")
         stacked = node.target is aten.stack.default
         axis = argument(node, 1, "dim", 0) % tensor.dim()
         parts = self.parts_of(node, axis, stacked)
@@ -114,7 +122,7 @@ class _Joiner:
         found: list[_Part] = []
         for one in given:
             own = one.meta["val"]
-            if own.device.type != "cpu":
+            if own.device != node.meta["val"].device:
                 raise NotFusable(f"a tensor on {own.device}")
             if own.dim() != rank or (not stacked and self.fixed and size_key(own.shape[axis]) == 0):
                 continue

@@ -9,7 +9,7 @@ import torch
 from torch._prims_common import elementwise_dtypes
 from torch.fx import Node as FxNode
 
-from magjit_dvm.builder import Builder, NotFusable, Value, computed_in
+from magjit_dvm.builder import DEVICES, Builder, NotFusable, Value, computed_in
 from magjit_dvm.instructions import DType
 from magjit_dvm.tables import Promotion
 
@@ -76,10 +76,10 @@ def promoted(args: Sequence[Any], promotion: Promotion) -> tuple[DType, torch.dt
 
 
 def one_result(node: Any) -> torch.Tensor:
-    """The operator's result, if that is one tensor on the CPU."""
+    """The operator's result, if that is one tensor on a device with a virtual machine."""
     tensor = node.meta["val"]
-    if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
-        raise NotFusable("not a tensor on the CPU")
+    if not isinstance(tensor, torch.Tensor) or tensor.device.type not in DEVICES:
+        raise NotFusable("not a tensor on a CPU or GPU")
     return tensor
 
 

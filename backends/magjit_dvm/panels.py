@@ -64,6 +64,8 @@ def use_panels(fusion: Fusion) -> None:
     sizes = [one for group in fusion.groups for one in group.arguments if isinstance(one, Size)]
     needed = {node for one in sizes for node in one.nodes}
     for group in fusion.groups:
+        if group.on_gpu:
+            continue
         for number, node in enumerate(group.arguments):
             if not isinstance(node, FxNode) or node in needed:
                 continue

@@ -128,7 +128,14 @@ class Schedule:
         """The name of a group's program."""
         assert group.program is not None
         name = f"fused_{self._numbers[id(group)]}"
-        self._globals[name] = group.program.compiled(_by_aten(self._gm, group))
+        fallback = _by_aten(self._gm, group)
+        if group.on_gpu:
+            # Imported late: a machine without GPUs does not need it.
+            from magjit_dvm.cuda.launch import DeviceFused
+
+            self._globals[name] = DeviceFused(group.program, fallback)
+        else:
+            self._globals[name] = group.program.compiled(fallback)
         return name
 
     def _stack(self, stack: Stack) -> str:

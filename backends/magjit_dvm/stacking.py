@@ -61,9 +61,10 @@ def stacked(steps: Sequence[FusedGroup | FxNode]) -> list[Step]:
         if isinstance(step, FusedGroup):
             read = set(step.operands) - set(step.written)
             waits = late & set(step.operands) or written & read
-            if step.cube >= 0 or len(groups) == MOST or waits:
+            alone = step.cube >= 0 or step.on_gpu
+            if alone or len(groups) == MOST or waits:
                 flush()
-            if step.cube >= 0:
+            if alone:
                 done.append(step)
             else:
                 groups.append(step)

@@ -8,6 +8,7 @@ parts join the group around them.
 
 from __future__ import annotations
 
+import torch
 from torch.fx import Node as FxNode
 
 from magjit_dvm import (
@@ -18,7 +19,8 @@ from magjit_dvm import (
     operators_reductions,
     operators_views,
 )
-from magjit_dvm.builder import Builder
+from magjit_dvm.builder import Builder, NotFusable
+from magjit_dvm.cuda.support import missing_words
 from magjit_dvm.operators import HANDLERS
 
 __all__ = ["handles", "translate"]
@@ -45,4 +47,14 @@ def translate(builder: Builder, node: FxNode) -> None:
     Raises:
         NotFusable: it does not fit; the builder is then spoiled.
     """
+    before = len(builder.nodes)
     builder.values[node] = HANDLERS[node.target](builder, node)
+    made = node.meta["val"]
+    for one in made if isinstance(made, (tuple, list)) else (made,):
+        if isinstance(one, torch.Tensor):
+            builder.on(one.device)
+    if builder.device is not None and builder.device.type == "cuda":
+        for number in range(before, len(builder.nodes)):
+            reason = missing_words(builder.nodes, number)
+            if reason:
+                raise NotFusable(reason)

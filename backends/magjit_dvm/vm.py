@@ -7,8 +7,11 @@ import torch
 import magjit_dvm._vm as _vm
 
 __all__ = [
+    "DeviceError",
     "Fused",
     "NotEncodable",
+    "cuda_launch",
+    "cuda_load",
     "level",
     "machine",
     "observe",
@@ -26,8 +29,11 @@ def _bind() -> None:
 
 _bind()
 
+DeviceError = _vm.DeviceError
 Fused = _vm.Fused
 NotEncodable = _vm.NotEncodable
+cuda_launch = _vm.cuda_launch
+cuda_load = _vm.cuda_load
 level = _vm.level
 machine = _vm.machine
 observe = _vm.observe

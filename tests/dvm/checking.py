@@ -150,7 +150,7 @@ _LOOSE = {
 }
 
 
-def _tolerance(program: Program) -> float:
+def tolerance_of(program: Program) -> float:
     """Of the coarsest dtype that the program computes in or rounds to."""
     return max(_LOOSE.get(node.dtype.torch, 0.0) for node in program.nodes)
 
@@ -170,7 +170,7 @@ def check_program(
         assert not isinstance(one, torch.Tensor) or bool(same(one, copy).all()), "an input changed"
     wanted = reference.run(program, theirs)
     assert [one.shape for one in results] == [one.shape for one in wanted]
-    tolerance = 0.0 if exact else _tolerance(program)
+    tolerance = 0.0 if exact else tolerance_of(program)
     pairs = zip(places(program, results, ours), places(program, wanted, theirs), strict=True)
     for number, (got, other) in enumerate(pairs):
         require_close(got, other, f"output {number}", tolerance)
@@ -196,4 +196,4 @@ def check_bytecode(
     reference.run_bytecode(encoded, other_arguments, into)
     pairs = zip(into, places(program, results, arguments), strict=True)
     for number, (got, other) in enumerate(pairs):
-        require_close(got, other, f"bytecode's output {number}", _tolerance(program))
+        require_close(got, other, f"bytecode's output {number}", tolerance_of(program))

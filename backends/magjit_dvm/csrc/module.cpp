@@ -1,4 +1,5 @@
 /* The Python module: fused operators as callables, and what shows what they do. */
+#include "cuda_launch.h"
 #include "module.h"
 #include "torch_abi.h"
 
@@ -280,6 +281,11 @@ PyMethodDef functions[] = {
      "another, one after another; args are those of all of them."},
     {"observe", py_observe, METH_O,
      "observe(list): each call of a fused operator appends (operator, *arguments); None ends it."},
+    {"cuda_load", py_cuda_load, METH_VARARGS,
+     "cuda_load(device, cubin, name, shared bytes): a kernel's handle in the device's context."},
+    {"cuda_launch", py_cuda_launch, METH_VARARGS,
+     "cuda_launch(function, blocks, threads, shared bytes, stream, image, patches, addresses, counters, "
+     "n_counters): run an image on a stream."},
     {"level", py_level, METH_NOARGS, "level(): of x86-64, whose kernels run."},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -306,7 +312,7 @@ int fill_module(PyObject *module)
         return -1;
     }
     Py_DECREF(type);
-    return 0;
+    return add_cuda(module);
 }
 
 PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)fill_module}, {0, nullptr}};

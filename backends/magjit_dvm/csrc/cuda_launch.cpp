@@ -1,0 +1,219 @@
+/* Launches on NVIDIA GPUs: the driver by dlopen, so that neither building nor importing needs it. */
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "cuda_launch.h"
+
+namespace magjit_dvm {
+
+namespace {
+
+/* The few functions of the driver's interface (cuda.h) that are used; all of them are old and stable. */
+using Result = int;
+constexpr Result SUCCESS = 0;
+constexpr int MAX_DYNAMIC_SHARED = 8; /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
+
+struct Driver {
+    Result (*error_name)(Result, const char **);
+    Result (*error_string)(Result, const char **);
+    Result (*primary_context)(void **, int);
+    Result (*current_context)(void **);
+    Result (*set_context)(void *);
+    Result (*module_load)(void **, const void *);
+    Result (*module_function)(void **, void *, const char *);
+    Result (*function_attribute)(void *, int, int);
+    Result (*is_capturing)(void *, int *);
+    Result (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                     void *, void **, void **);
+};
+
+Driver driver;
+bool loaded = false;
+PyObject *device_error;
+
+/* As words.py packs them. */
+enum : int { IMAGE_BYTES = 4096, HEADER_BYTES = 336, COUNTER_AT = 136 };
+enum : int { COUNTER_BYTES = 8 };
+struct Patch {
+    uint32_t at, argument;
+    int64_t offset;
+};
+static_assert(sizeof(Patch) == 16, "as words.py packs it");
+
+int load_driver()
+{
+    if (loaded) {
+        return 0;
+    }
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library) {
+        PyErr_Format(device_error, "no NVIDIA driver here: %s; run on the CPU instead", dlerror());
+        return -1;
+    }
+#define FIND(FIELD, NAME)                                                                          \
+    driver.FIELD = (decltype(driver.FIELD))dlsym(library, NAME);                                   \
+    if (!driver.FIELD) {                                                                           \
+        PyErr_Format(device_error, "this NVIDIA driver lacks %s; a newer one has it", NAME);       \
+        return -1;                                                                                 \
+    }
+    FIND(error_name, "cuGetErrorName")
+    FIND(error_string, "cuGetErrorString")
+    FIND(primary_context, "cuDevicePrimaryCtxRetain")
+    FIND(current_context, "cuCtxGetCurrent")
+    FIND(set_context, "cuCtxSetCurrent")
+    FIND(module_load, "cuModuleLoadData")
+    FIND(module_function, "cuModuleGetFunction")
+    FIND(function_attribute, "cuFuncSetAttribute")
+    FIND(is_capturing, "cuStreamIsCapturing")
+    FIND(launch, "cuLaunchKernel")
+#undef FIND
+    loaded = true;
+    return 0;
+}
+
+int failed(Result result, const char *what)
+{
+    if (result == SUCCESS) {
+        return 0;
+    }
+    const char *name = nullptr, *text = nullptr;
+    driver.error_name(result, &name);
+    driver.error_string(result, &text);
+    PyErr_Format(device_error, "%s: %s (%s, %d)", what, text ? text : "an unknown error",
+                 name ? name : "?", result);
+    return -1;
+}
+
+/* Of each kernel, the context that it was loaded into: torch's own, the device's primary one. */
+std::map<uint64_t, void *> *contexts;
+
+/* A thread that has not used torch's runtime yet has no context. */
+Result enter_context(uint64_t function)
+{
+    void *current = nullptr;
+    Result result = driver.current_context(&current);
+    if (result != SUCCESS || current) {
+        return result;
+    }
+    auto found = contexts->find(function);
+    return found == contexts->end() ? SUCCESS : driver.set_context(found->second);
+}
+
+/* The tile counter of a launch. Launches of one stream come after one another and leave zeros, so that
+ * they share one. A captured launch has its own for good: a graph may be replayed beside anything. */
+uint64_t counter_for(void *stream, uint64_t counters, uint64_t n_counters, Result &result)
+{
+    static std::map<std::pair<uint64_t, void *>, uint64_t> of_stream;
+    static std::map<uint64_t, uint64_t> taken;
+    int capturing = 0;
+    result = driver.is_capturing(stream, &capturing);
+    if (result != SUCCESS) {
+        return 0;
+    }
+    uint64_t &next = taken[counters];
+    auto known = of_stream.find({counters, stream});
+    if (!capturing && known != of_stream.end()) {
+        return counters + COUNTER_BYTES * known->second;
+    }
+    if (next >= n_counters) {
+        return 0; /* tiles are shared out evenly then */
+    }
+    if (!capturing) {
+        of_stream[{counters, stream}] = next;
+    }
+    return counters + COUNTER_BYTES * next++;
+}
+
+} // namespace
+
+PyObject *py_cuda_load(PyObject *, PyObject *args)
+{
+    const char *image, *name;
+    Py_ssize_t n;
+    int shared, device;
+    if (!PyArg_ParseTuple(args, "iy#si:cuda_load", &device, &image, &n, &name, &shared) ||
+        load_driver()) {
+        return nullptr;
+    }
+    void *context, *module, *function; /* for as long as the process lives */
+    if (failed(driver.primary_context(&context, device), "cuDevicePrimaryCtxRetain") ||
+        failed(driver.set_context(context), "cuCtxSetCurrent") ||
+        failed(driver.module_load(&module, image), "cuModuleLoadData") ||
+        failed(driver.module_function(&function, module, name), "cuModuleGetFunction") ||
+        failed(driver.function_attribute(function, MAX_DYNAMIC_SHARED, shared),
+               "cuFuncSetAttribute")) {
+        return nullptr;
+    }
+    (*contexts)[(uint64_t)function] = context;
+    return PyLong_FromVoidPtr(function);
+}
+
+PyObject *py_cuda_launch(PyObject *, PyObject *args)
+{
+    unsigned long long function, stream, counters, n_counters;
+    unsigned blocks, threads, shared;
+    const char *image, *patches;
+    Py_ssize_t n, n_patches;
+    PyObject *addresses;
+    if (!PyArg_ParseTuple(args, "KIIIKy#y#O!KK:cuda_launch", &function, &blocks, &threads, &shared,
+                          &stream, &image, &n, &patches, &n_patches, &PyTuple_Type, &addresses,
+                          &counters, &n_counters) ||
+        load_driver()) {
+        return nullptr;
+    }
+    if (n < HEADER_BYTES || n > IMAGE_BYTES || n_patches % (Py_ssize_t)sizeof(Patch)) {
+        PyErr_SetString(PyExc_ValueError, "an image or patches of another length");
+        return nullptr;
+    }
+    alignas(16) char parameter[IMAGE_BYTES]; /* the driver reads all of it */
+    memcpy(parameter, image, (size_t)n);
+    memset(parameter + n, 0, (size_t)(IMAGE_BYTES - n));
+    for (Py_ssize_t at = 0; at < n_patches; at += (Py_ssize_t)sizeof(Patch)) {
+        Patch patch;
+        memcpy(&patch, patches + at, sizeof(patch));
+        if (patch.argument >= PyTuple_GET_SIZE(addresses) || patch.at + 8 > n) {
+            PyErr_SetString(PyExc_ValueError, "a patch beyond its image, or of no argument");
+            return nullptr;
+        }
+        PyObject *given = PyTuple_GET_ITEM(addresses, patch.argument);
+        uint64_t address = PyLong_AsUnsignedLongLong(given);
+        if (PyErr_Occurred()) {
+            return nullptr;
+        }
+        address += (uint64_t)patch.offset;
+        memcpy(parameter + patch.at, &address, sizeof(address));
+    }
+    if (failed(enter_context(function), "cuCtxSetCurrent")) {
+        return nullptr;
+    }
+    if (n_counters) {
+        Result result;
+        uint64_t counter = counter_for((void *)stream, counters, n_counters, result);
+        if (failed(result, "cuStreamIsCapturing")) {
+            return nullptr;
+        }
+        memcpy(parameter + COUNTER_AT, &counter, sizeof(counter));
+    }
+    void *parameters[] = {parameter};
+    if (failed(driver.launch((void *)function, blocks, 1, 1, threads, 1, 1, shared, (void *)stream,
+                             parameters, nullptr),
+               "cuLaunchKernel")) {
+        return nullptr;
+    }
+    Py_RETURN_NONE;
+}
+
+int add_cuda(PyObject *module)
+{
+    contexts = new std::map<uint64_t, void *>;
+    device_error = PyErr_NewExceptionWithDoc("magjit_dvm._vm.DeviceError",
+                                             "The GPU or its driver refused; it says why.",
+                                             PyExc_RuntimeError, nullptr);
+    return device_error ? PyModule_AddObjectRef(module, "DeviceError", device_error) : -1;
+}
+
+} // namespace magjit_dvm

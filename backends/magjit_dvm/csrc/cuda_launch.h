@@ -1,0 +1,23 @@
+/* Launches on NVIDIA GPUs, for the Python module. */
+#ifndef MAGJIT_DVM_CUDA_LAUNCH_H
+#define MAGJIT_DVM_CUDA_LAUNCH_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+namespace magjit_dvm {
+
+/* cuda_load(device, cubin, name, shared): a kernel's handle in the device's primary context. */
+PyObject *py_cuda_load(PyObject *, PyObject *args);
+
+/* cuda_launch(function, blocks, threads, shared, stream, image, patches, addresses, counters,
+ * n_counters): `patches` say where addresses go in the image; `counters` are pairs of 32-bit zeros in
+ * the device's memory; with none, tiles are shared out evenly. */
+PyObject *py_cuda_launch(PyObject *, PyObject *args);
+
+/* Adds DeviceError. */
+int add_cuda(PyObject *module);
+
+} // namespace magjit_dvm
+
+#endif

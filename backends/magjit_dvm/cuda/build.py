@@ -1,0 +1,136 @@
+"""The interpreter kernel compiled: by NVRTC, or nvcc where there is none; kept in the disk cache.
+
+A cubin is found again by its source, architecture, and the compiler's version.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from magjit.plugin import BackendError
+from magjit.plugin.cache import disk_cache, fingerprint
+from magjit_dvm.cuda.interpreter import source
+
+__all__ = ["compiled", "compilers"]
+
+_OPTIONS = ("-std=c++17", "-default-device")
+
+
+def compiled(arch: str, each: int, approximate: bool) -> bytes:
+    """The cubin of the kernel for R elements a lane.
+
+    Args:
+        arch: ``sm_90`` and so on.
+        each: R.
+        approximate: see ``interpreter.source``.
+
+    Raises:
+        BackendError: there is no compiler, or it fails.
+    """
+    text = source(approximate, (each,))
+    found = compilers()
+    if not found:
+        raise BackendError(
+            "the GPU's interpreter cannot be compiled: there is neither NVRTC nor nvcc",
+            remedy="install torch for CUDA, which brings NVRTC, or run on the CPU",
+        )
+    make = _by_nvcc if found[0].startswith("nvcc") else _by_nvrtc
+    key = fingerprint(text, arch, found[0], *_OPTIONS)
+    return disk_cache().get_or_make("dvm_cubin", key, lambda: make(text, arch))
+
+
+def compilers() -> list[str]:
+    """Names and versions of what there is, the preferred one first."""
+    found = []
+    library = _nvrtc()
+    if library is not None:
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        found.append(f"nvrtc {major.value}.{minor.value}")
+    if shutil.which("nvcc"):
+        found.append(f"nvcc {shutil.which('nvcc')}")
+    return found
+
+
+# -- NVRTC --
+
+
+@cache
+def _nvrtc() -> ctypes.CDLL | None:
+    for name in _libraries():
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        return library
+    return None
+
+
+def _libraries() -> Iterator[str]:
+    """What torch's packages bring, then what the system has."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in spec.submodule_search_locations or () if spec is not None else ():
+        for path in sorted(Path(folder).glob("*/lib/libnvrtc.so.*")):
+            if ".alt." not in path.name:
+                yield str(path)
+    yield from ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
+
+
+def _by_nvrtc(text: str, arch: str) -> bytes:
+    library = _nvrtc()
+    assert library is not None
+    program = ctypes.c_void_p()
+
+    def check(status: int, what: str) -> None:
+        if status:
+            reason = library.nvrtcGetErrorString(status).decode()
+            raise BackendError(f"{what}: {reason}\n{_log(library, program)}".rstrip())
+
+    check(
+        library.nvrtcCreateProgram(
+            ctypes.byref(program), text.encode(), b"magjit_dvm.cu", 0, None, None
+        ),
+        "nvrtcCreateProgram",
+    )
+    try:
+        options = [f"--gpu-architecture={arch}", *_OPTIONS]
+        given = (ctypes.c_char_p * len(options))(*(one.encode() for one in options))
+        check(library.nvrtcCompileProgram(program, len(options), given), "nvrtcCompileProgram")
+        size = ctypes.c_size_t()
+        check(library.nvrtcGetCUBINSize(program, ctypes.byref(size)), "nvrtcGetCUBINSize")
+        cubin = ctypes.create_string_buffer(size.value)
+        check(library.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
+        return cubin.raw
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _log(library: ctypes.CDLL, program: ctypes.c_void_p) -> str:
+    size = ctypes.c_size_t()
+    if library.nvrtcGetProgramLogSize(program, ctypes.byref(size)) or not size.value:
+        return ""
+    text = ctypes.create_string_buffer(size.value)
+    library.nvrtcGetProgramLog(program, text)
+    return text.value.decode(errors="replace")
+
+
+# -- nvcc --
+
+
+def _by_nvcc(text: str, arch: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
+        given.write_text(text)
+        command = ["nvcc", "-cubin", f"-arch={arch}", "-std=c++17", "-o", str(made), str(given)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BackendError(f"nvcc: {done.stderr.strip()}")
+        return made.read_bytes()

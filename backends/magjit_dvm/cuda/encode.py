@@ -1,0 +1,435 @@
+"""The GPU's encoder: a fused operator and its arguments to the words of one launch.
+
+Values are of three places.  *Numbers* go into words.  *Row values*, which do not vary along what is
+reduced (or along anything), are in row registers.  The others are *tiles*: computed in A when they
+are asked for, from outputs and reductions backwards, with T for the other operand.  A tile that is
+used more than once, or has to wait, is saved in scratch memory; loads are repeated.
+
+A pass computes what needs the reductions of the pass before.  Where a row fits a block's warps, all
+passes run over the same stage; longer rows come in chunks, which are read again in each pass.
+
+``csrc/cuda_encode.cpp`` does the same in the same order: words and layouts are equal bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
+from magjit_dvm.cuda.plan import Machine, arrange
+from magjit_dvm.cuda.shapes import Layout, Operand, Space, laid_out
+from magjit_dvm.cuda.values import Values
+from magjit_dvm.cuda.words import SCALARS, WITH_IMMEDIATE, Image, Word
+from magjit_dvm.instructions import DType
+from magjit_dvm.program import Node, NodeKind, Program
+from magjit_dvm.vm import NotEncodable
+
+__all__ = ["Encoded", "Machine", "encode"]
+
+_REVERSED = {
+    "sub": "rsub",
+    "div": "rdiv",
+    "pow": "rpow",
+    "lt": "gt",
+    "le": "ge",
+    "gt": "lt",
+    "ge": "le",
+    **{name: name for name in ("add", "mul", "minimum", "maximum", "eq", "ne", "sub_square")},
+    **{name: name for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
+}
+_WRAPS = frozenset({"neg", "add", "sub", "mul", "shift_left", "bitwise_not"})
+"""Results that may leave the 8 bits of a uint8."""
+_MOST_REGISTERS, _MOST_ACCUMULATORS, _MOST_WORDS = 16, 16, 224
+
+Place = tuple[int, int, int]
+"""Of an operand: its descriptor's number, its argument, bytes from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One call: ``image`` is None where there is nothing to compute.
+
+    Attributes:
+        layouts: of all outputs; those that are no part of another are allocated.
+    """
+
+    image: Image | None
+    layouts: tuple[Layout, ...]
+
+
+def encode(program: Program, arguments: Sequence[Any], machine: Machine) -> Encoded:
+    """The words for these arguments.
+
+    Raises:
+        NotEncodable: there are none; the message says why.
+    """
+    space = laid_out(program, arguments)
+    layouts = tuple(space.layouts)
+    if space.empty:
+        if any(0 in [space.size[d] for d in node.dims] for node in program.nodes if node.op):
+            raise NotEncodable("a reduction over nothing")
+        return Encoded(None, layouts)
+    return Encoded(_Encoder(space, arguments, machine).run(), layouts)
+
+
+class _Encoder(Values):
+    def __init__(self, space: Space, arguments: Sequence[Any], machine: Machine) -> None:
+        super().__init__(space, arguments)
+        self.machine = machine
+        self.image = Image()
+        self.left = list(self.uses)
+        self.register: dict[int, int] = {}
+        self.accumulator: dict[int, int] = {}
+        self.saved: dict[int, int] = {}
+        self.free: list[int] = []
+        self.slots = 0
+
+    def run(self) -> Image:
+        """The image of the launch."""
+        self.survey()
+        row_chunks = arrange(self.space, self.image, self.machine)
+        self.emit(chunked=row_chunks)
+        self.image.scratch = self.slots
+        self.place()
+        return self.image
+
+    # -- emission --
+
+    def put(
+        self,
+        first: str,
+        second: str = "nop",
+        x: int = 0,
+        y: int = 0,
+        w1: int = 0,
+        w2: int = 0,
+        place: Place = (0, -1, 0),
+    ) -> None:
+        if len(self.image.words) > _MOST_WORDS:
+            raise NotEncodable("too many words")
+        at, pointer, offset = place
+        self.image.words.append(Word(first, second, x, y, w1 or at, w2, 0, pointer, offset))
+
+    def emit(self, chunked: bool) -> None:
+        """All passes."""
+        stores = [k for k, one in enumerate(self.program.outputs)]
+        reduces = [
+            n
+            for n, node in enumerate(self.nodes)
+            if node.kind is NodeKind.REDUCE and self.canonical[n] == n and self.uses[n]
+        ]
+        tiles = [k for k in stores if not self.in_row(self.program.outputs[k].node)]
+        of_tiles = [self.phase[self.program.outputs[k].node] for k in tiles]
+        passes = max([0, *(p + 1 for p in of_tiles), *(self.phase[n] for n in reduces)])
+        self.left = list(self.uses)
+        for p in range(passes + 1):
+            if p == passes and p and chunked:
+                self.put("end")
+                self.image.epilogue = len(self.image.words)
+            elif p < passes and (p == 0 or chunked):
+                if p:
+                    self.put("end")
+                self.image.first.append(len(self.image.words))
+            if chunked:
+                self.forget()
+            for n in range(len(self.nodes)):
+                if self.phase[n] == p and self.is_row_value(n):
+                    self.emit_row_value(n)
+            for k in stores:
+                if k not in tiles and self.phase[self.program.outputs[k].node] == p:
+                    self.store_row(k)
+            if p == passes:
+                break
+            if p == 0 or chunked:
+                self.image.rest.append(len(self.image.words))
+            for n in reduces:
+                if self.phase[n] == p + 1:
+                    self.emit_reduce(n)
+            for k in tiles:
+                if self.phase[self.program.outputs[k].node] == p:
+                    self.store_tile(k)
+        if not passes:
+            self.image.first, self.image.rest = [0], [0]
+        elif chunked and self.image.epilogue == len(self.image.words):
+            self.image.words.pop()  # nothing is left to do
+            self.image.epilogue = Image().epilogue
+        self.put("end")
+
+    def forget(self) -> None:
+        """Scratch memory and counts do not outlive a pass over chunks: all is computed again."""
+        for slot in self.saved.values():
+            self.free.append(slot)
+        self.saved.clear()
+        self.left = list(self.uses)
+
+    # -- row values --
+
+    def emit_row_value(self, n: int) -> None:
+        node = self.nodes[n]
+        if self.is_load(n):
+            number, what = self.loaded(n)
+            self.put(f"s.ld.{what}", x=self.new_register(n), place=self.row_view(number))
+        elif node.kind is NodeKind.REDUCE:
+            fin = f"fin.{self.reduction(n)}"
+            self.put(fin, x=self.new_register(n), y=self.accumulator[n])
+        elif not self.by_scalar_word(n):
+            self.compute(n)
+            self.put("s.take", x=self.new_register(n))
+
+    def by_scalar_word(self, n: int) -> bool:
+        """One word on row registers, where there is one."""
+        node = self.nodes[n]
+        if node.op not in SCALARS or self.kind(n) != "f" or node.kind is not NodeKind.COMPUTE:
+            return False
+        if any(self.kind(arg) != "f" for arg in node.args):
+            return False
+        registers = [self.register_of(arg) for arg in node.args]
+        second = registers[1] if len(registers) > 1 else 0
+        self.put(f"s.{node.op}", x=self.new_register(n), y=registers[0], w1=second)
+        return True
+
+    def register_of(self, n: int) -> int:
+        """The row register of a row value, or a new one with a number."""
+        n = self.canonical[n]
+        if not self.is_number(n):
+            return self.register[n]
+        if n not in self.register:
+            self.put("s.k", x=self.new_register(n), w2=self.bits(n))
+        return self.register[n]
+
+    def new_register(self, n: int) -> int:
+        if len(self.register) == _MOST_REGISTERS:
+            raise NotEncodable("too many values of a row")
+        self.register[n] = len(self.register)
+        self.image.numbers = len(self.register)
+        return self.register[n]
+
+    def row_view(self, number: int) -> Place:
+        """Where a row's element of an operand is."""
+        one = self.operand(number)
+        dims = [d for d in self.space.order if d not in self.space.reduced]
+        dims = dims if self.space.reduced else []
+        return self.viewed(one, dims)
+
+    def operand(self, number: int) -> Operand:
+        inputs = self.space.inputs
+        found = inputs[number] if number < len(inputs) else self.space.outputs[number - len(inputs)]
+        assert found is not None
+        return found
+
+    def viewed(self, one: Operand, dims: Sequence[int]) -> Place:
+        described = self.space.descriptor(one, dims)
+        if self.space.rows * self.space.cols >= 1 << 31:
+            raise NotEncodable("a view of more than 31 bits")
+        if described not in self.image.descriptors:
+            self.image.descriptors.append(described)
+        number = self.image.descriptors.index(described)
+        return number, one.argument, one.offset
+
+    def store_row(self, k: int) -> None:
+        out = self.program.outputs[k]
+        number = len(self.space.inputs) + k
+        y = self.register_of(out.node)
+        self.put(f"s.st.{self.stored(out.node)}", y=y, place=self.row_view(number))
+
+    # -- tiles --
+
+    def available(self, n: int) -> bool:
+        """Whether one word brings a value into A or T."""
+        n = self.canonical[n]
+        return self.is_number(n) or self.in_row(n) or self.is_load(n) or n in self.saved
+
+    def bring(self, n: int, bank: str, second: str = "nop") -> None:
+        """An available value into A or T; then ``second``."""
+        n = self.canonical[n]
+        if self.is_number(n):
+            self.put(f"l{bank}.k", second, w2=self.bits(n))
+        elif n in self.saved:
+            self.put(f"l{bank}.scratch", second, w1=self.slot_at(self.saved[n]))
+        elif self.in_row(n):
+            self.put(f"l{bank}.r", second, y=self.register[n])
+        else:
+            self.bring_load(n, bank, second)
+
+    def slot_at(self, slot: int) -> int:
+        return slot * 128 * self.image.each
+
+    def bring_load(self, n: int, bank: str, second: str) -> None:
+        number, what = self.loaded(n)
+        how, place = self.placed(number)
+        if bank == "a" and (how != "s" or what not in ("32", "f16", "bf16")):
+            assert second == "nop"
+            bank, second = "t", "take"
+        self.put(f"l{bank}.{how}.{what}", second, place=place)
+
+    def placed(self, number: int) -> tuple[str, Place]:
+        """How a tensor's tile is loaded, and from where."""
+        one, space, image = self.operand(number), self.space, self.image
+        by_four = not image.by_rows or space.cols % 4 == 0
+        if number in image_arguments(image):
+            aligned = by_four and one.low % min(4 * one.size, 16) == 0
+            return "s" if aligned else "u", (0, number, 0)
+        place = self.viewed(one, space.order)
+        dims = image.descriptors[place[0]]
+        inner, stride = dims[0]
+        if by_four and inner % 4 == 0:
+            if stride == 0:
+                return "b", place
+            four = min(4 * one.size, 16)
+            rest = all(other % four == 0 for _, other in dims[1:])
+            if stride == one.size and one.low % four == 0 and rest:
+                return "v", place
+        return "e", place
+
+    def done_with(self, n: int) -> None:
+        """One use of a value is behind it."""
+        n = self.canonical[n]
+        self.left[n] -= 1
+        if self.left[n] <= 0 and n in self.saved:
+            self.free.append(self.saved.pop(n))
+
+    def save(self, n: int) -> None:
+        """Keep A in scratch memory as the value ``n``."""
+        slot = self.free.pop() if self.free else self.slots
+        self.slots = max(self.slots, slot + 1)
+        self.saved[n] = slot
+        self.put("save", w1=self.slot_at(slot))
+
+    def generate(self, n: int, keep: bool = False) -> None:
+        """The value into A; ``keep`` it for one who comes back, if it is not used up by then."""
+        n = self.canonical[n]
+        if self.available(n):
+            self.bring(n, "a")
+            return
+        self.compute(n)
+        if self.left[n] > 1 or keep:
+            self.save(n)
+
+    def compute(self, n: int) -> None:
+        """A ← the node's operator of its operands."""
+        node = self.nodes[n]
+        if node.kind is NodeKind.BROADCAST or node.op == "copy":
+            self.generate(node.args[0])
+            self.done_with(node.args[0])
+        elif node.kind is NodeKind.CAST:
+            self.generate(node.args[0])
+            for op in self.cast_ops(n):
+                self.put(op, w2=255 if op == "ik.bitwise_and" else 0)
+            self.done_with(node.args[0])
+        elif node.op == "select":
+            self.compute_select(node)
+        else:
+            kind = self.kind(node.args[0])
+            known = FLOATS if kind == "f" else INTS
+            if node.op not in known:
+                raise NotEncodable(f"no words for {node.op} of {self.dtype(node.args[0]).text}")
+            if is_binary(node.op, kind):
+                self.compute_binary(node.op, kind, *node.args)
+            else:
+                self.generate(node.args[0])
+                name = node.op
+                if name == "bitwise_not" and self.dtype(n) is DType.BOOL:
+                    name = "logical_not"
+                self.put(f"{kind}.{name}")
+                self.done_with(node.args[0])
+            if node.op in _WRAPS and self.dtype(n) is DType.U8:
+                self.put("ik.bitwise_and", w2=255)
+
+    def compute_binary(self, op: str, kind: str, left: int, right: int) -> None:
+        x, y = self.canonical[left], self.canonical[right]
+        if x == y:
+            self.generate(x)
+            self.put("keep")
+            self.put(f"{kind}.{op}")
+        elif self.available(y):
+            self.generate(x)
+            self.apply(op, kind, y)
+        elif self.available(x):
+            self.generate(y)
+            self.apply_reversed(op, kind, x)
+        else:
+            self.generate(y, keep=True)
+            self.generate(x)
+            self.apply(op, kind, y)
+        self.done_with(x)
+        self.done_with(y)
+
+    def apply(self, op: str, kind: str, y: int) -> None:
+        """A ← op(A, y), y being available."""
+        if op in WITH_IMMEDIATE[kind]:
+            if self.is_number(y):
+                self.put(f"{kind}k.{op}", w2=self.bits(y))
+                return
+            if self.in_row(y) and y not in self.saved:
+                self.put("lk.r", f"{kind}k.{op}", y=self.register[y])
+                return
+        self.bring(y, "t", f"{kind}.{op}")
+
+    def apply_reversed(self, op: str, kind: str, x: int) -> None:
+        """A ← op(x, A)."""
+        if op in _REVERSED:
+            self.apply(_REVERSED[op], kind, x)
+            return
+        self.bring(x, "t", "swap")
+        self.put(f"{kind}.{op}")
+
+    def compute_select(self, node: Node) -> None:
+        """The mask is made last: what the operands need may have masks of its own."""
+        condition, yes, no = (self.canonical[arg] for arg in node.args)
+        for one in (yes, no):
+            if not self.available(one):
+                self.compute(one)
+                self.save(one)
+        self.generate(condition)
+        self.put("mask")
+        self.bring(yes, "a")
+        self.bring(no, "t", "select")
+        for one in (condition, yes, no):
+            self.done_with(one)
+
+    # -- what is done with tiles --
+
+    def emit_reduce(self, n: int) -> None:
+        (arg,) = self.nodes[n].args
+        if len(self.accumulator) == _MOST_ACCUMULATORS:
+            raise NotEncodable("too many reductions")
+        self.generate(arg)
+        self.accumulator[n] = len(self.accumulator)
+        self.image.accumulators = len(self.accumulator)
+        self.put(f"red.{self.reduction(n)}", x=self.accumulator[n])
+        self.done_with(arg)
+
+    def store_tile(self, k: int) -> None:
+        out = self.program.outputs[k]
+        one = self.space.outputs[k]
+        self.generate(out.node)
+        what = self.stored(out.node)
+        if self.space.contiguous(one):
+            by_four = not self.image.by_rows or self.space.cols % 4 == 0
+            aligned = by_four and one.low % min(4 * one.size, 16) == 0
+            how = "g" if aligned else "u"
+            self.put(f"st.{how}.{what}", place=(0, one.argument, one.offset))
+        else:
+            self.put(f"st.e.{what}", place=self.viewed(one, self.space.order))
+        self.done_with(out.node)
+
+    # -- places --
+
+    def place(self) -> None:
+        """Offsets in shared memory, now that all words are there."""
+        for word in self.image.words:
+            viewed = word.first.startswith(("lt.v", "lt.b", "lt.e", "st.e", "s.ld", "s.st"))
+            if viewed:
+                word.w1 = self.image.descriptor_at(word.w1)
+        self.machine.place(self.image)
+        stages = {argument: at for argument, _, at in self.image.inputs}
+        for word in self.image.words:
+            if word.first.startswith(("lt.s.", "lt.u.", "la.s.")):
+                word.w1 = stages[word.pointer]
+
+
+def image_arguments(image: Image) -> list[int]:
+    """The arguments that stages have parts of."""
+    return [argument for argument, _, _ in image.inputs]

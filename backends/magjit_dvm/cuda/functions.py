@@ -1,0 +1,395 @@
+"""What each instruction does to one element, in PTX.
+
+``elementwise(name, kind)`` gives the body of an instruction over operands ``{a}`` and ``{t}``, with
+its result in ``{a}``.  Two kinds of registers: ``f`` has float32 (float16 and bfloat16 are computed
+as such), ``i`` has int32 (also uint8, of which words keep the low 8 bits, and bool, 0 or 1).
+
+The functions are those of ``csrc/functions.inc``, whose coefficients they share, but for
+exponentials: the GPU has 2^x to 2 ulp.  With ``approximate``, the GPU's own tanh and quotients take
+their place, of about 11 and 22 bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+from magjit_dvm.cuda.angles import acos, asin, atan, cos, power, sin, tables, tan
+from magjit_dvm.cuda.coefficients import COEFFICIENTS
+from magjit_dvm.cuda.ptx import Body, Reg
+
+__all__ = ["FLOATS", "INTS", "elementwise", "is_binary", "tables"]
+
+_LOG2E = float(np.float32(math.log2(math.e)))
+_LOG2E_LOW = math.log2(math.e) - _LOG2E
+_LN2 = math.log(2.0)
+_LN2_HI, _LN2_LO = float.fromhex("0x1.62e4p-1"), float.fromhex("0x1.7f7d1cp-20")
+_INF, _NAN = math.inf, math.nan
+
+Function = Callable[[Body, Reg, Reg], Reg]
+
+
+# -- exponentials --
+
+
+def _ex2(b: Body, x: Reg) -> Reg:
+    return b.unary("ex2.approx.ftz.f32", x)
+
+
+def _inside(b: Body, x: Reg) -> Reg:
+    """e^x where the result is known to be a normal number."""
+    high = x * _LOG2E
+    low = b.fma(x, _LOG2E_LOW, b.fma(x, _LOG2E, -high))
+    y = _ex2(b, high)
+    return b.fma(y, low * _LN2, y)
+
+
+def _exp(b: Body, x: Reg) -> Reg:
+    """2^high, corrected; of large x a quarter of it, which is finite, and times 4."""
+    x = b.emit("min.NaN.f32", "f", x, b.lift(90.0, "f"))
+    x = b.emit("max.NaN.f32", "f", x, b.lift(-105.0, "f"))
+    high = x * _LOG2E
+    low = b.fma(x, _LOG2E_LOW, b.fma(x, _LOG2E, -high))
+    large = x > 64.0
+    y = b.unary("ex2.approx.f32", high + b.where(large, b.lift(-2.0, "f"), 0.0))
+    return b.fma(y, low * _LN2, y) * b.where(large, b.lift(4.0, "f"), 1.0)
+
+
+def _exp2(b: Body, x: Reg) -> Reg:
+    return b.unary("ex2.approx.f32", x)
+
+
+def _expm1(b: Body, x: Reg) -> Reg:
+    c = b.where(x > 90.0, 90.0, x)
+    c = b.where(c < -30.0, -30.0, c)
+    k = b.unary("cvt.rni.f32.f32", c * _LOG2E)
+    r = b.fma(k, -_LN2_LO, b.fma(k, -_LN2_HI, c))
+    p = b.fma(r * r, b.poly(r, COEFFICIENTS["expm1"]), r)
+    n = b.unary("cvt.rni.s32.f32", k, "i")
+    n = b.where(n > 128, b.lift(128, "i"), n)
+    s = _power_of_two(b, n + (-1))
+    y = b.fma(s, p, s + (-0.5))
+    y = y + y
+    y = b.where(x > 89.0, _INF, y)
+    return b.where(abs(x) < 2.0**-25, x, y)
+
+
+def _power_of_two(b: Body, n: Reg) -> Reg:
+    return b.as_kind(b.bits("shl", n + 127, 23), "f")
+
+
+def _rcp(b: Body, x: Reg) -> Reg:
+    """1 / x of a number of at least 1, to 1 ulp; 0 of what is beyond 2^126."""
+    return b.unary("rcp.approx.ftz.f32", x)
+
+
+def _tanh(b: Body, x: Reg) -> Reg:
+    a = abs(x)
+    z = a * a
+    near = b.fma(a * z, b.poly(z, COEFFICIENTS["tanh"]), a)
+    c = b.where(a > 10.0, 10.0, a)
+    far = b.fma(_rcp(b, _inside(b, c + c) + 1.0), -2.0, 1.0)
+    return b.magnitude_of(b.where(a < 0.55, near, far), x)
+
+
+def _sigmoid(b: Body, x: Reg) -> Reg:
+    return _rcp(b, _exp(b, -x) + 1.0)
+
+
+def _silu(b: Body, x: Reg) -> Reg:
+    return x * _sigmoid(b, x)
+
+
+def _erf(b: Body, x: Reg) -> Reg:
+    a = abs(x)
+    near = b.fma(a, b.poly(a * a, COEFFICIENTS["erf"]), a)
+    c = b.where(a > 4.0, 4.0, a)
+    far = 1.0 - _inside(b, b.poly(c + (-1.5), COEFFICIENTS["erfc"]))
+    return b.magnitude_of(b.where(a < 1.0, near, far), x)
+
+
+def _gated(b: Body, x: Reg, q: Reg) -> Reg:
+    positive = b.where(x < 0.0, -0.0, x)
+    a = abs(b.where(x > 100.0, 100.0, x))
+    return b.fma(-a, q, positive)
+
+
+def _gelu(b: Body, x: Reg) -> Reg:
+    a = abs(x) * math.sqrt(0.5)
+    c = b.where(a > 4.0, 4.0, a)
+    near = b.fma(b.fma(a, b.poly(a * a, COEFFICIENTS["erf"]), a), -0.5, 0.5)
+    far = 0.5 * _inside(b, b.poly(c + (-1.5), COEFFICIENTS["erfc"]))
+    far = b.where(a > 4.0, 0.0, far)
+    return _gated(b, x, b.where(a < 1.0, near, far))
+
+
+def _gelu_tanh(b: Body, x: Reg) -> Reg:
+    inner = b.fma(x * x, float.fromhex("-0x1.2444f2p-4"), float.fromhex("-0x1.988454p+0"))
+    v = abs(x) * inner
+    v = b.where(v < -87.0, -87.0, v)
+    e = _inside(b, v)
+    q = e * _rcp(b, e + 1.0)
+    return _gated(b, x, b.where(v.equals(-87.0), 0.0, q))
+
+
+def _sinh(b: Body, x: Reg) -> Reg:
+    a = abs(x)
+    z = a * a
+    near = b.fma(a * z, b.poly(z, COEFFICIENTS["sinh"]), a)
+    h = _half_exp(b, a)
+    return b.magnitude_of(b.where(a < 1.0, near, h - 0.25 / h), x)
+
+
+def _half_exp(b: Body, a: Reg) -> Reg:
+    """e^a / 2, which overflows later than e^a."""
+    a = b.emit("min.NaN.f32", "f", a, b.lift(90.0, "f"))
+    high = a * _LOG2E
+    low = b.fma(a, _LOG2E_LOW, b.fma(a, _LOG2E, -high))
+    y = b.unary("ex2.approx.f32", high + (-2.0))
+    return b.fma(y, low * _LN2, y) * 2.0
+
+
+def _cosh(b: Body, x: Reg) -> Reg:
+    h = _half_exp(b, abs(x))
+    return h + 0.25 / h
+
+
+# -- logarithms --
+
+
+def _above_root(b: Body, x: Reg) -> Reg:
+    return b.as_kind(x, "i") - 0x3F3504F3
+
+
+def _split(b: Body, x: Reg) -> tuple[Reg, Reg]:
+    """F and e of x = 2^e (1 + f)."""
+    small = x < 2.0**-126
+    y = b.where(small, x * 2.0**23, x)
+    i = _above_root(b, y)
+    e = b.unary("cvt.rn.f32.s32", b.bits("shr", i, 23), "f") - b.where(
+        small, b.lift(23.0, "f"), 0.0
+    )
+    f = b.as_kind(b.bits("and", i, 0x007FFFFF) + 0x3F3504F3, "f") + (-1.0)
+    return f, e
+
+
+def _log_special(b: Body, x: Reg, y: Reg) -> Reg:
+    y = b.where(x < _INF, y, x)
+    y = b.where(x < 0.0, _NAN, y)
+    return b.where(x.equals(0.0), -_INF, y)
+
+
+def _log_rest(b: Body, f: Reg) -> Reg:
+    ff = f * f
+    return b.fma(ff * f, b.poly(f, COEFFICIENTS["log"]), ff * (-0.5))
+
+
+def _log(b: Body, x: Reg) -> Reg:
+    f, e = _split(b, x)
+    low = b.fma(e, _LN2_LO, _log_rest(b, f))
+    return _log_special(b, x, b.fma(e, _LN2_HI, f + low))
+
+
+def _log2(b: Body, x: Reg) -> Reg:
+    f, e = _split(b, x)
+    low = b.fma(f, float.fromhex("0x1.4ae0cp-26"), _log_rest(b, f) * _LOG2E)
+    return _log_special(b, x, e + b.fma(f, _LOG2E, low))
+
+
+def _log10(b: Body, x: Reg) -> Reg:
+    f, e = _split(b, x)
+    inverse = float.fromhex("0x1.bcb7b2p-2")
+    low = b.fma(f, float.fromhex("-0x1.5b235ep-27"), _log_rest(b, f) * inverse)
+    low = b.fma(e, float.fromhex("0x1.3509f8p-18"), low)
+    y = b.fma(e, float.fromhex("0x1.344p-2"), b.fma(f, inverse, low))
+    return _log_special(b, x, y)
+
+
+def _log1p(b: Body, x: Reg) -> Reg:
+    u = 1.0 + x
+    i = b.bits("shr", _above_root(b, u), 23)
+    s = _power_of_two(b, b.lift(2, "i") - i)
+    f = b.fma(s, x * 0.25, b.fma(s, 0.25, -1.0))
+    e = b.unary("cvt.rn.f32.s32", i, "f")
+    low = b.fma(e, _LN2_LO, _log_rest(b, f))
+    y = _log_special(b, u, b.fma(e, _LN2_HI, f + low))
+    return b.where(abs(x) < 2.0**-25, x, y)
+
+
+# -- the rest --
+
+
+def _op(opcode: str) -> Function:
+    def apply(b: Body, a: Reg, t: Reg) -> Reg:
+        return b.unary(opcode, a)
+
+    return apply
+
+
+def _two(opcode: str, swapped: bool = False) -> Function:
+    def apply(b: Body, a: Reg, t: Reg) -> Reg:
+        return b.emit(opcode, a.kind, *((t, a) if swapped else (a, t)))
+
+    return apply
+
+
+def _one(function: Callable[[Body, Reg], Reg]) -> Function:
+    return lambda b, a, t: function(b, a)
+
+
+def _flag(b: Body, test: Reg) -> Reg:
+    return b.where(test, b.lift(1, "i"), b.lift(0, "i"))
+
+
+def _compare(how: str) -> Function:
+    def apply(b: Body, a: Reg, t: Reg) -> Reg:
+        wanted = "neu" if how == "ne" and a.kind == "f" else how
+        return _flag(b, b.compare(wanted, a, t))
+
+    return apply
+
+
+def _tested(test: Callable[[Body, Reg], Reg]) -> Function:
+    return lambda b, a, t: _flag(b, test(b, a))
+
+
+def _sign(b: Body, a: Reg) -> Reg:
+    zero, one = b.lift(0, a.kind), b.lift(1, a.kind)
+    return b.where(a > zero, one, b.where(a < zero, b.lift(-1, a.kind), zero))
+
+
+def _to_bfloat(b: Body, a: Reg) -> Reg:
+    """Rounded to bfloat16, halves to even."""
+    u = b.as_kind(a, "i")
+    odd = b.bits("and", b.bits("shr", u, 16), 1)
+    rounded = b.bits("and", u + 0x7FFF + odd, -65536)
+    return b.where(a.equals(a), b.as_kind(rounded, "f"), a)
+
+
+def _to_half(b: Body, a: Reg) -> Reg:
+    return b.unary("cvt.f32.f16", b.unary("cvt.rn.f16.f32", a, "h"), "f")
+
+
+def _to_byte(b: Body, a: Reg) -> Reg:
+    low = b.unary("cvt.u32.u64", b.unary("cvt.rzi.s64.f32", a, "l"), "i")
+    return b.bits("and", low, 255)
+
+
+_COMPARES = {name: _compare(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+
+FLOATS: dict[str, Function] = {
+    "neg": _one(lambda b, a: -a),
+    "abs": _one(lambda b, a: abs(a)),
+    "sign": _one(_sign),
+    "relu": _one(lambda b, a: b.emit("max.NaN.f32", "f", a, b.lift(0.0, "f"))),
+    "reciprocal": _one(lambda b, a: 1.0 / a),
+    "sqrt": _op("sqrt.rn.f32"),
+    "rsqrt": _op("rsqrt.approx.f32"),
+    "exp": _one(_exp),
+    "exp2": _one(_exp2),
+    "expm1": _one(_expm1),
+    "log": _one(_log),
+    "log2": _one(_log2),
+    "log10": _one(_log10),
+    "log1p": _one(_log1p),
+    "tanh": _one(_tanh),
+    "sigmoid": _one(_sigmoid),
+    "erf": _one(_erf),
+    "gelu": _one(_gelu),
+    "gelu_tanh": _one(_gelu_tanh),
+    "silu": _one(_silu),
+    "sin": _one(sin),
+    "cos": _one(cos),
+    "tan": _one(tan),
+    "asin": _one(asin),
+    "acos": _one(acos),
+    "atan": _one(atan),
+    "sinh": _one(_sinh),
+    "cosh": _one(_cosh),
+    "floor": _op("cvt.rmi.f32.f32"),
+    "ceil": _op("cvt.rpi.f32.f32"),
+    "trunc": _op("cvt.rzi.f32.f32"),
+    "round": _op("cvt.rni.f32.f32"),
+    "is_finite": _tested(lambda b, a: abs(a) < _INF),
+    "is_nan": _tested(lambda b, a: a.differs(a)),
+    "is_inf": _tested(lambda b, a: abs(a).equals(_INF)),
+    "logical_not": _tested(lambda b, a: a.equals(0.0)),
+    "add": _two("add.rn.f32"),
+    "sub": _two("sub.rn.f32"),
+    "rsub": _two("sub.rn.f32", swapped=True),
+    "mul": _two("mul.rn.f32"),
+    "div": _two("div.rn.f32"),
+    "rdiv": _two("div.rn.f32", swapped=True),
+    "minimum": _two("min.NaN.f32"),
+    "maximum": _two("max.NaN.f32"),
+    "pow": power,
+    "rpow": lambda b, a, t: power(b, t, a),
+    **_COMPARES,
+    "sub_exp": lambda b, a, t: _exp(b, a - t),
+    "sub_square": lambda b, a, t: (a - t) * (a - t),
+    # Casts; to the other kind of registers, or to what another dtype can hold.
+    "to_half": _one(_to_half),
+    "to_bfloat": _one(_to_bfloat),
+    "to_int": lambda b, a, t: b.unary("cvt.rzi.s32.f32", a, "i"),
+    "to_byte": _one(_to_byte),
+    "to_bool": _tested(lambda b, a: a.differs(0.0)),
+}
+"""By name: of float32."""
+
+INTS: dict[str, Function] = {
+    "neg": _one(lambda b, a: -a),
+    "abs": _one(lambda b, a: abs(a)),
+    "sign": _one(_sign),
+    "relu": _one(lambda b, a: b.emit("max.s32", "i", a, b.lift(0, "i"))),
+    "logical_not": _tested(lambda b, a: a.equals(0)),
+    "bitwise_not": _op("not.b32"),
+    "add": _two("add.s32"),
+    "sub": _two("sub.s32"),
+    "rsub": _two("sub.s32", swapped=True),
+    "mul": _two("mul.lo.s32"),
+    "minimum": _two("min.s32"),
+    "maximum": _two("max.s32"),
+    "shift_left": _two("shl.b32"),
+    "shift_right": _two("shr.s32"),
+    "bitwise_and": _two("and.b32"),
+    "bitwise_or": _two("or.b32"),
+    "bitwise_xor": _two("xor.b32"),
+    **_COMPARES,
+    "to_float": lambda b, a, t: b.unary("cvt.rn.f32.s32", a, "f"),
+    "to_bool": _tested(lambda b, a: a.differs(0)),
+}
+"""By name: of int32."""
+
+_ROUGH: dict[str, Function] = {
+    "tanh": _op("tanh.approx.f32"),
+    "sigmoid": _one(lambda b, a: b.fma(b.unary("tanh.approx.f32", a * 0.5), 0.5, 0.5)),
+    "silu": _one(lambda b, a: a * b.fma(b.unary("tanh.approx.f32", a * 0.5), 0.5, 0.5)),
+    "div": _two("div.full.f32"),
+    "rdiv": _two("div.full.f32", swapped=True),
+    "sqrt": _op("sqrt.approx.f32"),
+    "reciprocal": _op("rcp.approx.ftz.f32"),
+}
+
+
+@cache
+def elementwise(name: str, kind: str, approximate: bool = False) -> Body:
+    """The body of an instruction for registers of a kind.
+
+    Raises:
+        KeyError: there is none of this name and kind.
+    """
+    function = (FLOATS if kind == "f" else INTS)[name]
+    if approximate and kind == "f":
+        function = _ROUGH.get(name, function)
+    body = Body()
+    body.result("a", function(body, body.operand("a", kind), body.operand("t", kind)))
+    return body
+
+
+@cache
+def is_binary(name: str, kind: str) -> bool:
+    """Whether the instruction reads ``{t}``."""
+    return any("{t}" in one for line in elementwise(name, kind).lines for one in line[2:])

@@ -1,0 +1,166 @@
+"""How a launch divides its work: R, warps, stages, blocks, and places in shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from magjit_dvm.cuda.shapes import Space
+from magjit_dvm.cuda.words import HEADER_BYTES, IMAGE_BYTES, MAX_INPUTS, MAX_PASSES, Image
+from magjit_dvm.program import NodeKind
+from magjit_dvm.vm import NotEncodable
+
+__all__ = ["Machine", "arrange"]
+
+_WARPS = {32: 15, 16: 19, 8: 19}
+"""That compute, besides the one that feeds them: what registers allow."""
+_STAGES = 3
+_SMALL, _LONG = 1 << 17, 1 << 16
+"""Elements below which any way is fast enough; columns from which on a row is long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A GPU.
+
+    Attributes:
+        multiprocessors: how many blocks run at once.
+        shared_bytes: of one block.
+    """
+
+    multiprocessors: int = 132
+    shared_bytes: int = 232448
+
+    def place(self, image: Image) -> None:
+        """Fewer warps, then fewer stages, until everything fits into shared memory.
+
+        Raises:
+            NotEncodable: a single warp, or row, does not fit.
+        """
+        if HEADER_BYTES + image.program_bytes > IMAGE_BYTES:
+            raise NotEncodable("too many words")
+        if len(image.first) > MAX_PASSES:
+            raise NotEncodable("too many passes over long rows")
+        while True:
+            for stages in range(min(_STAGES, image.stages), 0, -1):
+                image.stages = stages
+                _measure(image)
+                if image.shared_bytes <= self.shared_bytes:
+                    return
+            image.stages = _STAGES
+            if not _shrink(image, self):
+                raise NotEncodable("values of a row that shared memory has no room for")
+
+
+def arrange(space: Space, image: Image, machine: Machine) -> bool:
+    """Fill in how the space is divided; whether rows come in chunks.
+
+    A tensor whose elements are in the order of the space comes through the stages.
+    """
+    image.rows, image.cols = space.rows, space.cols
+    image.elements = space.rows * space.cols
+    image.by_rows = bool(space.reduced)
+    loads = sorted({node.aux for node in space.program.nodes if node.kind is NodeKind.LOAD})
+    staged: list[tuple[int, int]] = []
+    for number in loads:
+        one = space.inputs[number]
+        assert one is not None
+        varies = all(one.strides[d] for d in space.active)
+        if space.active and varies and space.contiguous(one) and len(staged) < MAX_INPUTS:
+            staged.append((number, one.size))
+    image.inputs = [(number, size, 0) for number, size in staged]
+    image.stages = _STAGES if staged else 2
+    _refuse_slow(space, image, [number for number, _ in staged], loads, machine)
+    widest = max((size for _, size in staged), default=4)
+    _divide(image, machine, widest, sum(size for _, size in staged))
+    return image.chunks > 1
+
+
+def _refuse_slow(
+    space: Space, image: Image, staged: list[int], loads: list[int], machine: Machine
+) -> None:
+    """What ATen does better: large reductions along columns, and of few long rows.
+
+    Raises:
+        NotEncodable: it is one of these.
+    """
+    if not image.by_rows or image.elements <= _SMALL:
+        return
+    inner = space.order[-1]
+    full = [one for n in loads if (one := space.inputs[n]) and one.strides[inner]]
+    if not staged and not any(one.strides[inner] == one.size for one in full):
+        raise NotEncodable("a large reduction along columns")
+    if image.cols >= _LONG and image.rows * 4 < machine.multiprocessors:
+        raise NotEncodable("a reduction of few long rows")
+
+
+def _divide(image: Image, machine: Machine, widest: int, together: int) -> None:
+    most = 16 if widest >= 4 or together > 8 else 32
+    if not image.by_rows:
+        image.each = most
+        while image.each > 8 and image.elements < 32 * image.each * machine.multiprocessors:
+            image.each //= 2
+        slices = -(-image.elements // image.slice)
+        wanted = -(-slices // machine.multiprocessors)
+        image.group, image.warps = 1, max(1, min(_WARPS[image.each], wanted))
+    else:
+        image.each = 8
+        while image.each < most and image.cols > image.slice:
+            image.each *= 2
+        image.group = min(_WARPS[image.each], -(-image.cols // image.slice))
+        wanted = -(-image.rows // machine.multiprocessors)
+        image.warps = image.group * max(1, min(_WARPS[image.each] // image.group, wanted))
+    _count(image, machine)
+
+
+def _count(image: Image, machine: Machine) -> None:
+    """Chunks, tiles and blocks for these warps."""
+    if image.by_rows:
+        image.chunks = -(-image.cols // (image.group * image.slice))
+        image.tiles = -(-image.rows // (image.warps // image.group))
+    else:
+        image.tiles = -(-image.elements // (image.warps * image.slice))
+    if image.tiles >= 1 << 31:
+        raise NotEncodable("too many tiles")
+    image.blocks = min(image.tiles, machine.multiprocessors)
+
+
+def _shrink(image: Image, machine: Machine) -> bool:
+    """Fewer warps, if there may be."""
+    if image.warps > image.group:
+        image.warps -= image.group
+    elif image.chunks > 1 and image.group > 1:
+        image.group -= 1
+        image.warps = image.group
+    else:
+        return False
+    _count(image, machine)
+    return True
+
+
+def _measure(image: Image) -> None:
+    """Places in shared memory for these warps and stages."""
+
+    def rounded(at: int, to: int = 128) -> int:
+        return -(-at // to) * to
+
+    width = image.warps * image.slice
+    if image.by_rows and image.chunks == 1:
+        width = image.warps // image.group * image.cols
+    at, inputs = 0, []
+    for argument, size, _ in image.inputs:
+        inputs.append((argument, size, at))
+        at = rounded(at + width * size + 48)  # to 16-byte boundaries, and what unaligned loads see
+    image.inputs, image.stage_bytes = inputs, at
+    image.barriers_at = rounded(image.program_bytes + 32)
+    image.rows_at = rounded(image.barriers_at + 20 * image.stages)
+    registers = 128 * (1 + image.numbers + 2 * image.accumulators)
+    image.partials_at = rounded(image.rows_at + image.warps * registers, 256)
+    image.scratch_at = image.partials_at + 256 * (image.warps // image.group)
+    image.ring_at = rounded(image.scratch_at + image.warps * image.scratch * 128 * image.each)
+    # Loads read whole slices: of the last row of a tile, beyond the stage.
+    reach = width
+    if image.by_rows and image.chunks == 1:
+        reach = (image.warps // image.group - 1) * image.cols + image.group * image.slice
+    seen = max((first + reach * size + 48 for _, size, first in inputs), default=0)
+    last = image.ring_at + (image.stages - 1) * image.stage_bytes
+    image.shared_bytes = rounded(last + max(image.stage_bytes, seen))

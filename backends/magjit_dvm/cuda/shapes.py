@@ -1,0 +1,253 @@
+"""Sizes of one instance on the GPU: which elements there are, and where operands have them.
+
+The space of a fused operator is one line of elements: the dimensions that are kept, then those that
+reductions go over (the columns), each from the outermost in memory inwards.  An operand that lies
+in memory in this order is contiguous; any other has a descriptor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from magjit_dvm.instructions import DType
+from magjit_dvm.program import INDEXED, ONE, InputKind, Node, NodeKind, Program, varying
+from magjit_dvm.vm import NotEncodable
+
+__all__ = ["Layout", "Operand", "Space", "laid_out"]
+
+_KINDS = frozenset(set(NodeKind) - {NodeKind.IOTA, NodeKind.INDEX, NodeKind.SCAN})
+
+
+@dataclass(slots=True)
+class Operand:
+    """Where a tensor is: bytes along the group's dimensions, and its address as far as it matters.
+
+    Attributes:
+        argument: its number among inputs, then outputs.
+        strides: bytes, of each of the group's dimensions; 0 where it has none.
+        offset: bytes from the argument's address.
+        low: the address, plus offset, modulo 16.
+        size: bytes an element.
+    """
+
+    argument: int
+    strides: list[int]
+    offset: int
+    low: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Of a result that a call makes: sizes and strides, in elements."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Space:
+    """Sizes of one instance.
+
+    Attributes:
+        size: of the group's dimensions.
+        has: of each node, the dimensions of a size other than 1 that it varies along.
+        active: all of those.
+        reduced: those that reductions go over.
+        order: active ones from the outermost to the innermost.
+        rows, cols: products of the sizes that are kept and reduced.
+        inputs, outputs: where tensors are; None for numbers.
+        layouts: of outputs that a call makes.
+    """
+
+    program: Program
+    size: list[int]
+    has: list[frozenset[int]] = field(default_factory=list)
+    active: frozenset[int] = frozenset()
+    reduced: frozenset[int] = frozenset()
+    order: list[int] = field(default_factory=list)
+    rows: int = 1
+    cols: int = 1
+    inputs: list[Operand | None] = field(default_factory=list)
+    outputs: list[Operand] = field(default_factory=list)
+    layouts: list[Layout] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to compute."""
+        return 0 in self.size
+
+    def contiguous(self, one: Operand) -> bool:
+        """Whether the operand's elements are in the order of the space."""
+        expected = one.size
+        for d in reversed(self.order):
+            if one.strides[d] != expected:
+                return False
+            expected *= self.size[d]
+        return True
+
+    def descriptor(self, one: Operand, dims: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """(size, stride) of ``dims``, innermost first, neighbours in memory as one.
+
+        Raises:
+            NotEncodable: a size or stride has more than 31 bits.
+        """
+        found: list[tuple[int, int]] = []
+        for d in reversed(dims):
+            size, stride = self.size[d], one.strides[d]
+            if found and stride == found[-1][1] * found[-1][0]:
+                found[-1] = (found[-1][0] * size, found[-1][1])
+            else:
+                found.append((size, stride))
+        if any(size >= 1 << 31 or abs(stride) >= 1 << 31 for size, stride in found):
+            raise NotEncodable("a view of more than 31 bits")
+        return tuple(found)
+
+
+def laid_out(program: Program, arguments: Sequence[Any]) -> Space:
+    """The sizes of a call; ``empty`` ones go no further than ``layouts``.
+
+    Raises:
+        NotEncodable: the arguments do not fit the program, or the GPU has no words for it.
+    """
+    space = Space(program, _sizes(program, arguments))
+    space.active = frozenset(d for d, n in enumerate(space.size) if n != 1)
+    _masks(space, arguments)
+    for number, (given, value) in enumerate(zip(program.inputs, arguments, strict=True)):
+        space.inputs.append(
+            _input(space, number, value) if given.kind is InputKind.TENSOR else None
+        )
+    for number in range(len(program.outputs)):
+        _place(space, number, arguments)
+    _order(space)
+    return space
+
+
+def _sizes(program: Program, arguments: Sequence[Any]) -> list[int]:
+    size = [-1] * program.rank
+    for given, value in zip(program.inputs, arguments, strict=True):
+        if given.kind is InputKind.TENSOR:
+            shape = tuple(value.shape)
+            if len(shape) != len(given.dims) or value.dtype is not given.dtype.torch:
+                raise NotEncodable("a tensor of another dtype or rank")
+        else:
+            shape = (value,) * len(given.dims)
+        for d, n in zip(given.dims, shape, strict=True):
+            if n < 0:
+                raise NotEncodable("a negative size")
+            if d >= 0 and n != 1:
+                if size[d] not in (-1, n):
+                    raise NotEncodable("sizes do not agree")
+                size[d] = n
+            elif d == ONE and n != 1:
+                raise NotEncodable("a size is not 1")
+    return [1 if n < 0 else n for n in size]
+
+
+def _masks(space: Space, arguments: Sequence[Any]) -> None:
+    program = space.program
+    for node in program.nodes:
+        if node.kind not in _KINDS or node.dtype is DType.F64:
+            raise NotEncodable(f"no words for {node.kind.name.lower()} of {node.dtype.text}")
+        has = varying(node, space.has, program.inputs) & space.active
+        if node.kind is NodeKind.LOAD:
+            dims, shape = program.inputs[node.aux].dims, arguments[node.aux].shape
+            ones = {d for d, n in zip(dims, shape, strict=True) if n == 1}
+            has = frozenset(d for d in has if d not in ones)
+        if node.kind is NodeKind.REDUCE:
+            _reduces(space, node)
+        space.has.append(has)
+
+
+def _reduces(space: Space, node: Node) -> None:
+    over = node.dims & space.active
+    if not over <= space.has[node.args[0]]:
+        raise NotEncodable("a reduction over a dimension that is broadcast")
+    if over and space.reduced and space.reduced != over:
+        raise NotEncodable("reductions over different dimensions")
+    space.reduced = over or space.reduced
+
+
+def _input(space: Space, number: int, value: torch.Tensor) -> Operand:
+    item = value.element_size()
+    strides = [0] * space.program.rank
+    for d, n, stride in zip(
+        space.program.inputs[number].dims, value.shape, value.stride(), strict=True
+    ):
+        if d >= 0 and n != 1:
+            strides[d] += stride * item
+        if d == INDEXED:
+            raise NotEncodable("a table")
+    address = value.data_ptr()
+    if address % item:
+        raise NotEncodable("an element that is not aligned")
+    return Operand(number, strides, 0, address % 16, item)
+
+
+def _place(space: Space, number: int, arguments: Sequence[Any]) -> None:
+    """The shape of a result, or of the whole that an output is part of, and where it lies."""
+    program = space.program
+    out = program.outputs[number]
+    whole = arguments[out.whole] if out.whole >= 0 else None
+    item = program.nodes[out.node].dtype.size
+    sizes, strides = [1] * len(out.dims), [1] * len(out.dims)
+    along, stride, offset = [0] * program.rank, 1, 0
+    for k in reversed(out.order):
+        d = out.dims[k]
+        there = d >= 0 and (d in space.has[out.node] or space.size[d] == 1)
+        if d >= 0 and not there:
+            raise NotEncodable("an output lacks a dimension")
+        own = space.size[d] if there else 1
+        sizes[k], strides[k] = own, whole.stride(k) if whole is not None else stride
+        step = strides[k] * item
+        if k == out.along and out.offset >= 0:
+            first = arguments[out.offset]
+            total = out.total if out.into < 0 else program.outputs[out.into].total
+            sizes[k] = whole.shape[k] if whole is not None else arguments[total]
+            if not 0 <= first <= sizes[k] - own:
+                raise NotEncodable("a part beyond its whole")
+            offset += first * step
+        elif k == out.along:
+            sizes[k] = own * out.parts
+            offset += out.part * own * step
+        elif whole is not None and whole.shape[k] != own:
+            raise NotEncodable("a whole of another size")
+        if d >= 0 and own != 1:
+            along[d] = step
+        stride *= max(sizes[k], 1)
+    base = len(program.inputs) + (number if out.into < 0 else out.into)
+    low = offset
+    if whole is not None:
+        base, low = out.whole, whole.data_ptr() + offset
+    space.layouts.append(Layout(tuple(sizes), tuple(strides)))
+    space.outputs.append(Operand(base, along, offset, low % 16, item))
+
+
+def _order(space: Space) -> None:
+    """The order in memory of what moves most: the first output, or input, with all dimensions."""
+    program, like = space.program, None
+    if not space.reduced:
+        full = (k for k, one in enumerate(program.outputs) if space.has[one.node] == space.active)
+        like = next((space.outputs[k] for k in full), None)
+    for number, node in enumerate(program.nodes):
+        if like is None and node.kind is NodeKind.LOAD and space.has[number] == space.active:
+            like = space.inputs[node.aux]
+    dims = sorted(space.active)
+    if like is not None:
+        for i in range(1, len(dims)):
+            for j in range(i, 0, -1):
+                before, after = (abs(like.strides[d]) for d in (dims[j - 1], dims[j]))
+                if before == 0 or after == 0 or before >= after:
+                    break
+                dims[j - 1], dims[j] = dims[j], dims[j - 1]
+    kept = [d for d in dims if d not in space.reduced]
+    reduced = [d for d in dims if d in space.reduced]
+    space.order = kept + reduced
+    for d in kept:
+        space.rows *= space.size[d]
+    for d in reduced:
+        space.cols *= space.size[d]

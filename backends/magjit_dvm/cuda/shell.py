@@ -1,0 +1,313 @@
+"""The interpreter kernel around its inner loop: who does what, and who waits for whom.
+
+One block runs on a multiprocessor.  Its last warp, the producer, draws tiles and copies their parts
+of contiguous tensors into a ring of stages in shared memory (bulk copies); the others compute.
+
+- ``full[s]``: the producer arrives once, with the bytes that will come; consumers wait for it.
+- ``empty[s]``: each consuming warp arrives when it has read the stage; the producer waits for it.
+
+A barrier's phase is its parity: turn ``k`` of stage ``s`` is phase ``k`` of both, so that the
+producer's first wait, for the phase before the first, passes at once.  Consumers read stages and
+never write them: no fence between generic and bulk accesses is due but the barriers themselves.
+
+Tiles come from a counter in global memory, the next one asked for while a tile is fed; the last
+block to find no more sets it back, so that the next launch in the stream finds zeros.  Without a
+counter, block b takes tiles b, b + blocks, and so on.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ENTRY", "SHELL"]
+
+SHELL = r"""
+typedef unsigned u32;
+typedef unsigned long long u64;
+#define DEV static __device__ __forceinline__
+
+struct In { u64 ptr; u32 size, at; };
+struct Head {
+    u32 n_words, program_bytes, n_in, stages;
+    u32 stage_bytes, warps, group, cols;
+    u32 chunks, tiles, by_rows, passes;
+    u32 epilogue;
+    u32 first[4];
+    u32 rest[4];
+    u32 numbers, accumulators, barriers_at, rows_at;
+    u32 partials_at, scratch_at, ring_at, scratch_bytes, unused;
+    u64 elements, rows, counter;
+    In in[12];
+};
+struct __align__(16) Quad { u32 x, y, z, w; };
+struct __align__(16) Image { Head h; Quad program[(4096 - 336) / 16]; };
+static_assert(sizeof(Head) == 336 && sizeof(Image) == 4096, "as words.py packs it");
+
+DEV u32 shared_address(const void *p)
+{
+    u64 a;
+    asm("cvta.to.shared.u64 %0, %1;" : "=l"(a) : "l"(p));
+    return (u32)a;
+}
+DEV void barrier_init(u32 a, u32 count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(a), "r"(count) : "memory");
+}
+DEV void barrier_arrive(u32 a)
+{
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0]; }" ::"r"(a)
+                 : "memory");
+}
+#if __CUDA_ARCH__ >= 900
+DEV void barrier_arrive_expecting(u32 a, u32 bytes)
+{
+    asm volatile("{ .reg .b64 state; "
+                 "mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1; }" ::"r"(a), "r"(bytes)
+                 : "memory");
+}
+DEV void barrier_wait(u32 a, u32 phase)
+{
+    u32 done;
+    do {
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+                     "selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(a), "r"(phase) : "memory");
+    } while (!done);
+}
+DEV void bulk_copy(u32 to, u64 from, u32 bytes, u32 barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+#else
+DEV void barrier_wait(u32 a, u32 phase)
+{
+    u32 done;
+    do {
+        asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; "
+                     "selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(a), "r"(phase) : "memory");
+    } while (!done);
+}
+#endif
+
+/* The stage's elements [e, e + count) of each contiguous input, from the 16-byte boundary below to
+ * the one above: what is beyond the tensor shares 16 aligned bytes with an element of it. */
+DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 lane)
+{
+#if __CUDA_ARCH__ >= 900
+    if (lane == 0) {
+        u32 bytes = 0;
+#pragma unroll 1
+        for (u32 i = 0; i < h.n_in; i++) {
+            u64 low = h.in[i].ptr + e * h.in[i].size, high = low + (u64)count * h.in[i].size;
+            bytes += (u32)(((high + 15) & ~15ull) - (low & ~15ull));
+        }
+        barrier_arrive_expecting(barrier, bytes);
+#pragma unroll 1
+        for (u32 i = 0; i < h.n_in; i++) {
+            u64 low = h.in[i].ptr + e * h.in[i].size, high = low + (u64)count * h.in[i].size;
+            low &= ~15ull;
+            bulk_copy(stage + h.in[i].at, low, (u32)(((high + 15) & ~15ull) - low), barrier);
+        }
+    }
+#else
+#pragma unroll 1
+    for (u32 i = 0; i < h.n_in; i++) {
+        u64 low = h.in[i].ptr + e * h.in[i].size, high = low + (u64)count * h.in[i].size;
+        low &= ~15ull;
+        u32 pieces = (u32)((((high + 15) & ~15ull) - low) >> 4), to = stage + h.in[i].at;
+        for (u32 k = lane; k < pieces; k += 32) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 16 * k),
+                         "l"(low + 16 * (u64)k) : "memory");
+        }
+    }
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier)
+                 : "memory");
+    if (lane == 0) {
+        barrier_arrive(barrier); /* for what it wrote itself */
+    }
+#endif
+}
+#if __CUDA_ARCH__ >= 900
+#define FULL_ARRIVALS 1
+#else
+#define FULL_ARRIVALS 33
+#endif
+#define NO_TILE 0xffffffffu
+
+/* All of the block's shared memory, so that it begins at a multiple of 256. */
+extern __shared__ __align__(1024) unsigned char mj_shared[];
+"""
+
+ENTRY = r"""
+extern "C" __global__ void __launch_bounds__({each} == 32 ? 512 : 640, 1)
+{name}(const __grid_constant__ Image image)
+{{
+    constexpr u32 SLICE = 32 * {each};
+    const Head &h = image.h;
+    const u32 lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), W = h.warps;
+    const u32 base = shared_address(mj_shared), S = h.stages;
+    const u32 full = base + h.barriers_at, empty = full + 8 * S, ring = base + h.ring_at;
+    volatile u32 *const tile_of = (volatile u32 *)(mj_shared + h.barriers_at + 16 * S);
+
+    /* The program, by a generic address: the constant bank would serve one lane after another. */
+    const Quad *program = image.program;
+    asm volatile("" : "+l"(program));
+    asm volatile("" ::"l"(mj_powers)); /* named in PTX alone, a compiler would drop it */
+    for (u32 i = threadIdx.x; i < h.program_bytes / 16; i += blockDim.x) {{
+        ((Quad *)mj_shared)[i] = program[i];
+    }}
+    const u32 each_rows = 128 * (1 + h.numbers + 2 * h.accumulators);
+    if (warp < W) {{
+        /* Where the row's warps leave their parts of a reduction; it turns with each. */
+        *(u32 *)(mj_shared + h.rows_at + warp * each_rows + 4 * lane) =
+            base + h.partials_at + 256 * (warp / h.group);
+    }}
+    if (threadIdx.x == 0) {{
+        for (u32 s = 0; s < S; s++) {{
+            barrier_init(full + 8 * s, FULL_ARRIVALS);
+            barrier_init(empty + 8 * s, W);
+        }}
+#if __CUDA_ARCH__ >= 900
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+    }}
+    __syncthreads();
+
+    const u32 G = h.group, chunks = h.chunks, tile_rows = h.by_rows ? W / G : 1;
+    const u32 width = h.by_rows ? G * SLICE : W * SLICE; /* elements of a stage, of a row's chunk */
+    u32 s = 0, phase = 0;
+
+    if (warp == W) {{
+        u32 *counter = (u32 *)h.counter;
+        u32 t = blockIdx.x, next = 0;
+        if (counter) {{
+            if (lane == 0) {{
+                t = atomicAdd(counter, 1);
+                next = atomicAdd(counter, 1);
+            }}
+            t = __shfl_sync(~0u, t, 0);
+        }}
+        while (t < h.tiles) {{
+            const u32 turns = chunks > 1 ? h.passes * chunks : 1;
+#pragma unroll 1
+            for (u32 k = 0, c = 0; k < turns; k++) {{
+                barrier_wait(empty + 8 * s, phase ^ 1);
+                u64 e = (u64)t * width, left;
+                u32 most = width;
+                if (!h.by_rows) {{
+                    left = h.elements - e;
+                }} else if (chunks > 1) {{
+                    e = (u64)t * h.cols + (u64)c * width;
+                    left = h.cols - c * width;
+                }} else {{
+                    e = (u64)t * tile_rows * h.cols;
+                    most = tile_rows * h.cols;
+                    left = h.elements - e;
+                }}
+                if (lane == 0) {{
+                    tile_of[s] = t;
+                }}
+                const u32 count = left < most ? (u32)left : most;
+                feed(h, full + 8 * s, ring + s * h.stage_bytes, e, count, lane);
+                if (++s == S) {{
+                    s = 0;
+                    phase ^= 1;
+                }}
+                if (++c == chunks) {{
+                    c = 0;
+                }}
+            }}
+            if (counter) {{
+                t = __shfl_sync(~0u, next, 0);
+                if (lane == 0 && t < h.tiles) {{
+                    next = atomicAdd(counter, 1);
+                }}
+            }} else {{
+                t += gridDim.x;
+            }}
+        }}
+        barrier_wait(empty + 8 * s, phase ^ 1);
+        if (lane == 0) {{
+            tile_of[s] = NO_TILE;
+        }}
+        __syncwarp();
+        if (FULL_ARRIVALS > 1) {{
+            barrier_arrive(full + 8 * s);
+        }}
+        if (lane == 0) {{
+            barrier_arrive(full + 8 * s);
+        }}
+        /* All of this block's draws are behind it; the last block's are behind all. */
+        if (counter && lane == 0) {{
+            __threadfence();
+            if (atomicAdd(counter + 1, 1) == gridDim.x - 1) {{
+                counter[0] = 0;
+                counter[1] = 0;
+            }}
+        }}
+        return;
+    }}
+
+    const u32 group = warp / G, member = warp - group * G;
+    const u32 rowfile = base + h.rows_at + warp * each_rows + 128 + 4 * lane;
+    const u32 warp_group = G | member << 8 | group << 16 | h.numbers << 24;
+    const u32 scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
+    u32 pass = 0, chunk = 0, t = 0;
+#pragma unroll 1
+    for (;;) {{
+        const bool last = pass == h.passes; /* the epilogue: no stage */
+        if (!last) {{
+            barrier_wait(full + 8 * s, phase);
+            if (pass == 0 && chunk == 0) {{
+                t = __shfl_sync(~0u, tile_of[s], 0);
+                if (t == NO_TILE) {{
+                    break;
+                }}
+            }}
+        }}
+        u64 start, row = 0; /* the stage's first element in the whole */
+        u32 local, there;
+        if (!h.by_rows) {{
+            start = (u64)t * width;
+            local = warp * SLICE;
+            const u64 left = h.elements - start;
+            there = left <= local ? 0 : left - local < SLICE ? (u32)(left - local) : SLICE;
+        }} else {{
+            row = (u64)t * tile_rows + group;
+            const u32 column = chunk * width + member * SLICE;
+            start = chunks > 1 ? (u64)t * h.cols + (u64)chunk * width : (u64)t * tile_rows * h.cols;
+            local = (chunks > 1 ? 0 : group * h.cols) + member * SLICE;
+            there = row >= h.rows || column >= h.cols ? 0
+                    : h.cols - column < SLICE         ? h.cols - column
+                                                      : SLICE;
+        }}
+        const bool runs = h.by_rows ? row < h.rows : there != 0;
+        if (runs) {{
+            const u32 word = last ? h.epilogue : chunk ? h.rest[pass] : h.first[pass];
+            const bool owner = lane == 0 && member == 0 && (h.by_rows || start + local == 0);
+            run_words_{each}(base + 16 * word, ring + s * h.stage_bytes, local + 4 * lane,
+                start + local + 4 * lane, there, there - 4 * lane, rowfile,
+                warp_group | (chunk != 0) << 30 | (u32)owner << 31, (u32)row, scratch);
+        }}
+        if (last) {{
+            pass = 0;
+            continue;
+        }}
+        __syncwarp();
+        if (lane == 0) {{
+            barrier_arrive(empty + 8 * s);
+        }}
+        if (++s == S) {{
+            s = 0;
+            phase ^= 1;
+        }}
+        if (chunks == 1) {{
+            pass = h.epilogue != NO_TILE ? h.passes : 0;
+        }} else if (++chunk == chunks) {{
+            chunk = 0;
+            if (++pass == h.passes && h.epilogue == NO_TILE) {{
+                pass = 0;
+            }}
+        }}
+    }}
+}}
+"""

@@ -1,0 +1,449 @@
+"""The interpreter in plain Python: what the image of a launch means.
+
+``run_image`` executes the bytes that a kernel would get, row by row (or warp by warp), over the
+memory of CPU tensors, and checks what a GPU does not say: each access lies within an argument,
+inputs are only read, addresses are aligned as their instructions want them, and scratch memory and
+row registers are written before they are read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from magjit_dvm.cuda.functions import elementwise, is_binary, tables
+from magjit_dvm.cuda.ptx import evaluate
+from magjit_dvm.cuda.words import HEADER_BYTES, NO_WORD, OPCODES
+
+__all__ = ["ImageError", "run_image"]
+
+Array = Any
+_POISON = 0xFFC0DEAD
+_BYTES = {"32": 4, "f16": 2, "bf16": 2, "u8": 1, "i64": 8, "i64f": 8, "i64b": 8}
+_NAMES = (
+    *("n_words", "program_bytes", "n_in", "stages", "stage_bytes", "warps", "group", "cols"),
+    *("chunks", "tiles", "by_rows", "passes", "epilogue"),
+    *("first0", "first1", "first2", "first3", "rest0", "rest1", "rest2", "rest3"),
+    *("numbers", "accumulators", "barriers_at", "rows_at", "partials_at", "scratch_at"),
+    *("ring_at", "scratch_bytes", "unused", "elements", "rows", "counter"),
+)
+_FOLD = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+
+class ImageError(Exception):
+    """An image does what none may do."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """Bytes from an address on."""
+
+    address: int
+    data: Array
+    writable: bool
+
+
+def memory_of(tensor: torch.Tensor, writable: bool) -> Memory:
+    """All of a tensor's storage."""
+    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    return Memory(whole.data_ptr(), whole.numpy(), writable)
+
+
+def run_image(
+    image: bytes,
+    each: int,
+    shared_bytes: int,
+    inputs: Sequence[Any],
+    outputs: Sequence[torch.Tensor],
+) -> None:
+    """Execute an image whose addresses are those of these tensors.
+
+    Args:
+        image: as the kernel gets it.
+        each: R, elements a lane.
+        shared_bytes: of a block.
+        inputs: of the call; numbers are passed over.
+        outputs: what it writes.
+
+    Raises:
+        ImageError: it does what none may do.
+    """
+    memories = [memory_of(one, True) for one in outputs]
+    memories += [memory_of(one, False) for one in inputs if isinstance(one, torch.Tensor)]
+    _Kernel(image, each, shared_bytes, memories).run()
+
+
+class _Kernel:
+    def __init__(self, image: bytes, each: int, shared_bytes: int, memories: list[Memory]) -> None:
+        if len(image) > 4096:
+            raise ImageError("an image of more than 4 KB")
+        values = struct.unpack_from("<30I3Q", image)
+        self.h = dict(zip(_NAMES, values, strict=True))
+        self.inputs = [
+            struct.unpack_from("<QII", image, 144 + 16 * k) for k in range(self.h["n_in"])
+        ]
+        self.program = np.frombuffer(image[HEADER_BYTES:], np.uint32).reshape(-1, 4)
+        if 16 * len(self.program) != self.h["program_bytes"]:
+            raise ImageError("a program of another length")
+        if self.h["ring_at"] + self.h["stages"] * self.h["stage_bytes"] > shared_bytes:
+            raise ImageError("stages beyond shared memory")
+        self.each, self.slice, self.memories = each, 32 * each, memories
+        self.first = [self.h[f"first{k}"] for k in range(4)]
+        self.rest = [self.h[f"rest{k}"] for k in range(4)]
+        self.lanes = np.arange(self.slice) % 128 // 4
+
+    # -- memory --
+
+    def places(self, addresses: Array, size: int, write: bool = False) -> tuple[Memory, Array]:
+        for one in self.memories:
+            low, high = int(addresses.min()), int(addresses.max()) + size
+            if one.address <= low and high <= one.address + len(one.data):
+                if write and not one.writable:
+                    continue
+                return one, (addresses - one.address)[..., None] + np.arange(size)
+        raise ImageError("an access out of bounds, or a write to an input")
+
+    def read(self, addresses: Array, what: str) -> Array:
+        """Elements at addresses, as registers have them."""
+        size = _BYTES[what]
+        if not addresses.size:
+            return np.zeros(0, np.uint32)
+        if (addresses % size).any():
+            raise ImageError("an element that is not aligned")
+        memory, places = self.places(addresses, size)
+        return _registers(memory.data[places], what)
+
+    def write(self, addresses: Array, what: str, values: Array) -> None:
+        """Registers to elements at addresses."""
+        if not addresses.size:
+            return
+        if (addresses % _BYTES[what]).any():
+            raise ImageError("an element that is not aligned")
+        memory, places = self.places(addresses, _BYTES[what], write=True)
+        memory.data[places] = _elements(values, what)
+
+    # -- tiles --
+
+    def run(self) -> None:
+        """All tiles, in order."""
+        h = self.h
+        if h["warps"] % h["group"]:
+            raise ImageError("warps that are in no group")
+        rows_of_tile = h["warps"] // h["group"] if h["by_rows"] else 1
+        for tile in range(h["tiles"]):
+            if h["by_rows"]:
+                for group in range(rows_of_tile):
+                    row = tile * rows_of_tile + group
+                    if row < h["rows"]:
+                        self.run_row(tile, group, row, rows_of_tile)
+            else:
+                for warp in range(h["warps"]):
+                    start = tile * h["warps"] * self.slice
+                    self.stage(start, min(h["warps"] * self.slice, h["elements"] - start))
+                    there = min(max(h["elements"] - start - warp * self.slice, 0), self.slice)
+                    if there:
+                        self.begin_row(1, 0)
+                        owner = start == 0 and warp == 0
+                        counts = np.array([there])
+                        self.run_words(self.first[0], start, warp * self.slice, counts, 0, owner)
+
+    def run_row(self, tile: int, group: int, row: int, rows_of_tile: int) -> None:
+        h = self.h
+        width, cols = h["group"] * self.slice, h["cols"]
+        members = np.arange(h["group"]) * self.slice
+        self.begin_row(h["group"], row)
+        if h["chunks"] == 1:
+            if cols > width:
+                raise ImageError("a row that does not fit")
+            start = tile * rows_of_tile * cols
+            self.stage(start, min(rows_of_tile * cols, h["elements"] - start))
+            there = np.clip(cols - members, 0, self.slice)
+            self.run_words(self.first[0], start, group * cols, there, 0, True)
+        else:
+            for p in range(h["passes"]):
+                for c in range(h["chunks"]):
+                    start = row * cols + c * width
+                    self.stage(start, min(width, cols - c * width))
+                    there = np.clip(cols - c * width - members, 0, self.slice)
+                    word = self.rest[p] if c else self.first[p]
+                    self.run_words(word, start, 0, there, c, True)
+        if h["epilogue"] != NO_WORD:
+            none = np.zeros(h["group"], int)
+            self.run_words(h["epilogue"], row * cols, 0, none, 0, True)
+
+    def begin_row(self, group: int, row: int) -> None:
+        shape = (group, self.slice)
+        self.row, self.group = row, group
+        self.numbers: dict[int, Array] = {}
+        self.accumulators: dict[int, tuple[Array, Array]] = {}
+        self.scratch: dict[int, Array] = {}
+        self.empty = np.full(shape, _POISON, np.uint32)
+
+    def stage(self, start: int, count: int) -> None:
+        """The producer's copies: each input's place, from the 16-byte boundary below on."""
+        self.staged = {}
+        for address, size, at in self.inputs:
+            low, high = address + start * size, address + (start + count) * size
+            if at + (-(-high // 16) * 16 - low // 16 * 16) > self.h["stage_bytes"]:
+                raise ImageError("a stage that is too small")
+            self.staged[at] = (low, high, size, address)
+
+    # -- words --
+
+    def run_words(
+        self, word: int, start: int, local: int, there: Array, more: int, owner: bool
+    ) -> None:
+        """From a word to the next ``end``; registers do not outlive it."""
+        self.A, self.T = self.empty.copy(), self.empty.copy()
+        self.M = np.zeros(self.empty.shape, bool)
+        self.local = local + np.arange(len(there))[:, None] * self.slice + np.arange(self.slice)
+        self.element, self.start = start + self.local, start
+        self.valid = np.arange(self.slice) < there[:, None]
+        self.more, self.owner = more, owner
+        named = int(self.program[word][0]) & 255
+        while True:
+            head, w1, w2, w3 = (int(one) for one in self.program[word])
+            first = OPCODES[head & 255]
+            if head & 255 != named:
+                raise ImageError("a word that is not the one that was announced")
+            if first == "end":
+                return
+            if word + 1 >= self.h["n_words"]:
+                raise ImageError("words without an end")
+            named = head >> 24
+            self.x, self.y, self.w1 = head >> 16 & 15, head >> 20 & 15, w1
+            self.F0, self.pointer = w2, w2 | w3 << 32
+            if first.startswith(("lt.", "la.", "lk.")):
+                self.load(first)
+                self.operate(OPCODES[head >> 8 & 255])
+            else:
+                self.operate(first)
+            word += 1
+
+    def load(self, name: str) -> None:
+        bank, how, *rest = name.split(".")
+        if bank == "lk":
+            self.F0 = int(self.number(self.y)[0])
+            return
+        if how == "scratch":
+            if self.w1 not in self.scratch or self.w1 + 128 * self.each > self.h["scratch_bytes"]:
+                raise ImageError("scratch memory is read before it is written")
+            value = self.scratch[self.w1].copy()
+        elif how == "k":
+            value = np.full(self.empty.shape, self.F0, np.uint32)
+        elif how == "r":
+            value = np.repeat(self.number(self.y)[:, None], self.slice, 1)
+        elif how in ("s", "u"):
+            value = self.from_stage(rest[0], how == "s")
+        else:
+            value = self.from_global(how, rest[0])
+        setattr(self, "A" if bank == "la" else "T", value)
+
+    def from_stage(self, what: str, aligned: bool) -> Array:
+        if self.w1 not in self.staged:
+            raise ImageError("a stage without this input")
+        low, high, size, address = self.staged[self.w1]
+        if size != _BYTES[what] or address & 0xFFFFFFFF != self.F0:
+            raise ImageError("a load of another input")
+        addresses = low + self.local * size
+        if aligned and what in ("32", "f16", "bf16", "u8"):
+            if (addresses[:, ::4] % (4 * size)).any():
+                raise ImageError("four elements that are not aligned")
+        inside = self.valid & (addresses + size <= high)
+        if (inside != self.valid).any():
+            raise ImageError("elements that were not copied")
+        value = self.empty.copy()
+        value[inside] = self.read(addresses[inside], what)
+        return value
+
+    def described(self, elements: Array) -> Array:
+        """Addresses through the word's descriptor."""
+        at = self.w1 // 16
+        rest, addresses = elements.copy(), np.full(elements.shape, self.pointer)
+        for k in range(int(self.program[at][0])):
+            size, magic, shift = (int(one) for one in self.program[at + 1 + k][:3])
+            stride = int(self.program[at + 1 + k][3:].view(np.int32)[0])
+            quotient = ((rest * magic >> 32) + rest) >> shift
+            addresses = addresses + (rest - quotient * size) * stride
+            rest = quotient
+        if rest[self.valid].any() if rest.shape == self.valid.shape else rest.any():
+            raise ImageError("a descriptor of another space")
+        return addresses
+
+    def from_global(self, how: str, what: str) -> Array:
+        value = np.zeros(self.empty.shape, np.uint32)
+        if how == "e":
+            addresses = self.described(self.element)
+            value[self.valid] = self.read(addresses[self.valid], what)
+            return value
+        if (self.valid.sum(1) % 4).any():
+            raise ImageError("a part of four elements")
+        first = self.described(self.element).reshape(self.group, -1, 4)[..., :1]
+        size = _BYTES[what]
+        if how == "v" and (first[self.valid[:, ::4]] % min(4 * size, 16)).any():
+            raise ImageError("four elements that are not aligned")
+        step = np.arange(4) * (size if how == "v" else 0)
+        addresses = (first + step).reshape(value.shape)
+        value[self.valid] = self.read(addresses[self.valid], what)
+        return value
+
+    def number(self, k: int) -> Array:
+        if k not in self.numbers or k >= self.h["numbers"]:
+            raise ImageError("a row register is read before it is written")
+        return self.numbers[k]
+
+    def operate(self, name: str) -> None:
+        head, _, rest = name.partition(".")
+        if head in ("f", "i"):
+            self.apply(rest, head, self.T)
+        elif head in ("fk", "ik"):
+            self.apply(rest, head[0], np.full_like(self.A, self.F0))
+        elif head == "st":
+            self.store(*rest.split("."))
+        elif head == "red":
+            self.reduce(rest)
+        elif head == "fin":
+            self.finish(rest)
+        elif head == "s":
+            self.scalar(rest)
+        elif name == "swap":
+            self.A, self.T = self.T, self.A
+        elif name == "keep":
+            self.T = self.A.copy()
+        elif name == "take":
+            self.A = self.T.copy()
+        elif name == "mask":
+            self.M = self.A != 0
+        elif name == "select":
+            self.A = np.where(self.M, self.A, self.T)
+        elif name == "save":
+            if self.w1 + 128 * self.each > self.h["scratch_bytes"]:
+                raise ImageError("scratch memory that is not there")
+            self.scratch[self.w1] = self.A.copy()
+        elif name != "nop":
+            raise ImageError(f"{name} is no second operator")
+
+    def apply(self, name: str, kind: str, t: Array) -> None:
+        lines = elementwise(name, kind).lines
+        self.A = evaluate(lines, {"a": self.A, "t": t}, tables())["a"]
+
+    def store(self, how: str, what: str) -> None:
+        size = _BYTES[what]
+        if how == "e":
+            addresses = self.described(self.element)
+        else:
+            addresses = self.pointer + self.element * size
+            if how == "g" and (addresses[:, ::4] % min(4 * size, 16)).any():
+                raise ImageError("four elements that are not aligned")
+        self.write(addresses[self.valid], what, self.A[self.valid])
+
+    def reduce(self, name: str) -> None:
+        kind, op = name.split(".")
+        values = self.A.view(np.float32 if kind == "f" else np.int32)
+        with np.errstate(all="ignore"):
+            found = [
+                _FOLD[op].reduce(v[m], initial=_identity(name))
+                for v, m in zip(values, self.valid, strict=True)
+            ]
+            total = np.array(found, values.dtype)
+            low = np.zeros_like(total)
+            if self.more:
+                high, rest = self.accumulators[self.x]
+                before = high.view(values.dtype)
+                joined = _FOLD[op](before, total)
+                if name == "f.sum":
+                    part = joined - before
+                    low = rest + ((before - (joined - part)) + (total - part))
+                total = joined
+        self.accumulators[self.x] = (total.view(np.uint32), low)
+
+    def finish(self, name: str) -> None:
+        kind, op = name.split(".")
+        high, low = self.accumulators[self.y]
+        values = high.view(np.float32 if kind == "f" else np.int32)
+        with np.errstate(all="ignore"):
+            if name == "f.sum":
+                values = np.where(np.isfinite(values), values + low, values)
+            total = _FOLD[op].reduce(values)
+        self.numbers[self.x] = np.full(self.group, total).view(np.uint32)
+
+    def scalar(self, name: str) -> None:
+        head, _, rest = name.partition(".")
+        row = np.array([self.row])
+        if head == "ld":
+            value = np.repeat(self.read(self.described(row), rest), self.group)
+        elif head == "st":
+            if self.owner:
+                self.write(self.described(row), rest, self.number(self.y)[:1])
+            return
+        elif name == "k":
+            value = np.full(self.group, self.F0, np.uint32)
+        elif name == "take":
+            value = self.A[:, 0].copy()
+        else:
+            a = self.number(self.y)
+            t = self.number(self.w1) if is_binary(name, "f") else a
+            value = evaluate(elementwise(name, "f").lines, {"a": a, "t": t}, tables())["a"]
+        if self.x >= self.h["numbers"]:
+            raise ImageError("a row register that is not there")
+        self.numbers[self.x] = value
+
+
+def _identity(name: str) -> float:
+    return {
+        "f.sum": 0.0,
+        "f.prod": 1.0,
+        "f.max": -np.inf,
+        "f.min": np.inf,
+        "i.max": -(2**31),
+        "i.min": 2**31 - 1,
+    }[name]
+
+
+def _registers(raw: Array, what: str) -> Array:
+    """Bytes of elements as the 32 bits that a register gets."""
+    raw = np.ascontiguousarray(raw)
+    if what == "32":
+        return raw.view(np.uint32)[..., 0]
+    if what == "f16":
+        return raw.view(np.float16)[..., 0].astype(np.float32).view(np.uint32)
+    if what == "bf16":
+        return raw.view(np.uint16)[..., 0].astype(np.uint32) << 16
+    if what == "u8":
+        return raw[..., 0].astype(np.uint32)
+    long = raw.view(np.int64)[..., 0]
+    if what == "i64":
+        return long.astype(np.uint32)
+    if what == "i64f":
+        return long.astype(np.float32).view(np.uint32)
+    return (long != 0).astype(np.uint32)
+
+
+def _elements(values: Array, what: str) -> Array:
+    """Registers as the bytes of elements."""
+    if what == "32":
+        made = values
+    elif what == "f16":
+        with np.errstate(over="ignore"):
+            made = values.view(np.float32).astype(np.float16)
+    elif what == "bf16":
+        line = torch.from_numpy(values.view(np.float32).copy()).to(torch.bfloat16)
+        made = line.view(torch.int16).numpy()
+    elif what == "u8":
+        made = values.astype(np.uint8)
+    elif what == "i64":
+        made = values.view(np.int32).astype(np.int64)
+    else:
+        wide = np.nan_to_num(values.view(np.float32).astype(np.float64), nan=0.0)
+        made = np.clip(wide, -(2.0**63), 2.0**63 - 1024).astype(np.int64)
+    return np.ascontiguousarray(made).view(np.uint8).reshape(*values.shape, -1)

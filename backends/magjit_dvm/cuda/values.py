@@ -1,0 +1,196 @@
+"""What the values of a fused operator are on the GPU: of which registers, one of which kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from magjit_dvm.cuda.shapes import Space
+from magjit_dvm.cuda.support import FLOATING, reduction_name
+from magjit_dvm.instructions import DType
+from magjit_dvm.program import Node, NodeKind
+from magjit_dvm.vm import NotEncodable
+
+__all__ = ["Values"]
+
+_NUMBERS = frozenset({NodeKind.CONSTANT, NodeKind.SCALAR, NodeKind.NUMEL})
+_HALVES = {DType.F16: "to_half", DType.BF16: "to_bfloat"}
+_WHAT = {
+    DType.F32: "32",
+    DType.I32: "32",
+    DType.F16: "f16",
+    DType.BF16: "bf16",
+    DType.U8: "u8",
+    DType.BOOL: "u8",
+    DType.I64: "i64",
+}
+
+
+class Values:
+    """Facts about nodes.
+
+    Attributes:
+        canonical: of each node, the one that it is the same as in registers.
+        phase: how many reductions come before it.
+        uses: by canonical nodes and outputs.
+    """
+
+    def __init__(self, space: Space, arguments: Sequence[Any]) -> None:
+        self.space, self.program = space, space.program
+        self.nodes, self.arguments = space.program.nodes, arguments
+        self.canonical: list[int] = []
+        self.phase: list[int] = []
+        self.uses = [0] * len(self.nodes)
+
+    def dtype(self, n: int) -> DType:
+        return self.nodes[n].dtype
+
+    def kind(self, n: int) -> str:
+        """Of registers: f or i."""
+        return "f" if self.dtype(n) in FLOATING else "i"
+
+    def is_number(self, n: int) -> bool:
+        node = self.nodes[n]
+        if node.kind is NodeKind.CAST:
+            return self.is_number(node.args[0])
+        return node.kind in _NUMBERS
+
+    def in_row(self, n: int) -> bool:
+        """One for a row (or for the whole), in a row register."""
+        has = self.space.has[n]
+        return not (has & self.space.reduced if self.space.reduced else has)
+
+    def is_load(self, n: int) -> bool:
+        """A tensor, or one of int64 cast to what words compute in."""
+        node = self.nodes[n]
+        if node.kind is NodeKind.CAST:
+            inner = self.nodes[node.args[0]]
+            return inner.kind is NodeKind.LOAD and inner.dtype is DType.I64
+        return node.kind is NodeKind.LOAD
+
+    def loaded(self, n: int) -> tuple[int, str]:
+        """The input of a load, and what to make of its elements."""
+        node = self.nodes[n]
+        if node.kind is NodeKind.LOAD:
+            return node.aux, _WHAT[node.dtype]
+        kinds = {DType.F32: "i64f", DType.I32: "i64", DType.BOOL: "i64b"}
+        if node.dtype not in kinds:
+            raise NotEncodable(f"a cast of i64 to {node.dtype.text}")
+        return self.nodes[node.args[0]].aux, kinds[node.dtype]
+
+    def is_row_value(self, n: int) -> bool:
+        return (
+            self.in_row(n) and self.canonical[n] == n and not self.is_number(n) and self.uses[n] > 0
+        )
+
+    def reduction(self, n: int) -> str:
+        """The word's name of a reduction."""
+        node = self.nodes[n]
+        dtype = self.dtype(node.args[0])
+        name = reduction_name(node.op, dtype)
+        if not name:
+            raise NotEncodable(f"no words for {node.op} of {dtype.text}")
+        return name
+
+    def stored(self, n: int) -> str:
+        """How a value is stored."""
+        if self.dtype(n) is DType.I64:
+            return "i64f" if self.kind(self.canonical[n]) == "f" else "i64"
+        return _WHAT[self.dtype(n)]
+
+    def survey(self) -> None:
+        """Aliases, passes and uses."""
+        for n, node in enumerate(self.nodes):
+            of = self.alias_of(n, node)
+            self.canonical.append(n if of < 0 else of)
+            before = [self.phase[arg] for arg in node.args]
+            reduces = node.kind is NodeKind.REDUCE and node.dims & self.space.active
+            self.phase.append(max(before, default=0) + bool(reduces))
+        for n, node in enumerate(self.nodes):
+            if node.dtype is DType.I64:
+                self.check_long(n)
+            if self.canonical[n] == n and not self.is_number(n) and not self.is_load(n):
+                for arg in node.args:
+                    self.uses[self.canonical[arg]] += 1
+        for out in self.program.outputs:
+            self.uses[self.canonical[out.node]] += 1
+
+    def alias_of(self, n: int, node: Node) -> int:
+        """The value that a node is the same as, in registers; −1 if it is one of its own."""
+        if self.is_number(n) or self.is_load(n):
+            return -1
+        if node.kind is NodeKind.REDUCE and not node.dims & self.space.active:
+            return self.canonical[node.args[0]]  # over a size of 1
+        if node.kind is NodeKind.BROADCAST or node.op == "copy":
+            of = self.canonical[node.args[0]]
+            same = self.in_row(n) == self.in_row(of) and not self.is_number(of)
+            return of if same else -1
+        if node.kind is NodeKind.CAST and not self.cast_ops(n):
+            of = self.canonical[node.args[0]]
+            return -1 if self.is_number(of) else of
+        return -1
+
+    def cast_ops(self, n: int) -> tuple[str, ...]:
+        """What a cast does to registers."""
+        to, of = self.dtype(n), self.dtype(self.nodes[n].args[0])
+        if of is DType.I64:
+            raise NotEncodable("a value of i64")
+        if to is of or to is DType.I64:
+            return ()
+        half = () if to not in _HALVES or self.only_stored(n) else (f"f.{_HALVES[to]}",)
+        if of in FLOATING:
+            names = {DType.I32: "f.to_int", DType.U8: "f.to_byte", DType.BOOL: "f.to_bool"}
+            return (names[to],) if to in names else half
+        if to in FLOATING:
+            return ("i.to_float", *(half if of is DType.I32 else ()))  # 8 bits are exact
+        if to is DType.BOOL:
+            return ("i.to_bool",)
+        return ("ik.bitwise_and",) if to is DType.U8 and of is DType.I32 else ()
+
+    def only_stored(self, n: int) -> bool:
+        return not any(n in node.args for node in self.nodes)
+
+    def check_long(self, n: int) -> None:
+        """Int64 is loaded and cast, or cast to and stored: words do not compute with it."""
+        node = self.nodes[n]
+        users = [one for one in self.nodes if n in one.args]
+        if self.is_number(n):
+            return
+        if node.kind is NodeKind.LOAD and all(one.kind is NodeKind.CAST for one in users):
+            if all(one.node != n for one in self.program.outputs):
+                return
+        if node.kind is NodeKind.CAST and not users:
+            return
+        raise NotEncodable("a value of i64")
+
+    # -- numbers --
+
+    def bits(self, n: int) -> int:
+        """A number in the register of its dtype."""
+        return int(self.number(n).view(torch.int32).item()) & 0xFFFFFFFF
+
+    def number(self, n: int) -> torch.Tensor:
+        node = self.nodes[n]
+        if node.kind is NodeKind.CAST:
+            value = self.exact(node.args[0])
+        else:
+            value = self.exact(n)
+        if node.dtype in FLOATING:
+            return value.to(node.dtype.torch).float()
+        return value.to(node.dtype.torch).to(torch.int32)
+
+    def exact(self, n: int) -> torch.Tensor:
+        """A number as its node has it, of its dtype."""
+        node = self.nodes[n]
+        if node.kind is NodeKind.CAST:
+            return self.exact(node.args[0]).to(node.dtype.torch)
+        given: Any = node.number
+        if node.kind is NodeKind.SCALAR:
+            given = self.arguments[node.aux]
+        elif node.kind is NodeKind.NUMEL:
+            given = int(np.prod([self.space.size[d] for d in node.dims], dtype=np.int64))
+        exact = torch.float64 if isinstance(given, float) else torch.int64
+        return torch.tensor(given, dtype=exact).to(node.dtype.torch)

@@ -1,0 +1,257 @@
+"""The word format of the GPU's interpreter, and the image of a launch.
+
+Grammar::
+
+    image   = header word* descriptor*          all of it is the kernel's one parameter
+    word    = first:8 second:8 x:4 y:4 next:8 | w1:32 | w2:32 w3:32        16 bytes
+    first   = operator | load        a load fills T or A (or F0), then ``second`` runs
+    next    = the ``first`` of the word behind it: its jump need not wait for the fetch
+    w1      = offset in shared memory: of an operand in a stage, a slot of scratch, a descriptor
+    w2, w3  = two immediates (F0 is w2), or a pointer
+    descriptor = n dimensions, then (size, magic, shift, stride) of each, innermost first
+
+A warp holds two tiles in registers, the accumulator A and T, of R elements a lane, and a mask M of
+one bit an element.  Element 128·j + 4·lane + i of a warp's slice is the (4·j + i)-th of a lane.
+Beside them are row registers S, one number for a warp's row, accumulators of reductions, and
+scratch memory of whole tiles.
+
+Names of operators: ``f.`` and ``i.`` are elementwise over A (and T) of floats and of ints, ``fk.``
+and ``ik.`` have F0 for T, ``s.`` works on row registers: S[x] from S[y] and S[w1].
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from magjit_dvm.cuda.functions import FLOATS, INTS
+
+__all__ = [
+    "HEADER_BYTES",
+    "IMAGE_BYTES",
+    "LOADED",
+    "MAX_INPUTS",
+    "NO_WORD",
+    "NUMBER",
+    "OPCODES",
+    "REDUCTIONS",
+    "SCALARS",
+    "STORED",
+    "WITH_IMMEDIATE",
+    "Image",
+    "Word",
+    "divisor",
+]
+
+LOADED = ("32", "f16", "bf16", "u8", "i64", "i64f", "i64b")
+"""What loads make of memory: ``i64`` its low 32 bits, ``i64f`` a float, ``i64b`` whether not 0."""
+STORED = ("32", "f16", "bf16", "u8", "i64", "i64f")
+"""What stores make of A: ``i64`` is an int32 extended, ``i64f`` a float truncated."""
+REDUCTIONS = ("f.sum", "f.prod", "f.max", "f.min", "i.max", "i.min")
+SCALARS = (
+    *("add", "sub", "rsub", "mul", "div", "rdiv", "maximum", "minimum"),
+    *("neg", "reciprocal", "sqrt", "rsqrt", "exp", "log"),
+)
+"""Float operators on row registers; others go through A."""
+WITH_IMMEDIATE = {
+    "f": (
+        *("add", "sub", "rsub", "mul", "div", "rdiv", "maximum", "minimum"),
+        *("sub_exp", "sub_square"),
+    ),
+    "i": ("add", "mul", "bitwise_and"),
+}
+
+OPCODES: tuple[str, ...] = (
+    "end",
+    "nop",
+    *(f"f.{name}" for name in FLOATS),
+    *(f"i.{name}" for name in INTS),
+    *(f"{kind}k.{name}" for kind, names in WITH_IMMEDIATE.items() for name in names),
+    *("swap", "keep", "take", "mask", "select", "save"),
+    *(f"lt.{how}.{what}" for how in "suvbe" for what in LOADED),
+    *("la.s.32", "la.s.f16", "la.s.bf16"),
+    *("lt.scratch", "la.scratch", "lt.k", "la.k", "lt.r", "la.r", "lk.r"),
+    *(f"st.{how}.{what}" for how in "gue" for what in STORED),
+    *(f"red.{name}" for name in REDUCTIONS),
+    *(f"fin.{name}" for name in REDUCTIONS),
+    *(f"s.{name}" for name in SCALARS),
+    *("s.k", "s.take"),
+    *(f"s.ld.{what}" for what in LOADED),
+    *(f"s.st.{what}" for what in STORED),
+)
+"""All operators; their places are their numbers.  Loads from stages are ``s`` where four elements
+are aligned and ``u`` where not; from global memory through a descriptor, ``v`` four elements at a
+time, ``b`` one element for four, ``e`` each by itself.  Stores are ``g`` contiguous and aligned,
+``u`` contiguous, ``e`` through a descriptor."""
+
+NUMBER = {name: number for number, name in enumerate(OPCODES)}
+assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
+
+MAX_INPUTS, MAX_PASSES = 12, 4
+HEADER_BYTES, IMAGE_BYTES, COUNTER_AT, INPUTS_AT = 336, 4096, 136, 144
+_PATCH = "<IIq"
+NO_WORD = 0xFFFFFFFF
+
+
+@dataclass(slots=True)
+class Word:
+    """One word; ``next`` is filled in when an image is made.
+
+    Attributes:
+        pointer: number of the argument whose address is in w2 and w3, or −1.
+        offset: bytes from that address.
+    """
+
+    first: str
+    second: str = "nop"
+    x: int = 0
+    y: int = 0
+    w1: int = 0
+    w2: int = 0
+    w3: int = 0
+    pointer: int = -1
+    offset: int = 0
+
+    def __str__(self) -> str:
+        text = self.first if self.second == "nop" else f"{self.first} {self.second}"
+        given = [f"x{self.x}" * (self.x > 0), f"y{self.y}" * (self.y > 0)]
+        given += [f"at 0x{self.w1:x}" * (self.w1 > 0), f"0x{self.w2:08x}" * (self.w2 != 0)]
+        given += [f"arg{self.pointer}+{self.offset}" * (self.pointer >= 0)]
+        return " ".join([text, *filter(None, given)])
+
+
+@dataclass(slots=True)
+class Image:
+    """What one launch needs: the kernel's parameter and its configuration.
+
+    Attributes:
+        each: elements a lane, R; says which kernel runs.
+        warps: that compute; one more feeds them.
+        group: warps of a row.
+        inputs: of the stages: argument, bytes an element, offset in the stage.
+        descriptors: (size, stride in bytes) of each dimension, innermost first.
+        first, rest: of each pass, the word that a row begins with, and that its later chunks do.
+    """
+
+    each: int = 32
+    warps: int = 1
+    group: int = 1
+    stages: int = 1
+    stage_bytes: int = 0
+    cols: int = 1
+    rows: int = 1
+    elements: int = 1
+    chunks: int = 1
+    tiles: int = 1
+    by_rows: bool = False
+    first: list[int] = field(default_factory=list)
+    rest: list[int] = field(default_factory=list)
+    epilogue: int = NO_WORD
+    inputs: list[tuple[int, int, int]] = field(default_factory=list)
+    words: list[Word] = field(default_factory=list)
+    descriptors: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
+    numbers: int = 0
+    accumulators: int = 0
+    scratch: int = 0
+    barriers_at: int = 0
+    rows_at: int = 0
+    partials_at: int = 0
+    scratch_at: int = 0
+    ring_at: int = 0
+    shared_bytes: int = 0
+    blocks: int = 1
+
+    @property
+    def slice(self) -> int:
+        """Elements of a warp."""
+        return 32 * self.each
+
+    @property
+    def program_bytes(self) -> int:
+        """Of words and descriptors."""
+        return 16 * (len(self.words) + sum(1 + len(one) for one in self.descriptors))
+
+    def descriptor_at(self, number: int) -> int:
+        """Where a descriptor is in shared memory, which the program begins."""
+        before = self.descriptors[:number]
+        return 16 * (len(self.words) + sum(1 + len(one) for one in before))
+
+    def pack(self, addresses: Sequence[int], counter: int = 0) -> bytes:
+        """The kernel's parameter, given the addresses of arguments and of the tile counter."""
+        packed = bytearray(self.template())
+        struct.pack_into("<Q", packed, COUNTER_AT, counter)
+        for at, argument, offset in struct.iter_unpack(_PATCH, self.patches()):
+            address = (addresses[argument] + offset) % (1 << 64)
+            struct.pack_into("<Q", packed, at, address)
+        return bytes(packed)
+
+    def template(self) -> bytes:
+        """The parameter without any address."""
+        parts = [self._header()]
+        for number, word in enumerate(self.words):
+            behind = self.words[number + 1].first if number + 1 < len(self.words) else "end"
+            head = NUMBER[word.first] | NUMBER[word.second] << 8 | word.x << 16 | word.y << 20
+            parts.append(struct.pack("<4I", head | NUMBER[behind] << 24, word.w1, word.w2, word.w3))
+        for one in self.descriptors:
+            parts.append(struct.pack("<4I", len(one), 0, 0, 0))
+            for size, stride in one:
+                magic, shift = divisor(size)
+                parts.append(struct.pack("<3Ii", size, magic, shift, stride))
+        return b"".join(parts)
+
+    def patches(self) -> bytes:
+        """Where addresses go: (place, argument, bytes to add) of each, packed."""
+        found = [(INPUTS_AT + 16 * k, one[0], 0) for k, one in enumerate(self.inputs)]
+        found += [
+            (HEADER_BYTES + 16 * number + 8, word.pointer, word.offset)
+            for number, word in enumerate(self.words)
+            if word.pointer >= 0
+        ]
+        return b"".join(struct.pack(_PATCH, *one) for one in found)
+
+    def _header(self) -> bytes:
+        passes = [(*one, 0, 0, 0, 0)[:MAX_PASSES] for one in (self.first, self.rest)]
+        packed = struct.pack(
+            "<30I3Q",
+            *(len(self.words), self.program_bytes, len(self.inputs), self.stages),
+            *(self.stage_bytes, self.warps, self.group, self.cols),
+            *(self.chunks, self.tiles, int(self.by_rows), len(self.first)),
+            self.epilogue,
+            *passes[0],
+            *passes[1],
+            *(self.numbers, self.accumulators, self.barriers_at, self.rows_at),
+            *(self.partials_at, self.scratch_at, self.ring_at),
+            *(self.scratch * 128 * self.each, 0),
+            *(self.elements, self.rows, 0),
+        )
+        for _, size, at in self.inputs:
+            packed += struct.pack("<QII", 0, size, at)
+        return packed + bytes(HEADER_BYTES - len(packed))
+
+    def __str__(self) -> str:
+        shape = f"rows {self.rows} x {self.cols}" if self.by_rows else f"{self.elements} elements"
+        lines = [
+            f"image: {shape}, {self.tiles} tiles, {self.blocks} blocks of {self.warps} warps, "
+            f"{self.group} a row, R = {self.each}, {self.shared_bytes} bytes shared",
+        ]
+        lines += [f"  stage: arg{a} at 0x{at:x}" for a, _, at in self.inputs]
+        marks = {at: f"  pass {p}:" for p, at in enumerate(self.first)}
+        for number, word in enumerate(self.words):
+            lines += [marks[number]] if number in marks else []
+            lines += ["  epilogue:"] * (number == self.epilogue)
+            lines.append(f"{number:6d}: {word}")
+        lines += [f"  descriptor {k}: {one}" for k, one in enumerate(self.descriptors)]
+        return "\n".join(lines)
+
+
+def divisor(size: int) -> tuple[int, int]:
+    """Magic and shift: n // size is (mulhi(n, magic) + n) >> shift for n below 2^31.
+
+    Raises:
+        ValueError: the size is not within 1 to 2^31 − 1.
+    """
+    if not 1 <= size < 1 << 31:
+        raise ValueError("a size beyond 31 bits")
+    shift = (size - 1).bit_length()
+    return ((1 << 32) * ((1 << shift) - size)) // size + 1, shift

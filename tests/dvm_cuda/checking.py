@@ -1,0 +1,62 @@
+"""One program, two ways: the GPU's words by the simulator, the reference over nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from magjit_dvm import reference
+from magjit_dvm.cuda.encode import Encoded, Machine, encode
+from magjit_dvm.cuda.simulate import run_image
+from magjit_dvm.cuda.words import Image
+from magjit_dvm.program import Program
+from tests.dvm.checking import apart, fresh, places, require_close, tolerance_of
+
+BIG = Machine()
+SMALL = Machine(multiprocessors=2, shared_bytes=60000)
+"""Of little memory: fewer warps, fewer stages, longer rows in chunks."""
+
+
+def results_for(program: Program, encoded: Encoded) -> list[torch.Tensor | None]:
+    """A tensor for each output that a call allocates, full of bytes that no result has."""
+    made: list[torch.Tensor | None] = []
+    for one, layout in zip(program.outputs, encoded.layouts, strict=True):
+        dtype = program.nodes[one.node].dtype.torch
+        like = torch.empty_strided(layout.sizes, layout.strides, dtype=dtype)
+        made.append(fresh(like) if one.allocated else None)
+    return made
+
+
+def addresses(tensors: Sequence[Any]) -> list[int]:
+    """Of tensors; 0 for what is none."""
+    return [one.data_ptr() if isinstance(one, torch.Tensor) else 0 for one in tensors]
+
+
+def simulated(
+    program: Program, arguments: Sequence[Any], machine: Machine = BIG
+) -> tuple[Image | None, list[torch.Tensor]]:
+    """The image of a call, and the results by the simulator."""
+    encoded = encode(program, arguments, machine)
+    made = results_for(program, encoded)
+    results = [one for one in made if one is not None]
+    if encoded.image is None:
+        return None, results
+    written = [arguments[one.whole] for one in program.outputs if one.whole >= 0]
+    image = encoded.image.pack(addresses([*arguments, *made]))
+    each, shared = encoded.image.each, encoded.image.shared_bytes
+    run_image(image, each, shared, arguments, [*results, *written])
+    return encoded.image, results
+
+
+def check_words(program: Program, arguments: Sequence[Any], machine: Machine = BIG) -> Image | None:
+    """Run a program both ways and compare; its image, or None if there is nothing to compute."""
+    ours, theirs = apart(program, arguments), apart(program, arguments)
+    image, results = simulated(program, ours, machine)
+    wanted = reference.run(program, theirs)
+    assert [one.shape for one in results] == [one.shape for one in wanted]
+    pairs = zip(places(program, results, ours), places(program, wanted, theirs), strict=True)
+    for number, (got, other) in enumerate(pairs):
+        require_close(got, other, f"output {number}", tolerance_of(program))
+    return image

@@ -1,0 +1,314 @@
+"""The inner loop's PTX, statement by statement, for the 32 lanes of each warp of a row.
+
+The simulator says what words mean; this runs what the kernel will run, over the same tiles.  Warps
+take turns at named barriers.  The shell around the loop (producer, tiles) is the simulator's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from magjit_dvm.cuda.functions import tables
+from magjit_dvm.cuda.interpreter import inner_loop
+from magjit_dvm.cuda.ptx import evaluate
+from magjit_dvm.cuda.simulate import ImageError, Memory, _Kernel, memory_of
+
+Array = Any
+_LANES = np.arange(32)
+_WIDTH = {"b16": 2, "u8": 1, "f64": 8, "b64": 8, "b32": 4}
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_STATEMENT = re.compile(r"(?:@(!?)(\w+) )?([\w.]+) ?(.*)")
+_CONSTANT_BASE = 1 << 60
+
+
+@cache
+def program(each: int) -> tuple[list[tuple[Any, ...]], dict[str, int]]:
+    """Statements (negated, guard, opcode, operands), and where labels are."""
+    statements: list[tuple[Any, ...]] = []
+    labels: dict[str, int] = {}
+    for line in inner_loop(each):
+        text = line.partition(" // ")[0].strip()
+        for part in text.split(";"):
+            rest = part.strip()
+            while found := re.match(r"(\w+):\s*", rest):
+                labels[found[1]] = len(statements)
+                rest = rest[found.end() :]
+            if not rest or rest in "{}" or rest.startswith((".reg", ".branchtargets")):
+                continue
+            match = _STATEMENT.fullmatch(rest)
+            assert match is not None, rest
+            operands = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", match[4])
+            statements.append((bool(match[1]), match[2], match[3], operands))
+    return statements, labels
+
+
+def run_ptx(image: bytes, each: int, shared_bytes: int, inputs: Any, outputs: Any) -> None:
+    """As ``run_image``, by PTX."""
+    memories = [memory_of(one, True) for one in outputs]
+    memories += [memory_of(one, False) for one in inputs if isinstance(one, torch.Tensor)]
+    _PtxKernel(image, each, shared_bytes, memories).run()
+
+
+class _PtxKernel(_Kernel):
+    def __init__(self, image: bytes, each: int, shared_bytes: int, memories: list[Memory]) -> None:
+        super().__init__(image, each, shared_bytes, memories)
+        h = self.h
+        self.shared = np.full(shared_bytes, 0xA5, np.uint8)
+        raw = self.program.view(np.uint8).reshape(-1)
+        assert len(raw) <= h["barriers_at"]
+        self.shared[: len(raw)] = raw
+        self.ring = h["ring_at"] + (h["stages"] - 1) * h["stage_bytes"]  # whose end is the end
+        self.each_rows = 128 * (1 + h["numbers"] + 2 * h["accumulators"])
+
+    def begin_row(self, group: int, row: int) -> None:
+        super().begin_row(group, row)
+        h = self.h
+        self.shared[h["rows_at"] : h["ring_at"]] = 0xA5
+        for member in range(group):
+            at = h["rows_at"] + member * self.each_rows
+            self.shared[at : at + 128].view(np.uint32)[:] = h["partials_at"]
+
+    def stage(self, start: int, count: int) -> None:
+        super().stage(start, count)
+        ring = self.ring
+        self.shared[ring : ring + self.h["stage_bytes"]] = 0xA5
+        for address, size, at in self.inputs:
+            low, high = address + start * size, address + (start + count) * size
+            low, high = low // 16 * 16, -(-high // 16) * 16
+            for one in self.memories:
+                end = one.address + len(one.data)
+                if one.address <= address < end:
+                    first, last = max(low, one.address), min(high, end)
+                    piece = one.data[first - one.address : last - one.address]
+                    to = ring + at + first - low
+                    self.shared[to : to + len(piece)] = piece
+                    break
+
+    def run_words(
+        self, word: int, start: int, local: int, there: Array, more: int, owner: bool
+    ) -> None:
+        h = self.h
+        warps = []
+        for member, count in enumerate(there):
+            own = local + member * self.slice + 4 * _LANES
+            owns = (_LANES == 0) & (member == 0) & bool(owner)
+            facts = len(there) | member << 8 | h["numbers"] << 24 | (more != 0) << 30
+            operands = [
+                np.full(32, 16 * word),
+                np.full(32, self.ring),
+                own,
+                start + own,
+                np.full(32, count),
+                count - 4 * _LANES,
+                h["rows_at"] + member * self.each_rows + 128 + 4 * _LANES,
+                facts | owns.astype(np.int64) << 31,
+                np.full(32, self.row),
+                h["scratch_at"] + member * h["scratch_bytes"] + 16 * _LANES,
+            ]
+            warps.append(_Warp(self, operands).run())
+        waiting = warps
+        while waiting:
+            still = [one for one in waiting if next(one, "done") != "done"]
+            assert len(still) in (0, len(waiting)), "warps of a row that wait without the others"
+            waiting = still
+
+
+class _Warp:
+    def __init__(self, kernel: _PtxKernel, operands: list[Array]) -> None:
+        self.kernel = kernel
+        self.state = {f"%{k}": one.astype(np.uint64) for k, one in enumerate(operands)}
+
+    def run(self) -> Generator[str, None, None]:
+        statements, labels = program(self.kernel.each)
+        at = 0
+        while at < len(statements):
+            negated, guard, opcode, operands = statements[at]
+            at += 1
+            mask = np.ones(32, bool)
+            if guard:
+                mask = self.state[guard] ^ negated
+            if opcode == "bra.uni":
+                assert mask.all() or not mask.any(), "a branch that lanes do not take together"
+                at = labels[operands[0]] if mask.all() else at
+            elif opcode == "brx.idx.uni":
+                index = self.get(operands[0])
+                assert (index == index[0]).all(), "a jump that lanes do not take together"
+                at = labels[f"L{index[0]}"]
+            elif opcode == "bar.sync":
+                yield "waits"
+            else:
+                self.step(opcode, operands, mask)
+            if "DONE" in labels and at == labels["DONE"]:
+                return
+
+    def get(self, name: str) -> Array:
+        """A register's or a literal's bits."""
+        if name in self.state:
+            return self.state[name]
+        if name == "mj_shared":
+            return np.zeros(32, np.uint64)
+        if name == "mj_powers":
+            return np.full(32, _CONSTANT_BASE, np.uint64)
+        base = 16 if name[:2] in ("0f", "0d", "0x") else 10
+        return np.full(32, int(name[2:] if base == 16 else name, base) % (1 << 64), np.uint64)
+
+    def set(self, name: str, value: Array, mask: Array) -> None:
+        before = self.state.get(name)
+        if value.dtype != bool:
+            value = value.astype(np.uint64)
+        if not mask.all():
+            assert before is not None, f"{name} has no value yet"
+            value = np.where(mask, value, before)
+        self.state[name] = value
+
+    def address(self, text: str) -> Array:
+        name, _, offset = text.strip("[]").partition("+")
+        return self.get(name).astype(np.int64) + int(offset or 0)
+
+    def step(self, opcode: str, operands: list[str], mask: Array) -> None:
+        parts = opcode.split(".")
+        if parts[0] in ("ld", "st"):
+            self.move(parts, operands, mask)
+            return
+        if opcode.startswith("mov.") and "{" in "".join(operands):
+            self.pack(operands)
+            return
+        to, *given = operands
+        if parts[0] == "mov":
+            self.set(to, self.get(given[0]), mask)
+            return
+        values = [self.get(one.lstrip("!")) for one in given]
+        self.set(to, self.computed(parts, values, given), mask)
+
+    def pack(self, operands: list[str]) -> None:
+        to, of = (one.strip("{}").split(",") for one in operands)
+        everything = np.ones(32, bool)
+        if len(to) == 2:  # halves of 32 bits
+            value = self.get(of[0])
+            self.set(to[0], value & 0xFFFF, everything)
+            self.set(to[1], value >> 16 & 0xFFFF, everything)
+        else:
+            low, high = (self.get(one) & 0xFFFFFFFF for one in of)
+            self.set(to[0], low | high << np.uint64(32), everything)
+
+    def computed(self, parts: list[str], values: list[Array], given: list[str]) -> Array:
+        low = [one.astype(np.uint32) if one.dtype != bool else one for one in values]
+        name, kind = parts[0], parts[-1]
+        if name == "setp" and "and" in parts:
+            parts, both = [one for one in parts if one != "and"], values[2]
+            first = self.computed(parts, values[:2], given)
+            return first & (both ^ given[2].startswith("!"))
+        if name == "setp" and kind == "u32":
+            compare = {"eq": np.equal, "ne": np.not_equal, "le": np.less_equal, "gt": np.greater}
+            return compare[parts[1]](low[0], low[1])
+        if name == "bfe":
+            return low[0] >> low[1] & ((1 << low[2].astype(np.uint64)) - 1)
+        if name == "prmt":
+            both = low[0].astype(np.uint64) | low[1].astype(np.uint64) << np.uint64(32)
+            picks = [int(low[2][0]) >> 4 * k & 15 for k in range(4)]
+            made = [
+                (both >> np.uint64(8 * one) & 255) << np.uint64(8 * k)
+                for k, one in enumerate(picks)
+            ]
+            return np.bitwise_or.reduce(made)
+        if name == "shf":
+            both = low[0].astype(np.uint64) | low[1].astype(np.uint64) << np.uint64(32)
+            return both >> (values[2] & 31) & 0xFFFFFFFF
+        if name == "shfl":
+            return low[0][_LANES ^ int(low[1][0])]
+        if name == "mul" and parts[1] == "hi":
+            return values[0].astype(np.uint32).astype(np.uint64) * low[1] >> np.uint64(32)
+        if name == "mad" and parts[1] == "wide":
+            signed = [one.view(np.int32).astype(np.int64) for one in low[:2]]
+            return (signed[0] * signed[1] + values[2].view(np.int64)).view(np.uint64)
+        if name == "mad":
+            return low[0] * low[1] + low[2]
+        if kind == "u64" and name in ("add", "sub", "mul"):
+            return values[0] + values[1] if name == "add" else values[0] * values[1]
+        if name == "cvt" and parts[-2:] in (["u64", "u32"], ["u32", "u16"], ["u32", "u64"]):
+            return low[0]
+        if name == "cvt" and parts[-2:] == ["s64", "s32"]:
+            return low[0].view(np.int32).astype(np.int64).view(np.uint64)
+        if name == "cvt" and parts[-2:] == ["f32", "s64"]:
+            return values[0].view(np.int64).astype(np.float32).view(np.uint32)
+        if name == "cvt" and parts[2][:4] in ("bf16", "f16x"):
+            return self.rounded(parts[2], low)
+        return self.evaluated(parts, values, given)
+
+    def rounded(self, to: str, low: list[Array]) -> Array:
+        def half(one: Array) -> Array:
+            dtype = torch.bfloat16 if to.startswith("bf16") else torch.float16
+            line = torch.from_numpy(one.view(np.float32).copy()).to(dtype)
+            return line.view(torch.int16).numpy().view(np.uint16).astype(np.uint64)
+
+        if to.endswith("x2"):  # the first operand is the upper half
+            return half(low[0]) << np.uint64(16) | half(low[1])
+        return half(low[0])
+
+    def evaluated(self, parts: list[str], values: list[Array], given: list[str]) -> Array:
+        """As functions of elements are."""
+        kind = parts[-1].replace("u32", "s32").replace("u64", "s64")
+        names = [f"in{k}" for k in range(len(values))]
+        wide = kind in ("f64", "s64", "b64")
+        shift = parts[0] in ("shl", "shr")
+        fitted = []
+        for k, one in enumerate(values):
+            narrow = not wide or (shift and k) or one.dtype == bool
+            if given[k].startswith("0f"):
+                narrow = True
+            bits = one if one.dtype == bool else one.astype(np.uint32 if narrow else np.uint64)
+            fitted.append(bits.astype(np.uint16) if kind == "f16" else bits)
+        operands = {name: one for name, one in zip(names, fitted, strict=True)}
+        operands["out"] = np.zeros(32, np.uint32)
+        opcode = ".".join([*parts[:-1], kind])
+        if parts[0] == "shr" and parts[-1] == "u32":
+            return fitted[0] >> np.minimum(fitted[1], 31)
+        line = (opcode, "{out}", *("{" + name + "}" for name in names))
+        return evaluate([line], operands)["out"]
+
+    def move(self, parts: list[str], operands: list[str], mask: Array) -> None:
+        size = _WIDTH[parts[-1]]
+        count = int(parts[2][1]) if parts[2][:1] == "v" else 1
+        where = operands[1] if parts[0] == "ld" else operands[0]
+        registers = (operands[0] if parts[0] == "ld" else operands[1]).strip("{}").split(",")
+        assert len(registers) == count
+        addresses = self.address(where)
+        if (addresses[mask] % (size * count)).any():
+            raise ImageError("an access that is not aligned")
+        for k, register in enumerate(registers):
+            places = addresses + k * size
+            if parts[0] == "ld":
+                self.set(register, self.loaded(parts[1], places, size, mask), mask)
+            elif mask.any():
+                self.stored(parts[1], places[mask], size, self.get(register)[mask])
+
+    def loaded(self, space: str, places: Array, size: int, mask: Array) -> Array:
+        made = np.zeros(32, np.uint64)
+        if not mask.any():
+            return made
+        if space == "const":
+            (table,) = tables().values()
+            return table.view(np.uint64)[(places - _CONSTANT_BASE) // 8]
+        if space == "shared":
+            if places.min() < 0 or places.max() + size > len(self.kernel.shared):
+                raise ImageError("shared memory that is not there")
+            raw = self.kernel.shared[places[mask][:, None] + np.arange(size)]
+        else:
+            memory, at = self.kernel.places(places[mask], size)
+            raw = memory.data[at]
+        made[mask] = np.ascontiguousarray(raw).view(_BITS[size])[:, 0]
+        return made
+
+    def stored(self, space: str, places: Array, size: int, values: Array) -> None:
+        raw = values.astype(_BITS[size]).view(np.uint8).reshape(-1, size)
+        if space == "shared":
+            self.kernel.shared[places[:, None] + np.arange(size)] = raw
+        else:
+            memory, at = self.kernel.places(places, size, write=True)
+            memory.data[at] = raw

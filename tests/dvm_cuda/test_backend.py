@@ -1,0 +1,75 @@
+"""Graphs of tensors on a GPU, as far as that goes without one: their groups and their calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from magjit_dvm.cuda.launch import DeviceFused, gpu
+from magjit_dvm.fuser import fuse
+from magjit_dvm.instructions import DType
+from magjit_dvm.program import Program
+from magjit_dvm.schedule import Schedule
+from magjit_dvm.vm import DeviceError, NotEncodable, cuda_launch, cuda_load
+from tests.dvm.checking import compute, load, output, tensor
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+def schedule_of(function: Any, *shapes: tuple[int, ...], devices: Any = "cuda") -> Schedule:
+    """What is made of a function of fake tensors."""
+    places = [devices] * len(shapes) if isinstance(devices, str) else devices
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = [torch.empty(s, device=d) for s, d in zip(shapes, places, strict=True)]
+        graph = make_fx(function)(*given)
+    return Schedule(graph, fuse(graph.graph))
+
+
+@without_gpu
+def test_groups_on_a_gpu_are_its_own() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return (x * 2 + y).tanh(), x.double() + 1
+
+    schedule = schedule_of(function, (8, 64), (64,))
+    (fused,) = [one for _, one in schedule.programs()]
+    assert isinstance(fused, DeviceFused)
+    assert "no words for load of f64" in schedule.fusion.reasons.values()
+    assert "aten" not in schedule.source and "_to_copy" in schedule.source
+
+
+@without_gpu
+def test_a_group_has_one_device() -> None:
+    schedule = schedule_of(lambda x, y: (x * y + 1,), (8,), (), devices=("cuda", "cpu"))
+    assert "tensors on several devices" in schedule.fusion.reasons.values()
+    (fused,) = [one for _, one in schedule.programs()]
+    assert isinstance(fused, DeviceFused)  # the sum
+
+
+@without_gpu
+def test_groups_on_a_gpu_are_not_stacked() -> None:
+    schedule = schedule_of(lambda x, y: (x + 1, y.sum(-1)), (8,), (9, 9))
+    assert "run_stacked" not in schedule.source
+    assert len(list(schedule.programs())) == 2
+
+
+@without_gpu
+def test_without_a_gpu_it_says_so() -> None:
+    with pytest.raises(DeviceError, match="run on the CPU instead"):
+        gpu(0)
+    with pytest.raises(DeviceError):
+        cuda_load(0, b"", "none", 0)
+    with pytest.raises(DeviceError):
+        cuda_launch(0, 1, 32, 0, 0, bytes(400), b"", (), 0, 0)
+
+
+def test_what_is_on_the_cpu_goes_elsewhere() -> None:
+    F32 = DType.F32
+    nodes = (load(0, F32), compute("neg", F32, 0))
+    program = Program(1, (tensor(F32, 0),), nodes, (output(1, 0),))
+    with pytest.raises(NotEncodable, match="not a plain tensor on a GPU"):
+        DeviceFused(program)(torch.ones(3))
+    assert DeviceFused(program, torch.neg)(torch.ones(3)).tolist() == [-1.0] * 3

@@ -1,0 +1,103 @@
+"""The interpreter compiles for each architecture, within its registers: no GPU is needed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from magjit.plugin import BackendError
+from magjit_dvm.cuda import build
+from magjit_dvm.cuda.functions import FLOATS, INTS
+from magjit_dvm.cuda.interpreter import EACH, inner_loop, kernel_name, source
+from magjit_dvm.cuda.words import OPCODES
+from magjit_dvm.instructions import INSTRUCTIONS, DType, Kind
+
+_REGISTERS = {32: 128, 16: 102, 8: 102}
+"""A lane's, with as many warps as a block may have."""
+_SPILLS = {("sm_80", 32): 64}
+"""Bytes that a lane may spill; 0 elsewhere."""
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
+
+
+def ptxas(text: str, arch: str, folder: Path) -> str:
+    """What ptxas says of a source."""
+    given = folder / "kernel.cu"
+    given.write_text(text)
+    options = ["-cubin", f"-arch={arch}", "-std=c++17", "-Xptxas", "-v"]
+    command = ["nvcc", *options, "-o", str(folder / "kernel.cubin"), str(given)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("each", EACH)
+def test_kernels_fit_their_registers(arch: str, each: int, tmp_path: Path) -> None:
+    said = ptxas(source(each=(each,)), arch, tmp_path)
+    assert f"entry function '{kernel_name(each)}'" in said
+    (spilled,) = re.findall(r"(\d+) bytes spill stores", said)
+    assert int(spilled) <= _SPILLS.get((arch, each), 0), said
+    (used,) = re.findall(r"Used (\d+) registers", said)
+    assert int(used) <= _REGISTERS[each]
+
+
+@needs_nvcc
+@pytest.mark.parametrize("approximate", [False, True], ids=["exact", "approximate"])
+def test_a_kernel_compiles(approximate: bool, tmp_path: Path) -> None:
+    assert "mj_dvm_8" in ptxas(source(approximate, (8,)), "sm_90", tmp_path)
+
+
+def test_every_operator_has_a_case() -> None:
+    lines = inner_loop(16)
+    marks = [line.partition(" // ")[2] for line in lines if re.match(r"L\d+: // ", line)]
+    assert tuple(marks) == OPCODES
+    text = "\n".join(lines)
+    assert "{{" not in text and "}}" not in text
+    assert set(re.findall(r"%(\d+)", text)) == {str(k) for k in range(10)}
+
+
+def test_instructions_without_words_are_named() -> None:
+    """A new instruction is either made for the GPU or put on this list."""
+    missing = {
+        *("floor_div", "fmod", "remainder", "trunc_div"),
+        *("cumsum", "cumprod", "index_load", "iota", "one_hot"),
+        # What the encoder of the CPU makes of others, and what words do otherwise.
+        *("load", "view_load", "store", "view_store", "fill", "finish", "copy", "cast", "select"),
+        *("sum", "prod", "max", "min", "sum_mul", "sum_sub_square"),
+    }
+    pairs = {one.name for one in INSTRUCTIONS if one.kind is Kind.TERNARY} - {"select"}
+    of_ints = {one.name for one in INSTRUCTIONS if DType.F32 not in one.dtypes} - missing
+    known = {one.name for one in INSTRUCTIONS} - missing - pairs
+    assert known - of_ints == set(FLOATS) & known
+    assert of_ints <= set(INTS)
+
+
+def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "compilers", list)
+    with pytest.raises(BackendError, match="neither NVRTC nor nvcc"):
+        build.compiled("sm_90", 8, False)
+
+
+@needs_nvcc
+def test_cubins_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from magjit import config
+
+    calls = []
+
+    def make(text: str, arch: str) -> bytes:
+        calls.append(arch)
+        return b"a cubin"
+
+    monkeypatch.setattr(build, "compilers", lambda: ["nvcc test"])
+    monkeypatch.setattr(build, "_by_nvcc", make)
+    with config.override(cache_dir=tmp_path):
+        for arch in ("sm_90", "sm_90", "sm_100"):
+            assert build.compiled(arch, 8, False) == b"a cubin"
+    assert calls == ["sm_90", "sm_100"]

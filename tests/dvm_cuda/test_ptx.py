@@ -1,0 +1,71 @@
+"""The inner loop's PTX does what words mean: loads, stores, reductions, scratch, jumps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from magjit_dvm.cuda.encode import Machine
+from magjit_dvm.cuda.functions import FLOATS, INTS
+from magjit_dvm.instructions import DType
+from magjit_dvm.program import Program
+from tests.dvm.checking import compute, load, output, tensor
+from tests.dvm_cuda import checking
+from tests.dvm_cuda import test_encoder as words
+from tests.dvm_cuda.ptx_machine import run_ptx
+
+F32, F16, BF16, U8, BOOL, I64 = (
+    *(DType.F32, DType.F16, DType.BF16),
+    *(DType.U8, DType.BOOL, DType.I64),
+)
+TINY = Machine(multiprocessors=1, shared_bytes=120000)
+
+
+@pytest.fixture(autouse=True)
+def _by_ptx(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is simulated elsewhere runs as PTX here."""
+    monkeypatch.setattr(checking, "run_image", run_ptx)
+    yield
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=lambda one: one.text)
+@pytest.mark.parametrize("shape", [(3, 7), (2, 256), (2, 300), (1, 1030)])
+def test_rows(dtype: DType, shape: tuple[int, int]) -> None:
+    x, weight = words.values(dtype, *shape), words.values(dtype, shape[1])
+    checking.check_words(words.softmax(dtype), [x])
+    checking.check_words(words.layer_norm(dtype), [x, weight, weight])
+
+
+def test_chunks() -> None:
+    image = checking.check_words(words.softmax(F16), [words.values(F16, 1, 15500)], TINY)
+    assert image is not None and image.chunks > 1
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, U8], ids=lambda one: one.text)
+def test_views(dtype: DType) -> None:
+    words.test_views(dtype)
+
+
+def test_casts() -> None:
+    words.test_casts()
+
+
+@pytest.mark.parametrize("name", ["add", "where", "maximum", "sub", "lt", "sin", "pow", "gelu"])
+def test_instructions(name: str) -> None:
+    words.test_instructions("select" if name == "where" else name, F32)
+    if name in INTS:
+        words.test_instructions(name, U8)
+    assert name in FLOATS or name == "where"
+
+
+def test_a_large_tile() -> None:
+    """R = 32, and a tail."""
+    x = words.values(F16, 3000)
+    nodes = (load(0, F16), compute("copy", F16, 0))
+    program = Program(1, (tensor(F16, 0),), nodes, (output(1, 0),))
+    image = checking.check_words(program, [x], Machine(multiprocessors=1))
+    assert image is not None and image.each == 32 and image.elements % image.slice
+    assert checking.check_words(program, [x[1:]], Machine(multiprocessors=1)) is not None
+    assert isinstance(x, torch.Tensor)

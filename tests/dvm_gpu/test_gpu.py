@@ -1,0 +1,217 @@
+"""Fused operators on a GPU: the kernel against the reference, and the backend against eager."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import magjit
+from magjit.plugin.compiling import run_backend
+from magjit.plugin.context import BackendContext
+from magjit.plugin.inputs import InputDescriber
+from magjit_dvm import backend, reference
+from magjit_dvm.cuda.launch import DeviceFused
+from magjit_dvm.instructions import DType
+from magjit_dvm.program import Program
+from magjit_dvm.vm import NotEncodable
+from tests.dvm.checking import compute, load, output, require_close, tensor, tolerance_of
+from tests.dvm.random_graphs import Grower
+from tests.dvm.test_fuzz import check_results
+from tests.dvm_cuda import test_encoder as words
+
+pytestmark = pytest.mark.gpu
+
+F32, F16, BF16, U8, BOOL = DType.F32, DType.F16, DType.BF16, DType.U8, DType.BOOL
+SHAPES = ((1, 1), (3, 1), (4, 7), (5, 64), (2, 255), (33, 257), (700, 1024), (40, 5000))
+
+
+def on_gpu(value: Any) -> Any:
+    """The same on the GPU, of the same strides and the same place within 16 bytes."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    whole = torch.empty(0, dtype=value.dtype).set_(value.untyped_storage())
+    return whole.cuda().as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def check_gpu(program: Program, arguments: Any) -> None:
+    """The kernel's results are the reference's."""
+    results = DeviceFused(program)(*(on_gpu(one) for one in arguments))
+    wanted = reference.run(program, arguments)
+    results = results if isinstance(results, tuple) else (results,)
+    assert len(results) == len(wanted)
+    for number, (got, other) in enumerate(zip(results, wanted, strict=True)):
+        require_close(got.cpu(), other, f"output {number}", tolerance_of(program))
+
+
+@pytest.fixture(autouse=True)
+def _run_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What checks words by simulation checks them on the GPU here."""
+    monkeypatch.setattr(words, "check_words", lambda p, a, *machine: check_gpu(p, a))
+
+
+@pytest.mark.parametrize(("name", "dtype"), list(words._instructions()))
+def test_instructions(name: str, dtype: DType) -> None:
+    words.test_instructions(name, dtype)
+
+
+def test_casts() -> None:
+    words.test_casts()
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16, DType.I32, U8, BOOL], ids=lambda x: x.text)
+def test_views(dtype: DType) -> None:
+    words.test_views(dtype)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=lambda x: x.text)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_norms(shape: tuple[int, int], dtype: DType) -> None:
+    x, weight = words.values(dtype, *shape), words.values(dtype, shape[1])
+    check_gpu(words.softmax(dtype), [x])
+    check_gpu(words.layer_norm(dtype), [x, weight, weight])
+
+
+@pytest.mark.parametrize("dtype", [F32, F16], ids=lambda x: x.text)
+def test_long_rows_come_in_chunks(dtype: DType) -> None:
+    check_gpu(words.softmax(dtype), [words.values(dtype, 64, 50001)])
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, U8], ids=lambda x: x.text)
+def test_many_tiles(dtype: DType) -> None:
+    """More tiles than blocks: they are drawn from the counter, again and again."""
+    x = words.values(dtype, 5_000_003)
+    op = "add" if dtype is not F16 else "copy"
+    nodes = [load(0, dtype), compute(op, dtype, 0, 0) if op == "add" else compute(op, dtype, 0)]
+    program = Program(1, (tensor(dtype, 0),), tuple(nodes), (output(1, 0),))
+    for _ in range(20):
+        check_gpu(program, [x])
+    check_gpu(program, [x[1:]])
+
+
+def _chain(count: int) -> Program:
+    nodes = [load(0, F32)]
+    for k in range(count):
+        nodes.append(compute("tanh" if k % 2 else "neg", F32, k))
+    return Program(1, (tensor(F32, 0),), tuple(nodes), (output(count, 0),))
+
+
+def test_streams() -> None:
+    """Launches of two streams at once do not share a counter."""
+    fused, x = DeviceFused(_chain(6)), torch.randn(20_000_000, device="cuda")
+    wanted = fused(x)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    results = []
+    for turn in range(40):
+        with torch.cuda.stream(streams[turn % 2]):
+            results.append(fused(x))
+        if len(results) == 4:
+            torch.cuda.synchronize()
+            assert all(torch.equal(one, wanted) for one in results)
+            results.clear()
+
+
+def test_cuda_graphs() -> None:
+    fused, x = DeviceFused(_chain(4)), torch.randn(9_000_000, device="cuda")
+    fused(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        first = fused(x)
+        second = fused(first)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x.normal_()
+        graph.replay()
+        beside = fused(x)  # an eager launch after, on another counter
+        torch.cuda.synchronize()
+        assert torch.equal(beside, first)
+        assert torch.equal(second, fused(first))
+
+
+def test_calls_allocate_nothing_but_results() -> None:
+    fused, x = DeviceFused(_chain(3)), torch.randn(1 << 20, device="cuda")
+    fused(x)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    y = fused(x)
+    assert torch.cuda.max_memory_allocated() - before == y.numel() * 4
+
+
+def test_no_memory_is_torchs_error() -> None:
+    x = torch.zeros(1, device="cuda").expand(1 << 40)
+    with pytest.raises((torch.OutOfMemoryError, NotEncodable)):
+        DeviceFused(_chain(1))(x)
+
+
+def _model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(256, 256), torch.nn.GELU(), torch.nn.LayerNorm(256)]
+    return torch.nn.Sequential(*layers, torch.nn.Softmax(-1)).cuda()
+
+
+def test_models() -> None:
+    module = _model()
+    compiled = magjit.compile(module, backend="dvm")
+    with torch.no_grad():
+        for rows in (1, 16, 300):
+            x = torch.randn(rows, 256, device="cuda")
+            torch.testing.assert_close(compiled(x), module(x))
+
+
+def test_training() -> None:
+    module, other = _model(), _model()
+    compiled = magjit.compile(module, backend="dvm")
+    x = torch.randn(32, 256, device="cuda")
+    compiled(x).square().sum().backward()
+    other(x).square().sum().backward()
+    for one, two in zip(module.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-4, atol=1e-5)
+
+
+def _grown(seed: int) -> Any:
+    return Grower(seed, True).grow(random.Random(seed).randrange(2, 25))
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_random_programs(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every program of random graphs that has words, by the kernel."""
+    original, seen = Program.compiled, list[Program]()
+
+    def compiled(self: Program, fallback: Any = None) -> Any:
+        fused = original(self, fallback)
+
+        def run(*arguments: Any) -> Any:
+            if not any(one.whole >= 0 for one in self.outputs):
+                try:
+                    check_gpu(self, arguments)
+                    seen.append(self)
+                except NotEncodable:
+                    pass
+            return fused(*arguments)
+
+        return run
+
+    monkeypatch.setattr(Program, "compiled", compiled)
+    monkeypatch.setattr("magjit_dvm.schedule.stacked", list)
+    for seed in range(part * 10, part * 10 + 10):
+        graph = _grown(seed)
+        inputs = [one.make() for one in graph.given]
+        describer = InputDescriber()
+        with torch.no_grad():
+            described = [describer.describe(one) for one in inputs]
+            call = run_backend(backend, graph.module, described, BackendContext(dynamic=None))
+            check_results(call(*inputs), graph.results)
+    assert seen
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _synchronized() -> Iterator[None]:
+    """What a kernel did wrong is found here at the latest."""
+    yield
+    torch.cuda.synchronize()
