@@ -52,7 +52,7 @@ def scaled(q: torch.Tensor, k: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -
 
 
 DECODING: dict[str, ProductCase] = {
-    "one row": ProductCase(
+    "one query": ProductCase(
         lambda q, k, v: [attention(q, k, v)], ((2, 3, 1, 16), (2, 3, 40, 16), (2, 3, 40, 16))
     ),
     "odd sizes": ProductCase(
@@ -69,7 +69,7 @@ DECODING: dict[str, ProductCase] = {
         lambda q, k, v: [attention(q, grouped(k, 3), grouped(v, 3))],
         ((2, 6, 2, 16), (2, 2, 70, 16), (2, 2, 70, 16)),
     ),
-    "long": ProductCase(
+    "long context": ProductCase(
         lambda q, k, v: [attention(q, grouped(k, 3), grouped(v, 3))],
         ((1, 6, 1, 16), (1, 2, 1100, 16), (1, 2, 1100, 16)),
         1,

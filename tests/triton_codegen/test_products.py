@@ -145,10 +145,18 @@ def test_programs(name: str) -> None:
 
 
 @has_triton
-@pytest.mark.parametrize("kind", [*DTYPES, "tf32"])
+@pytest.mark.parametrize("kind", ["float16", "tf32"])
 @pytest.mark.parametrize("name", [*PRODUCTS, *LARGE, *DECODING, *LARGE_DECODING])
 def test_compiles_for_sm90(name: str, kind: str) -> None:
     passes("sm90", f"{name} {kind}")
+
+
+@has_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", [*PRODUCTS, *LARGE, *DECODING, *LARGE_DECODING])
+def test_other_dtypes_compile_for_sm90(name: str, kind: str) -> None:
+    passes("sm90_more", f"{name} {kind}")
 
 
 @has_triton
