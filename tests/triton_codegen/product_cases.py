@@ -13,9 +13,11 @@ __all__ = [
     "CUT_CASES",
     "DTYPES",
     "LARGE",
+    "LARGE_CONFIGURATIONS",
     "PRODUCTS",
     "TIMED_CASES",
     "ProductCase",
+    "Tensors",
     "arguments_of",
 ]
 
@@ -175,6 +177,35 @@ PRODUCTS: dict[str, ProductCase] = {
     "kept and used": ProductCase(kept_and_used, ((5, 21), (21, 12), (12,))),
     "normalised": ProductCase(normalised, ((5, 21), (21, 12), (5, 12)), 1, 2),
     "twice": ProductCase(twice, ((5, 12), (12, 12)), 2, 2),
+    "elsewhere": ProductCase(lambda a, b: [(y := a @ b) + y.t()], ((9, 7), (7, 9)), 1, 2),
+    "dependent": ProductCase(lambda a, b: [(y := a @ b) * (a @ y)], ((9, 9), (9, 9)), 2, 2),
+    "three": ProductCase(
+        lambda a, b, c, d: [(a @ b) * (a @ c) * (a @ d)], ((9, 8), (8, 7), (8, 7), (8, 7)), 2, 2
+    ),
+    "batched dual": ProductCase(
+        lambda a, b, c: [(a @ b) * (a @ c).sigmoid()], ((3, 9, 8), (3, 8, 7), (3, 8, 7))
+    ),
+    "added product": ProductCase(
+        lambda a, b: [torch.addmm((a @ b).t(), a, b)], ((9, 9), (9, 9)), 2, 2
+    ),
+    "chosen": ProductCase(
+        lambda a, b: [torch.where((y := a @ b) > 0, y, y * 0.1), (y > 0) * y], ((9, 8), (8, 7))
+    ),
+    "triangle": ProductCase(lambda a, b: [(a @ b).tril() * 2], ((9, 8), (8, 9))),
+    "uneven pieces": ProductCase(
+        lambda a, b: [one.relu() for one in (a @ b).split([2, 3, 4], 1)], ((9, 8), (8, 9))
+    ),
+    "reversed": ProductCase(lambda a, b: [(a @ b).flip(0) * 2], ((9, 8), (8, 7))),
+    "rolled": ProductCase(lambda a, b: [torch.roll(a @ b, 1, 0) * 2], ((9, 8), (8, 7))),
+    "unfolded": ProductCase(
+        lambda x, w: [F.linear(F.unfold(x, 3).transpose(1, 2), w).relu()], ((2, 3, 6, 6), (5, 27))
+    ),
+    "gathered": ProductCase(
+        lambda a, b: [(a[torch.tensor([1, -1, 3])] @ b).relu()], ((9, 8), (8, 7))
+    ),
+    "part of a cat": ProductCase(
+        lambda a, b: [torch.cat([(a @ b).relu(), a], 1)], ((9, 8), (8, 7)), 1, 2
+    ),
     "long": ProductCase(lambda a, b, c: [F.gelu(a @ b + c)], ((3, 9000), (9000, 33), (33,)), 1, 2),
     "row sums": ProductCase(lambda a, b: [(a @ b).sum(-1)], ((9, 12), (12, 20)), 1, 2),
     "broadcast": ProductCase(lambda a, b, c: [a @ b + c], ((9, 12), (12, 20), (3, 9, 20)), 1, 2),
@@ -184,6 +215,14 @@ PRODUCTS: dict[str, ProductCase] = {
 LARGE: dict[str, ProductCase] = {
     "large linear gelu": ProductCase(
         lambda x, w, b: [F.gelu(F.linear(x, w, b))], ((2048, 768), (3072, 768), (3072,))
+    ),
+    "wide gelu": ProductCase(
+        lambda x, w, b, y: [F.gelu(F.linear(x, w, b), approximate="tanh") + y],
+        ((8192, 64), (4096, 64), (4096,), (8192, 4096)),
+    ),
+    "wide swiglu": ProductCase(
+        lambda x, g, u: [F.silu(F.linear(x, g)) * F.linear(x, u)],
+        ((8192, 256), (1024, 256), (1024, 256)),
     ),
     "large swiglu": ProductCase(
         lambda x, g, u: [F.silu(F.linear(x, g)) * F.linear(x, u)],
@@ -218,6 +257,14 @@ TIMED_CASES = (
 """Those of which both ways that a measurement compares are run."""
 
 # block_m, block_n, block_k, group_m, warps, stages, split_k, programs
+LARGE_CONFIGURATIONS: list[tuple[int, ...]] = [
+    (128, 128, 64, 8, 8, 3, 1, 132),
+    (128, 64, 64, 4, 4, 4, 4),
+    (64, 128, 32, 8, 4, 2, 2, 264),
+    (16, 64, 128, 1, 4, 3),
+]
+"""Those that "large linear gelu" is compiled in."""
+
 CONFIGURATIONS: list[tuple[int, ...]] = [
     (16, 16, 16, 1, 2, 2),
     (16, 32, 16, 2, 4, 3, 1, 3),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import magjit
 from magjit.plugin import BackendOptionError
 from magjit_triton.codegen import compiler
+from magjit_triton.codegen.decoding_kernels import DecodingKernel
 from magjit_triton.codegen.matmul.family import MatmulKernel
 
 __all__ = ["PROGRAMS"]
@@ -142,7 +143,7 @@ def decoder_layer() -> None:
             torch.testing.assert_close(mine, eager, rtol=1e-5, atol=1e-5)
     # Keys and values are stored into their caches by the kernels that make them.
     assert products(found) == 6
-    assert len(found) == 7
+    assert len(found) == 8
 
 
 @program
@@ -194,6 +195,24 @@ def any_sizes_of_batches() -> None:
     for batch, rows, columns in ((2, 5, 7), (3, 33, 18), (5, 1, 64)):
         q, k = torch.randn(batch, rows, 12), torch.randn(batch, columns, 12)
         torch.testing.assert_close(call(q, k), network(q, k), rtol=1e-5, atol=1e-5)
+
+
+@program
+def any_lengths() -> None:
+    """Keys and values grow by a ``cat`` that is never made."""
+
+    def step(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        keys, values = torch.cat([keys, k], 2), torch.cat([values, v], 2)
+        return F.scaled_dot_product_attention(q, keys, values)
+
+    with kernels() as found:
+        call = ours(step)
+        for length in (5, 33, 700, 40, 41, 900):
+            q, k, v = (torch.randn(2, 4, 1, 16) for _ in range(3))
+            keys, values = (torch.randn(2, 4, length, 16) for _ in range(2))
+            arguments = (q, k, v, keys, values)
+            torch.testing.assert_close(call(*arguments), step(*arguments), rtol=1e-4, atol=1e-4)
+    assert any(one.symbols for one in found if isinstance(one, DecodingKernel))
 
 
 @program

@@ -3,6 +3,7 @@
     python product_worker.py interpret      every case in every dtype, against float64
     python product_worker.py cuts           some cases in every configuration, interpreted
     python product_worker.py random         random graphs, all their products ours
+    python product_worker.py decoding       attention of few rows in every dtype, against float64
     python product_worker.py timed          both ways that a measurement compares, interpreted
     python product_worker.py programs       whole programs through ``magjit.compile``
     python product_worker.py sm90           every kernel, compiled for sm_90
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +31,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch  # noqa: E402
 from cases import Case, graph_of  # noqa: E402
+from decoding_cases import DECODING, LARGE_DECODING  # noqa: E402
 from product_cases import (  # noqa: E402
     CONFIGURATIONS,
     CUT_CASES,
     DTYPES,
     LARGE,
+    LARGE_CONFIGURATIONS,
     PRODUCTS,
     TIMED_CASES,
     ProductCase,
@@ -41,10 +45,20 @@ from product_cases import (  # noqa: E402
 )
 from product_programs import PROGRAMS  # noqa: E402
 from random_graphs import random_case  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 
 from magjit_triton.codegen import compiler, runtime  # noqa: E402
+from magjit_triton.codegen.decoding_kernels import DecodingKernel  # noqa: E402
+from magjit_triton.codegen.decompositions import decompositions  # noqa: E402
 from magjit_triton.codegen.fusion import Group  # noqa: E402
 from magjit_triton.codegen.matmul import steps  # noqa: E402
+from magjit_triton.codegen.matmul.choice import Device  # noqa: E402
 from magjit_triton.codegen.matmul.configuration import (  # noqa: E402
     MOST_SHARED_MEMORY,
     Configuration,
@@ -54,6 +68,7 @@ from magjit_triton.codegen.matmul.fusing import ProductFusion  # noqa: E402
 from magjit_triton.codegen.matmul.measuring import Bench, promising  # noqa: E402
 from magjit_triton.codegen.matmul.products import extent_of, is_product  # noqa: E402
 
+OURS = (MatmulKernel, DecodingKernel)
 RANDOM = int(os.environ.get("MAGJIT_RANDOM_GRAPHS", "12"))
 
 
@@ -87,29 +102,72 @@ def check(case: ProductCase, dtype: torch.dtype, *, counted: bool = True) -> Non
     for ours, again in zip(found, made(*arguments), strict=True):
         torch.testing.assert_close(ours, again, rtol=0, atol=0)
     if counted:
-        products = [one for one in made.kernels if isinstance(one, MatmulKernel)]
+        products = [one for one in made.kernels if isinstance(one, OURS)]
         assert (len(products), len(made.kernels)) == (case.products, case.kernels), made.plan
 
 
 def interpret() -> Iterator[tuple[str, Callable[[], None]]]:
     for name, case in PRODUCTS.items():
         for label, dtype in DTYPES.items():
-            yield f"{name} {label}", lambda case=case, dtype=dtype: check(case, dtype)
+            yield f"{name} {label}", partial(check, case, dtype)
+
+
+def decoding() -> Iterator[tuple[str, Callable[[], None]]]:
+    for name, case in DECODING.items():
+        for label, dtype in DTYPES.items():
+            yield f"{name} {label}", partial(check, case, dtype)
+    yield "unequal lengths", unequal_lengths
+
+
+def unequal_lengths() -> None:
+    """Lengths that are symbols of their own are compared when the program runs."""
+
+    def function(q: Any, k: Any, v: Any) -> list[Any]:
+        return [torch.nn.functional.scaled_dot_product_attention(q, k, v)]
+
+    def arguments(keys: int, values: int) -> list[Any]:
+        sizes = ((2, 3, 1, 16), (2, 3, keys, 16), (2, 3, values, 16))
+        return [torch.randn(one) for one in sizes]
+
+    first = arguments(40, 40)
+    shapes = ShapeEnv(duck_shape=False)
+    with FakeTensorMode(shape_env=shapes, static_shapes=False) as mode:
+        given = []
+        for number, one in enumerate(first):
+            kinds = [DimDynamic.STATIC] * 4
+            if number:
+                kinds[2] = DimDynamic.DYNAMIC
+            context = StatelessSymbolicContext(dynamic_sizes=kinds)
+            given.append(mode.from_tensor(one, symbolic_context=context))
+    gm = make_fx(function, decomposition_table=decompositions())(*given)
+    made = compiler.compile_graph(gm, given, matmul="triton")
+    assert any(isinstance(one, DecodingKernel) for one in made.kernels)
+    for keys in (40, 33):
+        values = arguments(keys, keys)
+        torch.testing.assert_close(made(*values), function(*values))
+    try:
+        made(*arguments(40, 39))
+    except RuntimeError as error:
+        assert "40 and 39" in str(error)
+    else:
+        raise AssertionError("values of another length than keys")
+
+
+def in_cut(cut: tuple[int, ...], run: Callable[[], None]) -> None:
+    """Every product in one configuration."""
+    kept = steps.default
+    steps.default = lambda extent, work, multiprocessors: Configuration(*cut)
+    try:
+        run()
+    finally:
+        steps.default = kept
 
 
 def cuts() -> Iterator[tuple[str, Callable[[], None]]]:
     for number, cut in enumerate(CONFIGURATIONS):
         for name in CUT_CASES:
-
-            def run(name: str = name, cut: tuple[int, ...] = cut) -> None:
-                kept = steps.default
-                steps.default = lambda extent, work, multiprocessors: Configuration(*cut)
-                try:
-                    check(PRODUCTS[name], torch.float16, counted=False)
-                finally:
-                    steps.default = kept
-
-            yield f"{name} {number}", run
+            run = partial(check, PRODUCTS[name], torch.float16, counted=False)
+            yield f"{name} {number}", partial(in_cut, cut, run)
 
 
 def random_graphs() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -129,6 +187,25 @@ def timed() -> Iterator[tuple[str, Callable[[], None]]]:
     for name in TIMED_CASES:
         yield name, lambda name=name: both_ways(PRODUCTS[name])
     yield "chosen", chosen
+    yield "hopeless", hopeless
+
+
+def hopeless() -> None:
+    """Long products, and exact ones, are the library's without a plan of ours."""
+    for depth, dtype, expected in (
+        (64, torch.float16, True),
+        (16384, torch.float16, False),
+        (64, torch.float32, False),
+    ):
+        with FakeTensorMode():
+            left = torch.empty(8192, depth, dtype=dtype)
+            right = torch.empty(depth, 8192, dtype=dtype)
+            gm = make_fx(lambda a, b: [(a @ b).relu()])(left, right)
+        fusion = ProductFusion(gm, ("cpu",), setting="auto", device=Device())
+        (product,) = (node for node in gm.graph.nodes if is_product(node, ("cpu",)))
+        assert fusion._may_pay(product) == expected
+        fusion.measured = lambda fusion, group, plan: None
+        assert fusion._may_pay(product)
 
 
 def both_ways(case: ProductCase) -> None:
@@ -183,13 +260,19 @@ def programs() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def sm90() -> Iterator[tuple[str, Callable[[], None]]]:
-    for name, case in {**PRODUCTS, **LARGE}.items():
+    for name, case in {**PRODUCTS, **LARGE, **DECODING, **LARGE_DECODING}.items():
         for label, dtype in DTYPES.items():
-            yield f"{name} {label}", lambda case=case, dtype=dtype: assemble(case, dtype, False)
-        yield f"{name} tf32", lambda case=case: assemble(case, torch.float32, True)
+            yield f"{name} {label}", partial(assemble, name, case, dtype, False)
+        yield f"{name} tf32", partial(assemble, name, case, torch.float32, True)
+    for number, cut in enumerate(LARGE_CONFIGURATIONS):
+        case = LARGE["large linear gelu"]
+        yield (
+            f"cut {number}",
+            partial(in_cut, cut, partial(assemble, "", case, torch.float16, False)),
+        )
 
 
-def assemble(case: ProductCase, dtype: torch.dtype, tf32: bool) -> None:
+def assemble(name: str, case: ProductCase, dtype: torch.dtype, tf32: bool) -> None:
     """Each kernel compiles, spills no register, fits, and multiplies as it should."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -199,7 +282,7 @@ def assemble(case: ProductCase, dtype: torch.dtype, tf32: bool) -> None:
     arguments = arguments_of(case, dtype)
     gm = graph_of(Case(case.function, lambda: arguments), arguments)
     kernels = compiler.plan_kernels(gm, devices=("cpu",), matmul="triton")
-    assert len(kernels) == case.kernels
+    assert sum(isinstance(one, OURS) for one in kernels) == case.products
     for kernel in kernels:
         made = runtime.compile_for(kernel, GPUTarget("cuda", 90, 32))
         assert made.metadata.shared <= MOST_SHARED_MEMORY
@@ -211,7 +294,7 @@ def assemble(case: ProductCase, dtype: torch.dtype, tf32: bool) -> None:
             log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         spilled = re.search(r"(\d+) bytes spill stores", log)
         assert spilled is not None and int(spilled[1]) == 0, f"{kernel.source}\n{log}"
-        if isinstance(kernel, MatmulKernel) and 0 not in kernel.family.sizes:
+        if isinstance(kernel, OURS) and name != "no depth":
             tensor_cores = "mma.sync" in text or "wgmma.mma_async" in text
             assert tensor_cores == (dtype != torch.float32 or tf32), kernel.source
             assert ("tf32" in text) == (dtype == torch.float32 and tf32)
@@ -222,6 +305,7 @@ def main() -> None:
         "interpret": interpret,
         "cuts": cuts,
         "random": random_graphs,
+        "decoding": decoding,
         "timed": timed,
         "programs": programs,
         "sm90": sm90,

@@ -20,7 +20,16 @@ import torch
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 
-from product_cases import CONFIGURATIONS, CUT_CASES, DTYPES, LARGE, PRODUCTS, TIMED_CASES  # noqa: E402
+from decoding_cases import DECODING, LARGE_DECODING  # noqa: E402
+from product_cases import (  # noqa: E402
+    CONFIGURATIONS,
+    CUT_CASES,
+    DTYPES,
+    LARGE,
+    LARGE_CONFIGURATIONS,
+    PRODUCTS,
+    TIMED_CASES,
+)
 
 from magjit_triton.codegen.matmul.choice import (  # noqa: E402
     Device,
@@ -46,6 +55,7 @@ PROGRAMS = (
     "merged_projection_into_a_cache",
     "any_sizes",
     "any_sizes_of_batches",
+    "any_lengths",
     "training",
 )
 SEEDS = [f"random {seed}" for seed in range(12)]
@@ -93,7 +103,21 @@ def test_every_cut_computes_the_same(name: str, cut: int) -> None:
 
 @has_triton
 @interpreted
-@pytest.mark.parametrize("name", [*TIMED_CASES, "chosen"])
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("name", list(DECODING))
+def test_attention_of_few_rows(name: str, dtype: str) -> None:
+    passes("decoding", f"{name} {dtype}")
+
+
+@has_triton
+@interpreted
+def test_lengths_that_may_differ_are_compared() -> None:
+    passes("decoding", "unequal lengths")
+
+
+@has_triton
+@interpreted
+@pytest.mark.parametrize("name", [*TIMED_CASES, "chosen", "hopeless"])
 def test_what_is_measured(name: str) -> None:
     passes("timed", name)
 
@@ -122,9 +146,15 @@ def test_programs(name: str) -> None:
 
 @has_triton
 @pytest.mark.parametrize("kind", [*DTYPES, "tf32"])
-@pytest.mark.parametrize("name", [*PRODUCTS, *LARGE])
+@pytest.mark.parametrize("name", [*PRODUCTS, *LARGE, *DECODING, *LARGE_DECODING])
 def test_compiles_for_sm90(name: str, kind: str) -> None:
     passes("sm90", f"{name} {kind}")
+
+
+@has_triton
+@pytest.mark.parametrize("cut", range(len(LARGE_CONFIGURATIONS)))
+def test_cuts_compile_for_sm90(cut: int) -> None:
+    passes("sm90", f"cut {cut}")
 
 
 HALF = Work(torch.float16)

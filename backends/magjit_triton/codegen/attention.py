@@ -272,13 +272,15 @@ def _place(index: Sequence[sympy.Expr], moves: Sequence[Movement], ranges: Any) 
     return place
 
 
-def attention_parts(node: Node, memory: Mapping[Node, Layout]) -> dict[str, _Part]:
+def attention_parts(node: Node, memory: Mapping[Node, Layout]) -> dict[str, Any]:
     """The tiles that an ``attend`` node reads.
 
     Raises:
         Unfusible: a tile cannot be loaded.
     """
-    attention: _Attention = node.meta["magjit_attention"]
+    attention = node.meta["magjit_attention"]
+    if not isinstance(attention, _Attention):  # Of few rows: ``decoding``.
+        return attention.parts(node, memory)  # type: ignore[no-any-return]
     left, right = attention.first.args
     assert isinstance(left, Node) and isinstance(right, Node)
     return {

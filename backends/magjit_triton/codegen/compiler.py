@@ -17,6 +17,8 @@ from torch.fx import GraphModule, Node
 
 from magjit.plugin.virtual_tensors.indexing import size_expr
 from magjit_triton.codegen.attention import attend, attention_kernel
+from magjit_triton.codegen.decoding import Decoding, check_equal, to_be_equal
+from magjit_triton.codegen.decoding_kernels import decoding_kernels
 from magjit_triton.codegen.fusion import Group, Plan
 from magjit_triton.codegen.graphs import is_tensor, mutates
 from magjit_triton.codegen.graphs_cuda import GraphedProgram
@@ -296,16 +298,7 @@ class _Program:
         made = product_kernels(name, self.fusion, group.nodes, kept, reach, cut)
         self.device = kept[0].meta["val"].device
         new = [node for node in kept if node not in self.fusion.updates]
-        lines = [self._allocation(node) for node in new]
-        if made.workspace != 0:
-            size = Layout(WORKSPACE, torch.float32, (made.workspace,), (sympy.S.One,))
-            lines.append(self._memory(size, self.device))
-        lines += [self._launch(kernel) for kernel in made.kernels]
-        if made.workspace != 0:
-            lines.append(f"del {WORKSPACE}")
-        reads = {buffer for kernel in made.kernels for buffer in kernel.buffers} - {WORKSPACE}
-        makes = {node.name for node in new}
-        return _Step(lines, reads, makes, makes)
+        return self._launched(made.kernels, made.workspace, new)
 
     def _overwritten(self, node: Node, builder: Builder) -> dict[str, str]:
         """Memory that a kernel may write a result into: it reads each element where it writes.
@@ -345,13 +338,37 @@ class _Program:
 
     def _attention(self, node: Node) -> _Step:
         reach = {layout.buffer: _reach(layout) for layout in self.fusion.realized.values()}
-        kernel = attention_kernel(f"fused_{len(self.kernels)}", node, self.fusion.realized, reach)
-        self.kernels.append(kernel)
-        self.names[kernel.name] = Launcher(kernel)
+        name = f"fused_{len(self.kernels)}"
+        memory = self.fusion.realized
+        kernels: Sequence[Kernel]
+        workspace: sympy.Expr = sympy.S.Zero
+        if isinstance(node.meta["magjit_attention"], Decoding):
+            count = self.fusion.device.multiprocessors
+            kernels, workspace = decoding_kernels(name, node, memory, reach, self.hint, count)
+        else:
+            kernels = [attention_kernel(name, node, memory, reach)]
         self.device = node.meta["val"].device
-        lines = [self._allocation(node)]
-        lines.append(f"{kernel.name}({', '.join(['stream', *kernel.buffers])})")
-        return _Step(lines, set(kernel.buffers), {node.name}, {node.name})
+        step = self._launched(kernels, workspace, [node])
+        if isinstance(node.meta["magjit_attention"], Decoding) and (pairs := to_be_equal(node)):
+            self.names["check_equal"] = check_equal
+            step.lines.insert(0, f"check_equal({', '.join(map(_tuple, pairs))})")
+        return step
+
+    def _launched(
+        self, kernels: Sequence[Kernel], workspace: sympy.Expr, new: Sequence[Node]
+    ) -> _Step:
+        """Kernels in order, which share memory of their own and make these nodes."""
+        assert self.device is not None
+        lines = [self._allocation(node) for node in new]
+        if workspace != 0:
+            size = Layout(WORKSPACE, torch.float32, (workspace,), (sympy.S.One,))
+            lines.append(self._memory(size, self.device))
+        lines += [self._launch(kernel) for kernel in kernels]
+        if workspace != 0:
+            lines.append(f"del {WORKSPACE}")
+        reads = {buffer for kernel in kernels for buffer in kernel.buffers} - {WORKSPACE}
+        makes = {node.name for node in new}
+        return _Step(lines, reads, makes, makes)
 
     def _call(self, node: Node) -> _Step:
         if node.target is attend:

@@ -22,7 +22,14 @@ from magjit_triton.codegen.graphs import movement_of
 from magjit_triton.codegen.layout import sizes_of
 from magjit_triton.codegen.splitting import split_reductions
 
-__all__ = ["PASSES", "composed", "group_attention", "group_products"]
+__all__ = [
+    "ATTENTION",
+    "PASSES",
+    "composed",
+    "first_result",
+    "group_attention",
+    "group_products",
+]
 
 aten = torch.ops.aten
 Index = tuple[sympy.Expr, ...]
@@ -73,7 +80,7 @@ def _repeated_heads(node: Node) -> tuple[Node, sympy.Expr] | None:
     return None
 
 
-def _first_result(node: Node) -> Node | None:
+def first_result(node: Node) -> Node | None:
     """``getitem(node, 0)`` where no other result is used."""
     users = [user for user in node.users if user.users]
     if len(users) == 1 and users[0].target is operator.getitem and users[0].args[1] == 0:
@@ -82,7 +89,7 @@ def _first_result(node: Node) -> Node | None:
 
 
 # Operator → positions of (attention mask, dropout, is_causal); None where it has none.
-_ATTENTION: dict[Any, tuple[int | None, int | None, int | None]] = {
+ATTENTION: dict[Any, tuple[int | None, int | None, int | None]] = {
     aten._scaled_dot_product_flash_attention.default: (None, 3, 4),
     aten._scaled_dot_product_efficient_attention.default: (3, 5, 6),
     aten._scaled_dot_product_cudnn_attention.default: (3, 5, 6),
@@ -93,14 +100,14 @@ _ATTENTION: dict[Any, tuple[int | None, int | None, int | None]] = {
 def group_attention(gm: GraphModule) -> None:
     """Attention over repeated keys and values reads them once."""
     for node in list(gm.graph.nodes):
-        if node.op != "call_function" or node.target not in _ATTENTION:
+        if node.op != "call_function" or node.target not in ATTENTION:
             continue
-        result = _first_result(node)
+        result = first_result(node)
         query, key, value = node.args[:3]
         keys, values = _repeated_heads(key), _repeated_heads(value)
         if result is None or keys is None or values is None or keys[1] != values[1]:
             continue
-        mask_at, dropout_at, causal_at = _ATTENTION[node.target]
+        mask_at, dropout_at, causal_at = ATTENTION[node.target]
 
         def given(position: int | None, default: Any, node: Node = node) -> Any:
             if position is None or len(node.args) <= position:

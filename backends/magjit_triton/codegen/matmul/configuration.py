@@ -18,6 +18,7 @@ __all__ = ["MOST_SHARED_MEMORY", "Configuration", "Extent", "Work", "default", "
 
 MOST_SHARED_MEMORY = 227 * 1024
 _MOST_ACCUMULATORS = 128
+_MOST_WITH_EPILOGUE = 64  # With more, a GELU and a residual spill registers.
 _MULTIPROCESSORS = 132
 _SHORTEST_SPLIT = 512
 
@@ -132,7 +133,11 @@ def default(extent: Extent, work: Work, multiprocessors: int = _MULTIPROCESSORS)
         multiprocessors: of the device.
     """
     candidates = (_completed(m, n, split, extent, work) for m, n, split in _cuts(extent, work))
-    legal = [one for one in candidates if one.is_legal(work)]
+    legal = [
+        one
+        for one in candidates
+        if one.is_legal(work) and one.accumulators(work) <= _MOST_WITH_EPILOGUE
+    ]
     return min(legal, key=lambda one: (seconds(one, extent, work, multiprocessors), one))
 
 

@@ -18,6 +18,8 @@ from torch.fx import Node
 
 from magjit.plugin.virtual_tensors.costs import tensor_bytes
 from magjit.plugin.virtual_tensors.indexing import size_expr
+from magjit_triton.codegen.attention import attention_parts
+from magjit_triton.codegen.decoding import SHORTEST, Decoding, find_decoding
 from magjit_triton.codegen.domain import Domain, same
 from magjit_triton.codegen.fusion import Fusion, Group, Plan
 from magjit_triton.codegen.graphs import movement_of
@@ -109,6 +111,8 @@ class ProductFusion(Fusion):
 
     def planned(self) -> Plan:
         """The plan with those products of ours that pay."""
+        if self.setting != "library":
+            find_decoding(self.gm, self.fusible_devices, self._decodes)
         self.own = {node for node in self.gm.graph.nodes if self._is_candidate(node)}
         while True:
             self._forget()
@@ -136,8 +140,36 @@ class ProductFusion(Fusion):
             return False
         if not is_product(node, self.fusible_devices):
             return False
+        if self.setting == "triton":
+            return True
         # There is nothing to gain in an interpreter.
-        return self.setting == "triton" or node.meta["val"].device.type == "cuda"
+        return node.meta["val"].device.type == "cuda" and self._may_pay(node)
+
+    def _may_pay(self, node: Node) -> bool:
+        """Whether it is worth planning with a product: all that could be saved pays."""
+        work, extent = self.work_of([node]), extent_of(node, self.hint)
+        operands = extent.batch * (extent.m + extent.n) * extent.k * work.dtype.itemsize
+        result = Facts(extent, work, 0.0).result
+        hoped = Facts(extent, work, 4 * result + 2 * operands, launches=4)
+        return self.measured is not None or ours_pays(hoped, self.device)
+
+    def _decodes(self, node: Node, operands: Sequence[Node]) -> bool:
+        """Whether attention of few rows is ours: where the library would copy what it reads."""
+        if self.setting == "triton":
+            return True
+        keys = operands[1].meta["val"]
+        if keys.device.type != "cuda" or self.hint(sizes_of(keys)[2]) < SHORTEST:
+            return False
+        return any(self._is_made(one) for one in operands[1:])
+
+    def _is_made(self, node: Node) -> bool:
+        """Whether a tensor is computed, or moved in several parts, for one reader only."""
+        while self.fusible(node) and node not in self.updates and len(node.users) == 1:
+            moved = movement_of(node)
+            if moved is None or len(moved[0].parts) > 1:
+                return True
+            node = moved[1][moved[0].parts[0].operand]
+        return False
 
     def products_in(self, nodes: Iterable[Node]) -> list[Node]:
         """Those of our products that are among nodes."""
@@ -255,6 +287,12 @@ class ProductFusion(Fusion):
                 self.realize(node)
         super()._decide_memory()
         for node in self.gm.graph.nodes:
+            if isinstance(node.meta.get("magjit_attention"), Decoding):
+                try:
+                    attention_parts(node, self.realized)
+                except (Unfusible, NotImplementedError):
+                    for one in node.all_input_nodes:
+                        self.realize(one)
             if node in self.own:
                 for side, operand in zip(("left", "right"), operands_of(node), strict=True):
                     self._realize_operand(node, operand, side)
