@@ -119,7 +119,7 @@ def test_what_is_put_is_found(entry: Any, path: Path) -> None:
         repository.put(kept)
     with Repository(path, read_only=True) as repository:
         assert repository.get(kept.signature, kept.device) == kept
-        assert repository.keys() == [(kept.signature, kept.device)]
+        assert repository.listed() == [(kept.signature, kept.device)]
         assert repository.get(kept.signature, "another GPU") is None
         assert repository.size < 200_000
     assert kept.measured == (entry is measured)

@@ -11,7 +11,7 @@ epilogue with the symbols named by what they are.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from magjit.plugin.virtual_tensors.indexing import FloorDiv, Mod
 from magjit_triton.codegen.decompositions import decompositions
 from magjit_triton.codegen.fusion import Group
 from magjit_triton.codegen.ir import Builder, Load, Store
@@ -33,7 +34,16 @@ from magjit_triton.codegen.matmul.steps import ProductKernels, product_kernels
 from magjit_triton.codegen.passes import PASSES
 from magjit_triton.macro.errors import UnknownFamilyError
 
-__all__ = ["DTYPES", "FAMILIES", "MacroFamily", "Template", "families_of", "named", "signature"]
+__all__ = [
+    "DTYPES",
+    "FAMILIES",
+    "MacroFamily",
+    "Template",
+    "families_of",
+    "named",
+    "signature",
+    "text_of",
+]
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 ROLES = ("batch", "m", "n", "k")
@@ -268,38 +278,73 @@ def _roles(family: Family) -> dict[str, str]:
 
 def signature(family: Family) -> str:
     """A digest of all that a family's kernels depend on besides their configuration."""
-    return hashlib.sha256("\n".join(_lines(family)).encode()).hexdigest()
+    return hashlib.sha256(text_of(family).encode()).hexdigest()
 
 
-def _lines(family: Family) -> Iterator[str]:
+def text_of(
+    family: Family, given: dict[sympy.Symbol, sympy.Expr] | None = None, like: Family | None = None
+) -> str:
+    """All that a family's kernels depend on, with symbols named by what they are.
+
+    Args:
+        given: what some of the symbols stand for, in the symbols of another family.
+        like: that other family.
+    """
+    swaps = dict(given or {})
+    canonical = _canonical(like or family)
+    swaps = {one: sympy.sympify(expr).xreplace(canonical) for one, expr in swaps.items()}
+    if like is None:
+        swaps = canonical | swaps
+    lines = [f"{family.dtype} {family.precision} {[str(_at(one, swaps)) for one in family.sizes]}"]
+    lines.append(" ".join(map(str, family.dtypes)))
+    for operand in (family.left, *family.rights):
+        lines.append(_text(operand.builder, swaps) + f"\n%{operand.value}")
+    lines.append(_text(family.epilogue, swaps))
+    return "\n".join(lines)
+
+
+def _canonical(family: Family) -> dict[sympy.Symbol, sympy.Symbol]:
     names = _roles(family)
-    swaps = {
+    return {
         symbol: sympy.Symbol(f"size_{names[symbol.name]}", integer=True, nonnegative=True)
         for size in (*family.sizes, *family.symbols)
         for symbol in size.free_symbols
         if symbol.name in names
     }
-    yield f"{family.dtype} {family.precision} {[str(one.xreplace(swaps)) for one in family.sizes]}"
-    yield " ".join(map(str, family.dtypes))
-    for operand in (family.left, *family.rights):
-        yield _text(operand.builder, swaps) + f"\n%{operand.value}"
-    yield _text(family.epilogue, swaps)
 
 
-def _text(builder: Builder, swaps: dict[sympy.Symbol, sympy.Symbol]) -> str:
-    lines = [f"{one.symbol} < {one.size.xreplace(swaps)} on {one.axis}" for one in builder.dims]
+def _at(expr: sympy.Expr, swaps: dict[sympy.Symbol, sympy.Expr]) -> sympy.Expr:
+    return _whole(sympy.expand(expr.xreplace(swaps)))
+
+
+def _whole(expr: sympy.Expr) -> sympy.Expr:
+    """An offset without ``x // d * (c * d) + x % d * c``, which is ``x * c``."""
+    for division in expr.atoms(FloorDiv):
+        value, divisor = division.args
+        rest = next(
+            (one for one in expr.atoms(Mod) if one.args == (value, divisor) and divisor != 0), None
+        )
+        if rest is None:
+            continue
+        whole, part = expr.coeff(division), expr.coeff(rest)
+        if part != 0 and sympy.expand(whole - part * divisor) == 0:
+            left = sympy.expand(expr - whole * division - part * rest)
+            return _whole(sympy.expand(left + part * value))
+    return expr
+
+
+def _text(builder: Builder, swaps: dict[sympy.Symbol, sympy.Expr]) -> str:
+    lines = [f"{one.symbol} < {_at(one.size, swaps)} on {one.axis}" for one in builder.dims]
     for number in builder.live():
         one = builder.instructions[number]
         attribute: Any = one.attribute
         if isinstance(attribute, Load):
-            attribute = Load(attribute.buffer, attribute.offset.xreplace(swaps), attribute.dtype)
+            attribute = Load(attribute.buffer, _at(attribute.offset, swaps), attribute.dtype)
             attribute = f"{attribute} {attribute.dtype}"
         elif isinstance(attribute, sympy.Basic):
-            attribute = attribute.xreplace(swaps)
+            attribute = _at(attribute, swaps)
         lines.append(f"%{number} = {one.op}{one.args} {attribute} {one.dtype}")
     for store in builder.stores:
-        moved = Store(
-            store.buffer, store.offset.xreplace(swaps), store.value, store.mask, store.dtype
-        )
+        moved = Store(store.buffer, _at(store.offset, swaps), store.value, store.mask, store.dtype)
         lines.append(f"{moved} {moved.dtype}")
     return "\n".join(lines)

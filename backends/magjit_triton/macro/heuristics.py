@@ -77,7 +77,8 @@ def default_configurations(work: Work, device: Device, count: int = 16) -> list[
         rows.setdefault((cut.block_m, cut.split_k > 1), []).append(cut)
     # Every tile once, heights in turn, before any with other stages or warps.
     tiles: set[tuple[int, ...]] = set()
-    first, rest = [], []
+    first: list[Configuration] = []
+    rest: list[Configuration] = []
     while rows:
         for key in sorted(rows):
             cut = rows[key].pop(0)

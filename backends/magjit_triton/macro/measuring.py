@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
+from magjit_triton.codegen.matmul.configuration import Configuration
 from magjit_triton.macro.device import Device
 from magjit_triton.macro.errors import NoDeviceError, UnknownFamilyError
 from magjit_triton.macro.families import FAMILIES, MacroFamily, Sizes
@@ -286,7 +287,10 @@ def _shape_of(cut: Any, tiles: int, fixed: Sizes, k: int) -> Shape:
 
 
 def calibrated(
-    entry: Entry, device: Device, shapes: Sequence[Shape], times: dict[Any, Sequence[float]]
+    entry: Entry,
+    device: Device,
+    shapes: Sequence[Shape],
+    times: Mapping[Configuration, Sequence[float]],
 ) -> Entry:
     """An entry whose waves are scaled so that the model meets measured times on average.
 

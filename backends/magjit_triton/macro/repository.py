@@ -360,7 +360,7 @@ class Repository:
         fixed, each = json.loads(sums)
         return Stored(assembled, occupancy, found, fixed, each)
 
-    def keys(self) -> list[tuple[str, str]]:
+    def listed(self) -> list[tuple[str, str]]:
         """Signature and device of every entry, by name."""
         with self._typed():
             query = "SELECT signature, device FROM families ORDER BY name, device"
@@ -368,7 +368,7 @@ class Repository:
 
     def entries(self, device: str | None = None) -> Iterator[Entry]:
         """Every entry, or those of a device."""
-        for signature, name in self.keys():
+        for signature, name in self.listed():
             if device in (None, name):
                 found = self.get(signature, name)
                 if found is not None:
