@@ -36,7 +36,7 @@ from magjit_triton.codegen.printer import expression
 from magjit_triton.codegen.runtime import Launcher, has_triton, interpreting
 from magjit_triton.kernels import may_alias
 
-__all__ = ["Compiled", "compile_graph", "plan_kernels"]
+__all__ = ["Compiled", "Program", "Step", "compile_graph", "plan_kernels"]
 
 _DEFAULT_HINT = 4096
 
@@ -69,6 +69,8 @@ def compile_graph(
     cuda_graphs: bool = False,
     static_inputs: Sequence[int] = (),
     matmul: str = "auto",
+    fusing: Callable[..., ProductFusion] = ProductFusion,
+    writing: Callable[..., Program] | None = None,
 ) -> Compiled:
     """Compile a functional ATen graph for CUDA tensors.
 
@@ -82,6 +84,7 @@ def compile_graph(
         cuda_graphs: whether calls go through CUDA graphs, ``mode="reduce-overhead"``.
         static_inputs: positions of inputs whose address stays the same.
         matmul: whose products: one of ``matmul.choice.SETTINGS``.
+        fusing, writing: how the plan is made, and the program of it.
 
     Returns:
         A callable with the graph's flat inputs and outputs. On CPU tensors kernels are used
@@ -93,9 +96,9 @@ def compile_graph(
     for rewrite in PASSES:
         rewrite(gm)
     timed = measured if measure and torch.cuda.is_available() else None
-    fusion = ProductFusion(gm, devices, setting=matmul, measured=timed)
+    fusion = fusing(gm, devices, setting=matmul, measured=timed)
     plan = fusion.plan()
-    program = _Program(gm, fusion, plan)
+    program = (writing or Program)(gm, fusion, plan)
     compiled = program.compiled()
     if cuda_graphs and torch.cuda.is_available():
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
@@ -124,11 +127,11 @@ def plan_kernels(
     for rewrite in PASSES:
         rewrite(gm)
     fusion = ProductFusion(gm, tuple(devices), setting=matmul)
-    return _Program(gm, fusion, fusion.plan()).compiled().kernels
+    return Program(gm, fusion, fusion.plan()).compiled().kernels
 
 
 @dataclass
-class _Step:
+class Step:
     """A part of the program.
 
     Attributes:
@@ -163,7 +166,9 @@ class _Step:
 
 
 @dataclass
-class _Program:
+class Program:
+    """Writes the program of a plan."""
+
     gm: GraphModule
     fusion: ProductFusion
     plan: Plan
@@ -263,10 +268,10 @@ class _Program:
                 lines.append(f"del {', '.join(sorted(dead))}")
         return [*lines, f"return [{', '.join(results)}]"]
 
-    def _group(self, group: Group) -> _Step:
+    def _group(self, group: Group) -> Step:
         kept = [node for node in group.nodes if node in self.plan.stored]
         if self.fusion.products_in(group.nodes):
-            return self._product(group, kept)
+            return self.product(group, kept)
         builder = self.fusion.lowered(group.domain, group.nodes, self.fusion.realized)
         names = {self.fusion.realized[node].buffer for node in kept}
         builder.stores = [store for store in builder.stores if store.buffer in names]
@@ -283,7 +288,7 @@ class _Program:
         self.device = kept[0].meta["val"].device
         lines = [self._launch(kernel)]
         makes = set(allocations)
-        return _Step(lines, set(kernel.buffers), makes, makes, allocations, overwritten)
+        return Step(lines, set(kernel.buffers), makes, makes, allocations, overwritten)
 
     def _launch(self, kernel: Kernel) -> str:
         self.kernels.append(kernel)
@@ -291,7 +296,7 @@ class _Program:
         sizes = (symbol.name for symbol in kernel.symbols)
         return f"{kernel.name}({', '.join(['stream', *kernel.buffers, *sizes])})"
 
-    def _product(self, group: Group, kept: Sequence[Node]) -> _Step:
+    def product(self, group: Group, kept: Sequence[Node]) -> Step:
         reach = {layout.buffer: _reach(layout) for layout in self.fusion.realized.values()}
         name = f"fused_{len(self.kernels)}"
         cut = self.fusion.cuts.get(self.fusion.products_in(group.nodes)[0])
@@ -336,7 +341,7 @@ class _Program:
             f"dtype={dtype}, device={name})"
         )
 
-    def _attention(self, node: Node) -> _Step:
+    def _attention(self, node: Node) -> Step:
         reach = {layout.buffer: _reach(layout) for layout in self.fusion.realized.values()}
         name = f"fused_{len(self.kernels)}"
         memory = self.fusion.realized
@@ -356,7 +361,7 @@ class _Program:
 
     def _launched(
         self, kernels: Sequence[Kernel], workspace: sympy.Expr, new: Sequence[Node]
-    ) -> _Step:
+    ) -> Step:
         """Kernels in order, which share memory of their own and make these nodes."""
         assert self.device is not None
         lines = [self._allocation(node) for node in new]
@@ -368,9 +373,9 @@ class _Program:
             lines.append(f"del {WORKSPACE}")
         reads = {buffer for kernel in kernels for buffer in kernel.buffers} - {WORKSPACE}
         makes = {node.name for node in new}
-        return _Step(lines, reads, makes, makes)
+        return Step(lines, reads, makes, makes)
 
-    def _call(self, node: Node) -> _Step:
+    def _call(self, node: Node) -> Step:
         if node.target is attend:
             return self._attention(node)
         reads: set[str] = set()
@@ -417,7 +422,7 @@ class _Program:
         shown = reads | {node.name} if may_alias(node) else set()
         if node.target is operator.getitem:
             shown = set() if fresh else {node.name}
-        return _Step(lines, reads, {node.name}, fresh, shown=shown)
+        return Step(lines, reads, {node.name}, fresh, shown=shown)
 
     def _operand(self, node: Node) -> tuple[str, str]:
         """A tensor as a library operator gets it, and the memory that it reads."""

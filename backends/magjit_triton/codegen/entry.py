@@ -13,6 +13,7 @@ from magjit.plugin.aot import aot
 from magjit_triton.codegen.compiler import compile_graph
 from magjit_triton.codegen.decompositions import decompositions
 from magjit_triton.codegen.runtime import has_triton, interpreting
+from magjit_triton.macro.program import macro_parts
 
 __all__ = ["compile_with_kernels", "generates_kernels"]
 
@@ -43,6 +44,7 @@ def compile_with_kernels(
         cuda_graphs: whether calls go through CUDA graphs.
         matmul: whose products: one of ``matmul.choice.SETTINGS``.
     """
+    parts = macro_parts(matmul)
 
     def compile_aten(graph: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
         with uncollected():
@@ -53,6 +55,7 @@ def compile_with_kernels(
                 measure=measure,
                 cuda_graphs=cuda_graphs,
                 matmul=matmul,
+                **parts,
             )
         context.dump("fusion_plan.txt", lambda: str(made.plan))
         context.dump("program.py", lambda: made.source)

@@ -173,6 +173,13 @@ class MacroFamily:
         sizes = zip(ROLES, self.family.sizes, strict=True)
         return {role: int(size) for role, size in sizes if size.is_Integer}
 
+    @cached_property
+    def order(self) -> list[int]:
+        """For each of the kernels' buffers, which operand it is; the last is the result."""
+        graph = self.fusion.gm.graph
+        names = [node.name for node in graph.nodes if node.op == "placeholder"]
+        return [names.index(one) if one in names else len(names) for one in self.family.buffers]
+
     def kernels(self, configuration: Configuration, name: str = "macro") -> ProductKernels:
         """What computes the group in a configuration."""
         layouts = self.fusion.realized.values()
@@ -207,7 +214,7 @@ def named(name: str, dtype: torch.dtype, **fixed: int) -> MacroFamily:
         ]
         return [template.function(*whole)]
 
-    gm = _traced(function, arguments, shapes, {**fixed, "unit": K_UNIT})
+    gm = traced(function, arguments, shapes, {**fixed, "unit": K_UNIT})
     (found,) = families_of(gm, name)
     found.template, found.sizes = template, dict(fixed)
     return found
@@ -218,7 +225,7 @@ def _in_units(shape: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(role for pair in pairs for role in pair)
 
 
-def _traced(
+def traced(
     function: Callable[..., Any],
     arguments: Sequence[torch.Tensor],
     shapes: Sequence[tuple[str, ...]],

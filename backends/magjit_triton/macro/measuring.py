@@ -133,18 +133,6 @@ class Bench:
         return ("batch", "m", "n") if batched else ("m", "n")
 
     @cached_property
-    def order(self) -> list[int]:
-        """For each of the kernels' buffers, which operand it is; the last is the result."""
-        assert self.family.template is not None
-        graph = self.family.fusion.gm.graph
-        names = [node.name for node in graph.nodes if node.op == "placeholder"]
-        result = len(self.family.template.shapes)
-        return [
-            names.index(buffer) if buffer in names else result
-            for buffer in self.family.family.buffers
-        ]
-
-    @cached_property
     def _workspace(self) -> torch.Tensor:
         batch, m, n, _ = self.largest
         return torch.empty(max(16 * batch * m * n, 2**26), device="cuda")
@@ -181,7 +169,7 @@ class Bench:
         if tiles.programs:
             count = min(count, self.device.multiprocessors * stored.occupancy)
         held = self.reserve(shape)
-        pointers = [held[number].data_ptr() for number in self.order]
+        pointers = [held[number].data_ptr() for number in self.family.order]
         needed = loaded.workspace(sizes)
         if needed > self._workspace.numel():
             self.__dict__["_workspace"] = torch.empty(needed, device="cuda")

@@ -17,8 +17,9 @@ from magjit_triton.codegen.matmul.configuration import Extent, Work, default, se
 
 __all__ = ["SETTINGS", "Device", "Facts", "current_device", "estimate", "ours_pays"]
 
-SETTINGS = ("auto", "library", "triton")
-"""``auto``: where the estimate, or a measurement, says so; the others: never and wherever legal."""
+SETTINGS = ("auto", "library", "triton", "macro")
+"""``auto``: where the estimate, or a measurement, says so; ``library``, ``triton``: never, and
+wherever legal; ``macro``: at run time among macro-kernels and the library."""
 
 _MARGIN = 0.9
 _LAUNCH = 1.5e-6
