@@ -24,7 +24,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
-SOURCES := $(wildcard magjit/csrc/*.c magjit/csrc/*.h $(addprefix backends/magjit_dvm/csrc/*,.cpp .h .inc))
+SOURCES := $(wildcard magjit/csrc/*.c magjit/csrc/*.h backends/magjit_triton/csrc/*.c $(addprefix backends/magjit_dvm/csrc/*,.cpp .h .inc))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .PHONY: setup demo test test-all test-pythons lint format bench parity test-gpu clean

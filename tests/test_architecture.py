@@ -56,7 +56,7 @@ LAYERS: dict[str, set[str]] = {
     "__init__": {"api", "reporting"},
 }
 C_EXTENSION = "magjit._C"
-EXTENSIONS = {C_EXTENSION, "magjit_dvm._vm"}
+EXTENSIONS = {C_EXTENSION, "magjit_dvm._vm", "magjit_triton._select"}
 USES_C_EXTENSION = {
     "bytecode",
     "monitor",
@@ -348,7 +348,11 @@ def test_the_build_lists_every_package() -> None:
 
 @pytest.mark.parametrize(
     ("name", "folder"),
-    [("magjit._C", "magjit/csrc"), ("magjit_dvm._vm", "backends/magjit_dvm/csrc")],
+    [
+        ("magjit._C", "magjit/csrc"),
+        ("magjit_dvm._vm", "backends/magjit_dvm/csrc"),
+        ("magjit_triton._select", "backends/magjit_triton/csrc"),
+    ],
 )
 def test_the_build_lists_every_native_file(name: str, folder: str) -> None:
     extensions = settings()["tool"]["setuptools"]["ext-modules"]

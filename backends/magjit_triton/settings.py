@@ -12,7 +12,7 @@ __all__ = ["DEFAULTS", "MODES", "OBJECTIVES", "PRODUCTS", "Settings"]
 
 OBJECTIVES = ("latency", "memory")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-PRODUCTS = ("library", "triton", "auto")
+PRODUCTS = ("library", "triton", "auto", "macro")
 OPTIONS = ("objective", "matmul")
 
 
@@ -25,7 +25,9 @@ class Settings:
             graphs; the two of ``"max-autotune"`` measure where estimates are close.
         objective: what the search saves: ``"latency"`` (bytes moved) or ``"memory"`` (bytes
             allocated).
-        matmul: whose products: ``"library"``, ``"triton"`` wherever legal, or ``"auto"``.
+        matmul: whose products: ``"library"``; ``"triton"``, wherever legal; ``"auto"``, where
+            the estimate, or a measurement, says so; ``"macro"``, chosen at run time among
+            macro-kernels and the library.
 
     Raises:
         BackendOptionError: a value is none of these.

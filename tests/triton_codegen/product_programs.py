@@ -35,18 +35,18 @@ def program(function: Program) -> Program:
 def kernels() -> Iterator[list[Any]]:
     """The kernels that are compiled inside."""
     found: list[Any] = []
-    original = compiler._Program.compiled
+    original = compiler.Program.compiled
 
     def compiled(self: Any) -> Any:
         made = original(self)
         found.extend(made.kernels)
         return made
 
-    compiler._Program.compiled = compiled  # type: ignore[method-assign]
+    compiler.Program.compiled = compiled  # type: ignore[method-assign]
     try:
         yield found
     finally:
-        compiler._Program.compiled = original  # type: ignore[method-assign]
+        compiler.Program.compiled = original  # type: ignore[method-assign]
 
 
 def products(found: list[Any]) -> int:

@@ -247,14 +247,14 @@ def chosen() -> None:
         fusion = ProductFusion(
             graph_of(Case(case.function, lambda: arguments), arguments), ("cpu",)
         )
-        fusion._is_candidate = lambda node: is_product(node, ("cpu",))  # type: ignore[method-assign]
+        fusion.is_candidate = lambda node: is_product(node, ("cpu",))  # type: ignore[method-assign]
         fusion.measured = lambda fusion, group, plan, library=library: (
             1.0 + 0.6 / len(fusion.products_in(group.nodes)) ** 4,
             library,
         )
         plan = fusion.plan()
         assert sum(isinstance(unit, torch.fx.Node) for unit in plan.units) == calls, plan
-        found = compiler._Program(fusion.gm, fusion, plan).compiled()(*arguments)
+        found = compiler.Program(fusion.gm, fusion, plan).compiled()(*arguments)
         torch.testing.assert_close(found, case.function(*arguments), rtol=1e-4, atol=1e-4)
 
 

@@ -42,7 +42,7 @@ from magjit_triton.kernels import may_alias, out_variant
 from magjit_triton.settings import DEFAULTS, Settings
 from magjit_triton.strides import correct_strides
 
-__all__ = ["Compiled", "compile_graph", "plan_kernels"]
+__all__ = ["Compiled", "Program", "Step", "compile_graph", "plan_kernels"]
 
 _DEFAULT_HINT = 4096
 
@@ -74,6 +74,8 @@ def compile_graph(
     settings: Settings = DEFAULTS,
     *,
     static_inputs: Sequence[int] = (),
+    fusing: Callable[..., ProductFusion] = ProductFusion,
+    writing: Callable[..., Program] | None = None,
 ) -> Compiled:
     """Compile a functional ATen graph for CUDA tensors.
 
@@ -84,6 +86,7 @@ def compile_graph(
         example_inputs: the fake inputs.
         settings: mode and objective.
         static_inputs: positions of inputs whose address stays the same.
+        fusing, writing: how the plan is made, and the program of it.
 
     Returns:
         A callable with the graph's flat inputs and outputs. On CPU tensors kernels are used
@@ -96,13 +99,13 @@ def compile_graph(
     deciding = Deciding(gm, settings, Decisions.of(gm, settings, "kernels"))
     timed = measured if settings.measures and torch.cuda.is_available() else None
 
-    def program_of(one: GraphModule, decide: Decide) -> _Program:
+    def program_of(one: GraphModule, decide: Decide) -> Program:
         for rewrite in PASSES:
             rewrite(one)
-        fusion = ProductFusion(
+        fusion = fusing(
             one, devices, settings.objective, decide, setting=settings.matmul, measured=timed
         )
-        return _Program(one, fusion, fusion.plan(), cut=deciding.cut)
+        return (writing or Program)(one, fusion, fusion.plan(), cut=deciding.cut)
 
     deciding.make = lambda one, decide: program_of(one, decide).compiled().run
     program = program_of(gm, deciding.decide)
@@ -136,11 +139,11 @@ def plan_kernels(
     for rewrite in PASSES:
         rewrite(gm)
     fusion = ProductFusion(gm, tuple(devices), setting=matmul)
-    return _Program(gm, fusion, fusion.plan()).compiled().kernels
+    return Program(gm, fusion, fusion.plan()).compiled().kernels
 
 
 @dataclass
-class _Step:
+class Step:
     """A part of the program.
 
     Attributes:
@@ -175,7 +178,9 @@ class _Step:
 
 
 @dataclass
-class _Program:
+class Program:
+    """Writes the program of a plan."""
+
     gm: GraphModule
     fusion: ProductFusion
     plan: Plan
@@ -280,10 +285,10 @@ class _Program:
                 lines.append(f"del {', '.join(sorted(dead))}")
         return [*lines, f"return [{', '.join(results)}]"]
 
-    def _group(self, group: Group) -> _Step:
+    def _group(self, group: Group) -> Step:
         kept = [node for node in group.nodes if node in self.plan.stored]
         if self.fusion.products_in(group.nodes):
-            return self._product(group, kept)
+            return self.product(group, kept)
         builder = self.fusion.lowered(group.domain, group.nodes, self.fusion.realized)
         names = {self.fusion.realized[node].buffer for node in kept}
         builder.stores = [store for store in builder.stores if store.buffer in names]
@@ -300,7 +305,7 @@ class _Program:
         self.device = kept[0].meta["val"].device
         lines = [self._launch(self.cut(kernel, self.hint))]
         makes = set(allocations)
-        return _Step(lines, set(kernel.buffers), makes, makes, allocations, overwritten)
+        return Step(lines, set(kernel.buffers), makes, makes, allocations, overwritten)
 
     def _launch(self, kernel: Kernel) -> str:
         self.kernels.append(kernel)
@@ -308,7 +313,7 @@ class _Program:
         sizes = (symbol.name for symbol in kernel.symbols)
         return f"{kernel.name}({', '.join(['stream', *kernel.buffers, *sizes])})"
 
-    def _product(self, group: Group, kept: Sequence[Node]) -> _Step:
+    def product(self, group: Group, kept: Sequence[Node]) -> Step:
         name = f"fused_{len(self.kernels)}"
         cut = self.fusion.cuts.get(self.fusion.products_in(group.nodes)[0])
         made = product_kernels(name, self.fusion, group.nodes, kept, self._reaches(), cut)
@@ -369,7 +374,7 @@ class _Program:
             f"dtype={dtype}, device={name})"
         )
 
-    def _attention(self, node: Node) -> _Step:
+    def _attention(self, node: Node) -> Step:
         reach = self._reaches()
         name = f"fused_{len(self.kernels)}"
         memory = self.fusion.realized
@@ -389,7 +394,7 @@ class _Program:
 
     def _launched(
         self, kernels: Sequence[Kernel], workspace: sympy.Expr, new: Sequence[Node]
-    ) -> _Step:
+    ) -> Step:
         """Kernels in order, which share memory of their own and make these nodes."""
         assert self.device is not None
         lines = [self._allocation(node) for node in new]
@@ -401,9 +406,9 @@ class _Program:
             lines.append(f"del {WORKSPACE}")
         reads = {buffer for kernel in kernels for buffer in kernel.buffers} - {WORKSPACE}
         makes = {node.name for node in new}
-        return _Step(lines, reads, makes, makes)
+        return Step(lines, reads, makes, makes)
 
-    def _call(self, node: Node) -> _Step:
+    def _call(self, node: Node) -> Step:
         if node.target is attend:
             return self._attention(node)
         reads: set[str] = set()
@@ -452,9 +457,9 @@ class _Program:
         shown = reads | {node.name} if may_alias(node) else set()
         if node.target is operator.getitem:
             shown = set() if fresh else {node.name}
-        return _Step(lines, reads, {node.name}, fresh, shown=shown)
+        return Step(lines, reads, {node.name}, fresh, shown=shown)
 
-    def _placed_call(self, node: Node, arguments: Sequence[str], reads: set[str]) -> _Step:
+    def _placed_call(self, node: Node, arguments: Sequence[str], reads: set[str]) -> Step:
         """A library operator that writes into another tensor's memory."""
         layout = self.fusion.realized[node]
         name = f"call_{len(self.names)}_{operator_name(node)}"
@@ -463,7 +468,7 @@ class _Program:
         lines = [self._allocation(owner) for owner in self._owners([node])]
         made = {layout.buffer} if lines else set()
         lines.append(f"{name}({', '.join([*arguments, f'out={place}'])})")
-        return _Step(lines, reads | {layout.buffer}, made, made)
+        return Step(lines, reads | {layout.buffer}, made, made)
 
     def _operand(self, node: Node) -> tuple[str, str]:
         """A tensor as a library operator gets it, and the memory that it reads."""

@@ -15,6 +15,7 @@ from magjit_triton.codegen.accounts import moved_by, virtual_in
 from magjit_triton.codegen.compiler import compile_graph
 from magjit_triton.codegen.decompositions import decompositions
 from magjit_triton.codegen.runtime import has_triton, interpreting
+from magjit_triton.macro.program import macro_parts
 from magjit_triton.passes import bytes_before
 from magjit_triton.settings import DEFAULTS, Settings
 
@@ -40,12 +41,13 @@ def compile_with_kernels(
         gm, example_inputs, context: as ``Backend.compile`` is given them.
         settings: mode, objective, and whose products run.
     """
+    parts = macro_parts(settings.matmul)
 
     def compile_aten(graph: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
         before = bytes_before(graph) if context.want_dumps else {}
         title = f"graph {len(context.movement) + 1}"
         with uncollected():
-            made = compile_graph(graph, inputs, settings)
+            made = compile_graph(graph, inputs, settings, **parts)
         context.dump("fusion_plan.txt", lambda: str(made.plan))
         context.dump("program.py", lambda: made.source)
         context.dump("kernels.py", lambda: "\n\n".join(one.source for one in made.kernels))

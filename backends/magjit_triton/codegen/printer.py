@@ -139,7 +139,8 @@ class Printer:
         if axis.name == "g":
             return True
         block = self.blocks.p if axis.name == "p" else self.blocks.inner
-        return bool(size.is_Integer) and int(size) % block == 0
+        factor, _ = size.as_coeff_Mul()
+        return bool(factor.is_Integer) and int(factor) % block == 0
 
     def axis_begin(self, axis: Axis, start: str) -> None:
         block = self.blocks.p if axis.name == "p" else self.blocks.inner

@@ -17,7 +17,6 @@ from magjit_triton.codegen.matmul.configuration import Extent, Work, default, se
 
 __all__ = ["Device", "Facts", "current_device", "estimate", "ours_pays"]
 
-"""``auto``: where the estimate, or a measurement, says so; the others: never and wherever legal."""
 
 _MARGIN = 0.9
 _LAUNCH = 1.5e-6

@@ -114,7 +114,7 @@ class ProductFusion(Fusion):
         """The plan with those products of ours that pay."""
         if self.setting != "library":
             find_decoding(self.gm, self.fusible_devices, self._decodes)
-        self.own = {node for node in self.gm.graph.nodes if self._is_candidate(node)}
+        self.own = {node for node in self.gm.graph.nodes if self.is_candidate(node)}
         while True:
             self._forget()
             plan = super().planned()
@@ -123,7 +123,7 @@ class ProductFusion(Fusion):
                 node
                 for group in groups
                 for node in self.products_in(group.nodes)
-                if not self._pays(group, plan)
+                if not self.pays(group, plan)
             }
             if not refused:
                 return plan
@@ -138,7 +138,8 @@ class ProductFusion(Fusion):
         self._barrier = set()
         self.units = []
 
-    def _is_candidate(self, node: Node) -> bool:
+    def is_candidate(self, node: Node) -> bool:
+        """Whether a product may be ours."""
         if self.setting == "library" or node.op != "call_function":
             return False
         if not is_product(node, self.fusible_devices):
@@ -433,7 +434,8 @@ class ProductFusion(Fusion):
 
     # The choice.
 
-    def _pays(self, group: Group, plan: Plan) -> bool:
+    def pays(self, group: Group, plan: Plan) -> bool:
+        """Whether the products of a group are ours."""
         if self.setting == "triton":
             return True
         facts = self.facts(group, plan)

@@ -1,0 +1,24 @@
+"""The choice of a macro-kernel, in C; ``macro/waves.py`` is its reference."""
+
+from collections.abc import Sequence
+
+MOST_CANDIDATES: int
+
+class Selector:
+    """Chooses among candidates by the sizes of a product."""
+
+    def __new__(
+        cls,
+        candidates: Sequence[Sequence[float]],
+        knots: tuple[Sequence[float], Sequence[float], Sequence[float]] | None,
+        values: Sequence[float] | None,
+        *,
+        multiprocessors: int,
+        bandwidth: float,
+        products: int,
+        itemsize: int,
+        unit: int,
+    ) -> Selector: ...
+    def choose(self, batch: int, m: int, n: int, k: int, /) -> tuple[int, int, float]: ...
+    def estimates(self, batch: int, m: int, n: int, k: int, /) -> tuple[float, ...]: ...
+    def benchmark(self, batch: int, m: int, n: int, k: int, calls: int, /) -> float: ...

@@ -1,0 +1,254 @@
+"""Tuning a family: what is measured on a device, and what of it a repository keeps.
+
+layers × rows → shapes → times of configurations (searched, or all) → the chosen few
+→ their waves and the library's table → calibrated → Entry
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from magjit_triton.codegen.matmul.configuration import Configuration
+from magjit_triton.macro.building import built, entry_of
+from magjit_triton.macro.families import MacroFamily
+from magjit_triton.macro.measuring import Bench, Shape, Timer, calibrated, event_timer
+from magjit_triton.macro.repository import Entry, Repository, Stored
+from magjit_triton.macro.space import Space
+from magjit_triton.macro.trust_regions import TrustRegions
+from magjit_triton.macro.tuning import (
+    CoordinateDescent,
+    RandomSearch,
+    Search,
+    Table,
+    Times,
+    chosen,
+    regimes,
+    searched,
+)
+
+__all__ = ["LAYERS", "ROWS", "SEARCHES", "Measured", "Plan", "recorded", "tuned"]
+
+ROWS = (1, 16, 48, 96, 192, 384, 768, 1536, 3072, 6144, 12288)
+"""Rows that are measured where no others are asked for."""
+LAYERS = ((4096, 4096), (1024, 4096), (11008, 4096), (4096, 11008), (3072, 1024))
+"""n and k likewise."""
+
+SEARCHES: dict[str, Callable[[Space, int], Search]] = {
+    "regions": TrustRegions,
+    "random": RandomSearch,
+    "coordinate": CoordinateDescent,
+}
+
+# As far as eager mode's own result may be from float64, and a margin: what is wrong is far off.
+_MOST_ERROR = {2: 2e-2, 4: 5e-3}
+
+Progress = Callable[[str, int, int], None]
+"""Told what is done, how many, of how many."""
+
+
+@dataclass
+class Measured:
+    """An ``Objective`` on the current device.
+
+    Attributes:
+        bench: times.
+        space: of schedules.
+        shapes: that are measured.
+        built: machine code that is there already.
+        wrong: configurations whose results are not eager mode's; they count as unable.
+    """
+
+    bench: Bench
+    space: Space
+    shapes: tuple[Shape, ...]
+    built: dict[Configuration, Stored] = field(default_factory=dict)
+    wrong: list[Configuration] = field(default_factory=list)
+
+    def measure(self, configurations: Sequence[Configuration]) -> Times:
+        """Builds what is missing, checks a result of each, and measures all shapes."""
+        missing = [one for one in configurations if one not in self.built]
+        made = built(self.bench.family, self.bench.device, missing)
+        self.built.update({one.configuration: one for one in made.stored})
+        return {one: self._times(self.built.get(one)) for one in configurations}
+
+    def _times(self, stored: Stored | None) -> list[float]:
+        unable = [math.inf] * len(self.shapes)
+        if stored is None:
+            return unable
+        itemsize = self.space.work.dtype.itemsize
+        smallest = min(self.shapes, key=math.prod)
+        ragged = (smallest[0], smallest[1] + 37, smallest[2], smallest[3])
+        if self.bench.error(stored, ragged) > _MOST_ERROR[itemsize]:
+            self.wrong.append(stored.configuration)
+            return unable
+        return [self.bench.seconds(stored, shape) for shape in self.shapes]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a family is tuned.
+
+    Attributes:
+        search: one of ``SEARCHES``, or ``"exhaustive"``: all that is built, or the small space.
+        budget: configurations of each regime.
+        count: how many are kept, 12 to 24.
+        layers: n and k.
+        rows: m.
+        batch: of batched families.
+        seed: of the search.
+    """
+
+    search: str = "exhaustive"
+    budget: int = 64
+    count: int = 24
+    layers: tuple[tuple[int, int], ...] = LAYERS
+    rows: tuple[int, ...] = ROWS
+    batch: int = 1
+    seed: int = 0
+
+    def shapes(self, family: MacroFamily) -> tuple[Shape, ...]:
+        """All rows of all layers."""
+        fixed = family.fixed
+        found = dict.fromkeys(
+            (self.batch, m, fixed.get("n", n), fixed.get("k", k))
+            for n, k in self.layers
+            for m in self.rows
+        )
+        return tuple(found)
+
+
+def _objective(
+    family: MacroFamily, plan: Plan, prebuilt: Entry | None, timer: Timer | None
+) -> Measured:
+    shapes = plan.shapes(family)
+    largest = max(shapes, key=math.prod)
+    bench = Bench(family, timer or event_timer(), largest)
+    entry = prebuilt or entry_of(family, bench.device, ())
+    known = {one.configuration: one for one in entry.stored}
+    space = Space(family.work, bench.device)
+    if plan.search == "exhaustive":
+        space = Space.small(family.work, bench.device)
+    return Measured(bench, space, shapes, known)
+
+
+def recorded(
+    family: MacroFamily,
+    plan: Plan,
+    prebuilt: Entry | None,
+    *,
+    shapes: Sequence[Shape] = (),
+    progress: Progress | None = None,
+    timer: Timer | None = None,
+) -> Table:
+    """Times of every built configuration, or of the small space, and of the library."""
+    objective = _objective(family, plan, prebuilt, timer)
+    objective.shapes = tuple(shapes) or objective.shapes
+    todo = list(objective.built) or list(objective.space.aligned)
+    times: Times = {}
+    for number, one in enumerate(todo):
+        times.update(objective.measure([one]))
+        if progress is not None:
+            progress("measured", number + 1, len(todo))
+    bench = objective.bench
+    library = [bench.timer(bench.library(shape)) for shape in objective.shapes]
+    facts = {
+        "family": str(family),
+        "device": bench.device.as_json(),
+        "dtype": str(family.family.dtype).removeprefix("torch."),
+        "wrong": [str(one) for one in objective.wrong],
+    }
+    return Table(objective.space, objective.shapes, times, library, facts)
+
+
+def tuned(
+    family: MacroFamily,
+    plan: Plan,
+    prebuilt: Entry | None = None,
+    *,
+    store: Repository | None = None,
+    progress: Progress | None = None,
+    timer: Timer | None = None,
+) -> tuple[Entry, Table]:
+    """An entry with times, and all that was measured for it.
+
+    Args:
+        prebuilt: machine code that need not be built here.
+        store: keeps measurements, so that a run that was stopped goes on.
+        timer: of runs, by default ``event_timer``.
+
+    Raises:
+        NoDeviceError: there is no CUDA device.
+    """
+    begin = time.perf_counter()
+    objective = _objective(family, plan, prebuilt, timer)
+    times: Times = {}
+    run = f"{family.signature} {objective.bench.device.name} {plan}"
+    if plan.search == "exhaustive":
+        todo = list(objective.built) or list(objective.space.aligned)
+        times.update({} if store is None else store.seen(run))
+        for number, one in enumerate(todo):
+            if one not in times:
+                found = objective.measure([one])
+                times.update(found)
+                if store is not None:
+                    store.note(run, found)
+            if progress is not None:
+                progress("measured", number + 1, len(todo))
+    else:
+        for name, columns in regimes(objective.shapes).items():
+            search = SEARCHES[plan.search](objective.space, plan.seed)
+
+            def told(seen: int, least: float, name: str = name) -> None:
+                if progress is not None:
+                    progress(f"{name} rows", seen, plan.budget)
+
+            searched(
+                search,
+                objective,
+                columns,
+                plan.budget,
+                known=times,
+                store=None if store is None else (store, run),
+                progress=told,
+            )
+    bench = objective.bench
+    library = [bench.timer(bench.library(shape)) for shape in objective.shapes]
+    cuts = chosen(times, plan.count, library)
+    if len(cuts) < 12:  # The model may err, and other shapes want others.
+        cuts += [one for one in chosen(times, plan.count) if one not in cuts]
+    cuts = cuts[: plan.count]
+    missing = [one for one in cuts if one not in objective.built]
+    objective.built.update(
+        {one.configuration: one for one in built(family, bench.device, missing).stored}
+    )
+    stored = []
+    for number, one in enumerate(cuts):
+        stored.append(bench.waved(objective.built[one]))
+        if progress is not None:
+            progress("waves", number + 1, len(cuts))
+    entry = entry_of(family, bench.device, stored)
+    entry = replace(entry, library=bench.library_table(*_knots(objective.shapes), batch=plan.batch))
+    entry = calibrated(entry, bench.device, objective.shapes, times)
+    facts = {
+        **entry.facts,
+        "tuned_s": round(time.perf_counter() - begin, 2),
+        "search": plan.search,
+        "measured": len(times),
+        "wrong": [str(one) for one in objective.wrong],
+    }
+    table = Table(objective.space, objective.shapes, times, library, {"family": str(family)})
+    return replace(entry, facts=facts), table
+
+
+def _knots(shapes: Sequence[Shape]) -> tuple[list[int], list[int], list[int]]:
+    """A grid for the library's table: the shapes' sizes, and rows between them."""
+    m, n, k = (sorted({shape[axis] for shape in shapes}) for axis in (1, 2, 3))
+    rows = set(m)
+    for low, high in pairwise(m):
+        if high > 2 * low:
+            rows.add(1 << (low * high - 1).bit_length() // 2)
+    return sorted(rows), n, k

@@ -1,0 +1,80 @@
+"""Which family of the table a group of the code generator is, and with which sizes.
+
+A group is a family's where the family's text, with the group's sizes in place of its symbols, is
+the group's own text: the same operands, the same epilogue, the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import sympy
+import torch
+
+from magjit_triton.codegen.matmul.family import Family
+from magjit_triton.macro.families import FAMILIES, K_UNIT, MacroFamily, families_of, named, text_of
+
+__all__ = ["Match", "families_of_model", "matched"]
+
+
+@dataclass(frozen=True)
+class Match:
+    """A group as a family's.
+
+    Attributes:
+        family: of the table, with symbols.
+        batch, m, n, k: what its symbols stand for.
+    """
+
+    family: MacroFamily
+    batch: sympy.Expr
+    m: sympy.Expr
+    n: int
+    k: int
+
+
+@cache
+def _general(name: str, dtype: torch.dtype, precision: str) -> MacroFamily:
+    """Precision is what torch's settings say; it is here for the cache."""
+    return named(name, dtype)
+
+
+def matched(family: Family) -> Match | None:
+    """The family of the table that a group is; None where it is none."""
+    batch, m, n, k = family.sizes
+    if not (n.is_Integer and k.is_Integer) or int(k) % K_UNIT or int(n) % 16:
+        return None
+    own = text_of(family)
+    for name in FAMILIES:
+        one = _general(name, family.dtype, family.precision)
+        found = one.family
+        if len(found.buffers) != len(family.buffers) or len(found.rights) != len(family.rights):
+            continue
+        values = {"batch": batch, "m": m, "n": n, "k_units": sympy.Integer(int(k) // K_UNIT)}
+        swaps = {symbol: values[one.roles[symbol.name]] for symbol in found.symbols}
+        if text_of(found, swaps, like=family) == own:
+            return Match(one, batch, m, int(n), int(k))
+    return None
+
+
+def families_of_model(
+    module: torch.nn.Module, inputs: Sequence[Any]
+) -> list[tuple[MacroFamily, list[tuple[int, int]]]]:
+    """The families of a model's products, each with the layers (n, k) that it has."""
+    from magjit_triton.codegen.decompositions import decompositions
+
+    program = torch.export.export(module, tuple(inputs))
+    graph = program.run_decompositions(dict(decompositions())).graph_module
+    layers: dict[str, list[tuple[int, int]]] = {}
+    families: dict[str, MacroFamily] = {}
+    for group in families_of(graph, type(module).__name__):
+        found = matched(group.family)
+        if found is not None:
+            families[found.family.signature] = found.family
+            kept = layers.setdefault(found.family.signature, [])
+            if (found.n, found.k) not in kept:
+                kept.append((found.n, found.k))
+    return [(family, layers[signature]) for signature, family in families.items()]

@@ -1,0 +1,309 @@
+"""Times on a device: of configurations on shapes, of their waves, of the library.
+
+Every launch meets a second-level cache that holds none of its operands, and a full queue, so that
+the host's time does not count.  Operands are places in memory that all shapes share.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from magjit_triton.codegen.matmul.configuration import Configuration
+from magjit_triton.macro.device import Device
+from magjit_triton.macro.errors import NoDeviceError, UnknownFamilyError
+from magjit_triton.macro.families import FAMILIES, MacroFamily, Sizes
+from magjit_triton.macro.loading import Loaded, sizes_by_role
+from magjit_triton.macro.repository import Entry, Stored
+from magjit_triton.macro.waves import Affine, Library, Model, Wave
+
+__all__ = ["Bench", "Shape", "Timer", "calibrated", "event_timer", "rectangle", "wave_of"]
+
+Shape = tuple[int, int, int, int]
+"""Batch, m, n, k."""
+Run = Callable[[], None]
+Timer = Callable[[Run], float]
+"""Seconds of a run."""
+
+_FLUSHED = 96 * 2**20
+_ROUNDS, _FEW_ROUNDS = 9, 3
+_LONG = 1.5e-3
+_SHORT_K, _LONG_K = 1024, 4096
+_WAVES = 3
+
+
+def event_timer() -> Timer:
+    """Medians between CUDA events, with a cache that was just written over.
+
+    Raises:
+        NoDeviceError: there is no CUDA device.
+    """
+    if not torch.cuda.is_available():
+        raise NoDeviceError(
+            "Times are measured on a CUDA device, and there is none",
+            remedy="replay a recorded table, or build without measuring: --no-measure",
+        )
+    cache = torch.empty(_FLUSHED // 4, dtype=torch.int32, device="cuda")
+
+    def seconds(run: Run, rounds: int) -> float:
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in "be"] for _ in range(rounds)]
+        for begin, end in pairs:
+            cache.zero_()
+            begin.record()
+            run()
+            end.record()
+        torch.cuda.synchronize()
+        times = [float(begin.elapsed_time(end)) for begin, end in pairs]
+        return statistics.median(times) * 1e-3
+
+    def timer(run: Run) -> float:
+        run()
+        first = seconds(run, 2)
+        return seconds(run, _FEW_ROUNDS if first > _LONG else _ROUNDS)
+
+    return timer
+
+
+def rectangle(tiles: int, ratio: float) -> tuple[int, int]:
+    """Rows and columns of at most so many tiles, nearly all of them, about ``ratio`` high.
+
+    Args:
+        ratio: wanted rows for each column.
+    """
+    best = (0, 0.0, 1, 1)
+    for rows in range(1, tiles + 1):
+        columns = tiles // rows
+        used = rows * columns
+        shape = -abs(math.log(rows / columns / ratio))
+        if used * 50 >= tiles * 49:  # nearly all
+            best = max(best, (1, shape, rows, columns))
+    return (best[2], best[3]) if best[0] else (1, tiles)
+
+
+@dataclass
+class Bench:
+    """A family of the table on the current device.
+
+    Attributes:
+        family: with its template.
+        timer: of runs.
+        largest: of the shapes to come; memory is made for it.
+    """
+
+    family: MacroFamily
+    timer: Timer
+    largest: Shape
+    device: Device = field(default_factory=Device.current)
+    memory: list[torch.Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.family.template is None:
+            raise UnknownFamilyError(
+                f"{self.family.name} is a model's: only families of the table are measured alone",
+                remedy=", ".join(FAMILIES),
+            )
+        self.reserve(self.largest)
+
+    def _count(self, roles: Sequence[str], sizes: Sizes) -> int:
+        return math.prod(sizes[role] for role in roles)
+
+    def reserve(self, shape: Shape) -> list[torch.Tensor]:
+        """Memory for each operand and the result, of at least so many elements."""
+        assert self.family.template is not None
+        sizes, dtype = sizes_by_role(*shape), self.family.family.dtype
+        for number, roles in enumerate([*self.family.template.shapes, self.result]):
+            count = self._count(roles, sizes)
+            if number == len(self.memory):
+                self.memory.append(torch.empty(0))
+            if self.memory[number].numel() < count:
+                self.memory[number] = torch.randn(count, device="cuda", dtype=dtype) * 0.1
+        return list(self.memory)
+
+    @property
+    def result(self) -> tuple[str, ...]:
+        """The roles of the result's sizes."""
+        assert self.family.template is not None
+        batched = len(self.family.template.shapes[0]) == 3
+        return ("batch", "m", "n") if batched else ("m", "n")
+
+    @cached_property
+    def _workspace(self) -> torch.Tensor:
+        batch, m, n, _ = self.largest
+        return torch.empty(max(16 * batch * m * n, 2**26), device="cuda")
+
+    # Runs.
+
+    def arguments(self, shape: Shape) -> list[torch.Tensor]:
+        """The operands of a shape."""
+        assert self.family.template is not None
+        sizes = sizes_by_role(*shape)
+        return [
+            memory[: self._count(roles, sizes)].view([sizes[role] for role in roles])
+            for memory, roles in zip(self.reserve(shape), self.family.template.shapes, strict=False)
+        ]
+
+    def library(self, shape: Shape) -> Run:
+        """The library's way: eager mode's kernels."""
+        template = self.family.template
+        assert template is not None
+        arguments = self.arguments(shape)
+
+        def run() -> None:
+            template.function(*arguments)
+
+        return run
+
+    def ours(self, stored: Stored, shape: Shape, *, part: int | None = None) -> Run:
+        """A configuration on a shape: all its kernels, or one."""
+        loaded = self._load(stored)
+        sizes = sizes_by_role(*shape)
+        tiles = stored.configuration
+        count = shape[0] * -(-shape[1] // tiles.block_m) * -(-shape[2] // tiles.block_n)
+        count *= tiles.split_k
+        if tiles.programs:
+            count = min(count, self.device.multiprocessors * stored.occupancy)
+        held = self.reserve(shape)
+        pointers = [held[number].data_ptr() for number in self.family.order]
+        needed = loaded.workspace(sizes)
+        if needed > self._workspace.numel():
+            self.__dict__["_workspace"] = torch.empty(needed, device="cuda")
+        held.append(self._workspace)
+        workspace = held[-1].data_ptr() if needed else 0
+        stream = torch.cuda.current_stream().cuda_stream
+
+        def run(held: list[torch.Tensor] = held) -> None:
+            if part is None:
+                loaded(stream, count, pointers, sizes, workspace)
+            else:
+                loaded.start(part, stream, count, pointers, sizes, workspace)
+
+        return run
+
+    def _load(self, stored: Stored) -> Loaded:
+        known: dict[int, Loaded] = self.__dict__.setdefault("_known", {})
+        return known.setdefault(id(stored.assembled), Loaded(stored.assembled))
+
+    # Checks.
+
+    def error(self, stored: Stored, shape: Shape) -> float:
+        """The largest difference from eager mode's result, over the largest value."""
+        template = self.family.template
+        assert template is not None
+        expected = template.function(*self.arguments(shape)).float()
+        self.memory[-1].fill_(math.nan)
+        self.ours(stored, shape)()
+        found = self.memory[-1][: expected.numel()].view(expected.shape).float()
+        worst = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+        return math.inf if math.isnan(worst) else worst
+
+    # Times.
+
+    def seconds(self, stored: Stored, shape: Shape) -> float:
+        """Of a configuration on a shape."""
+        return self.timer(self.ours(stored, shape))
+
+    def library_table(
+        self, m: Sequence[int], n: Sequence[int], k: Sequence[int], batch: int = 1
+    ) -> Library:
+        """The library's times on a grid."""
+        times = [self.timer(self.library((batch, i, j, o))) for i in m for j in n for o in k]
+        return Library(tuple(m), tuple(n), tuple(k), tuple(times))
+
+    def waved(self, stored: Stored) -> Stored:
+        """A configuration with the times of its waves."""
+        fixed = each = 0.0
+        cut = stored.configuration
+        if cut.split_k > 1:
+            points = []
+            for m, n in ((64, 256), (1024, 2048)):
+                run = self.ours(stored, (1, m, n, 1024), part=1)
+                points.append((m * n * self.family.work.products * cut.split_k, self.timer(run)))
+            line = Affine.through(*points)
+            fixed, each = line.fixed, line.per_step
+
+        def product(shape: Shape) -> float:
+            return self.timer(self.ours(stored, shape, part=0))
+
+        wave = wave_of(stored, self.device, self.family.fixed, product)
+        return replace(stored, wave=wave, sum_fixed=fixed, sum_each=each)
+
+
+def wave_of(
+    stored: Stored, device: Device, fixed: Sizes, seconds: Callable[[Shape], float]
+) -> Wave:
+    """The times of a configuration's waves, through two lengths.
+
+    Args:
+        fixed: sizes that are numbers.
+        seconds: measures the product on a shape.
+    """
+    cut = stored.configuration
+    lengths = (_SHORT_K, _LONG_K)
+    times: dict[str, list[tuple[float, float]]] = {
+        name: [] for name in ("lone", "single", "full", "steady")
+    }
+    capacity = device.multiprocessors * stored.occupancy
+    wanted = {"lone": cut.split_k, "single": device.multiprocessors, "full": capacity}
+    for length in lengths:
+        k = fixed.get("k", length * cut.split_k)
+        blocks = -(-k // cut.block_k)
+        steps = -(-blocks // cut.split_k)
+        found = {}
+        for name, tiles in {**wanted, "many": _WAVES * capacity}.items():
+            found[name] = seconds(_shape_of(cut, tiles, fixed, k))
+        found["steady"] = max(0.0, (found["many"] - found["full"]) / (_WAVES - 1))
+        for name in times:
+            times[name].append((float(steps), found[name]))
+    if "k" in fixed:  # One length alone: all of it is the wave's.
+        return Wave(*(Affine(points[0][1], 0.0) for points in times.values()))
+    return Wave(*(Affine.through(*points) for points in times.values()))
+
+
+def _shape_of(cut: Any, tiles: int, fixed: Sizes, k: int) -> Shape:
+    each = max(1, tiles // cut.split_k)
+    if "n" in fixed:
+        columns = -(-fixed["n"] // cut.block_n)
+        return 1, max(1, round(each / columns)) * cut.block_m, fixed["n"], k
+    rows, columns = rectangle(each, cut.block_n / cut.block_m)
+    return 1, rows * cut.block_m, columns * cut.block_n, k
+
+
+def calibrated(
+    entry: Entry,
+    device: Device,
+    shapes: Sequence[Shape],
+    times: Mapping[Configuration, Sequence[float]],
+) -> Entry:
+    """An entry whose waves are scaled so that the model meets measured times on average.
+
+    The model leaves out what tiles share in the cache and how they crowd the memory; how much that
+    matters depends on the configuration above all.
+
+    Args:
+        times: configuration → seconds for each shape.
+    """
+    model: Model = entry.model(device)
+    found = []
+    for number, one in enumerate(entry.stored):
+        pairs = [
+            (seconds, model.seconds(number, *shape))
+            for shape, seconds in zip(shapes, times.get(one.configuration, ()), strict=False)
+            if math.isfinite(seconds) and model.fits(*shape)
+        ]
+        if not pairs or one.wave is None:
+            found.append(one)
+            continue
+        logarithms = [math.log(measured / told) for measured, told in pairs]
+        found.append(replace(one, wave=_scaled(one.wave, math.exp(statistics.fmean(logarithms)))))
+    return replace(entry, stored=tuple(found))
+
+
+def _scaled(wave: Wave, factor: float) -> Wave:
+    parts = (wave.lone, wave.single, wave.full, wave.steady)
+    return Wave(*(Affine(one.fixed * factor, one.per_step * factor) for one in parts))

@@ -1,0 +1,198 @@
+"""Run in a process of its own: programs whose products are chosen at run time, interpreted.
+
+The last line of the output is a JSON object: name → text of the failure, or "".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+
+from magjit_triton.codegen.compiler import compile_graph  # noqa: E402
+from magjit_triton.codegen.matmul.configuration import Configuration  # noqa: E402
+from magjit_triton.codegen.matmul.family import WORKSPACE  # noqa: E402
+from magjit_triton.codegen.runtime import load_function  # noqa: E402
+from magjit_triton.macro.assemble import Assembled  # noqa: E402
+from magjit_triton.macro.device import DEVICES  # noqa: E402
+from magjit_triton.macro.families import MacroFamily, named, traced  # noqa: E402
+from magjit_triton.macro.program import Kernels, parts_with  # noqa: E402
+from magjit_triton.macro.repository import Entry, Stored  # noqa: E402
+from magjit_triton.macro.waves import Affine, Library, Wave  # noqa: E402
+from magjit_triton.settings import Settings  # noqa: E402
+
+N, K = 32, 128
+CUTS = (Configuration(16, 16, 32), Configuration(16, 32, 64, split_k=2))
+STARTED: list[Configuration] = []
+
+
+def interpreted(assembled: Assembled, family: MacroFamily) -> Any:
+    """A launch of what would have been assembled."""
+    made = family.kernels(assembled.configuration)
+
+    def launch(stream: int, programs: int, buffers: list[torch.Tensor], sizes: dict[str, int]):
+        STARTED.append(assembled.configuration)
+        memory = dict(zip(family.family.buffers, buffers, strict=True))
+        values = {family.roles[s.name]: s.name for s in family.family.symbols}
+        count = assembled.workspace * sizes["batch"] * sizes["m"] * sizes["n"]
+        memory[WORKSPACE] = torch.full((count,), float("nan"))
+        for kernel in made.kernels:
+            names = {one.name: sizes[family.roles[one.name]] for one in kernel.symbols}
+            assert set(names) <= set(values.values())
+            first, second = (eval(text, {}, names) for text in kernel.grid())
+            if kernel is made.kernels[0]:
+                first = programs
+            load_function(kernel.source, kernel.name)[(first, second)](
+                *(memory[one] for one in kernel.buffers), *names.values()
+            )
+
+    return launch
+
+
+def entry(name: str, library: tuple[float, float]) -> tuple[str, Entry]:
+    """The small tile is best for few rows, the split one for more; the library at the end."""
+    family = named(name, torch.float32)
+    lone, crowd, flat = Affine(1e-6, 1e-6), Affine(2e-4, 1e-6), Affine(8e-6, 1e-9)
+    stored = (
+        Stored(Assembled(CUTS[0], (), 0), 1, Wave(lone, crowd, crowd, crowd)),
+        Stored(Assembled(CUTS[1], (), 2 * family.work.products), 1, Wave(flat, flat, flat, flat)),
+    )
+    facts = {"products": family.work.products, "itemsize": 4, "unit": 128}
+    table = Library((1, 64), (N,), (K,), library)
+    return family.signature, Entry(family.signature, name, "made up", facts, stored, table)
+
+
+def kernels(*names: str, library: tuple[float, float] = (1e-3, 1e-3)) -> Kernels:
+    made = dict(entry(name, library) for name in names)
+    return Kernels(made, DEVICES["h200"], interpreted)
+
+
+def check(
+    function: Any,
+    arguments: Any,
+    rows: tuple[int, ...],
+    parts: Kernels,
+    calls: int,
+    lead: tuple[str, ...] = ("m",),
+) -> int:
+    """Results are eager's for all sizes; gives how many times kernels were started."""
+    first = arguments(rows[0])
+    shapes = [(*lead, "k"), *(("f",) * one.dim() for one in first[1:])]
+    gm = traced(function, first, shapes, {"k": K, "f": 0})
+    made = compile_graph(gm, first, Settings(matmul="macro"), **parts_with(parts))
+    assert made.source.count("= macro_") == calls, made.source
+    STARTED.clear()
+    for m in rows:
+        given = arguments(m)
+        found, eager = made(*given), function(*given)
+        for one, other in zip(found, eager, strict=True):
+            assert one.stride() == other.stride()
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    return len(STARTED)
+
+
+def weights(*sizes: int) -> torch.Tensor:
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(sum(sizes))) * 0.2
+
+
+def linear() -> None:
+    """Few rows by one kernel, more by another, many by the library."""
+    w = weights(N, K)
+    rows = (3, 17, 40, 64)
+    given = kernels("linear", library=(1e-3, 2e-6))
+    started = check(lambda x, w: [F.linear(x, w)], lambda m: [weights(m, K), w], rows, given, 1)
+    assert started == 2 and set(STARTED) == set(CUTS), STARTED
+
+
+def residual() -> None:
+    """What follows is fused; two layers are two calls."""
+    given = kernels("linear_gelu", "linear_residual")
+
+    def block(x: Any, a: Any, b: Any, c: Any) -> Any:
+        return [x + F.linear(F.gelu(F.linear(x, a, b)), c)]
+
+    a, b, c = weights(K, K), weights(K), weights(K, K)
+    started = check(block, lambda m: [weights(m, K), a, b, c], (2, 5, 30), given, 2)
+    assert started == 6, started
+
+
+def gated() -> None:
+    gate, up = weights(N, K), weights(N, K)[:, :].contiguous() + 0.1
+    given = kernels("swiglu")
+
+    def function(x: Any, gate: Any, up: Any) -> Any:
+        return [F.silu(F.linear(x, gate)) * F.linear(x, up)]
+
+    assert check(function, lambda m: [weights(m, K), gate, up], (3, 20), given, 1) == 2
+
+
+def others_stay() -> None:
+    """Families that the file has not are planned as without it."""
+    given = kernels("linear_gelu")
+    w = weights(N, K)
+    assert (
+        check(lambda x, w: [F.linear(x, w)], lambda m: [weights(m, K), w], (3, 20), given, 0) == 0
+    )
+
+
+def unaligned() -> None:
+    """Addresses that are no multiples of 16 go to the library."""
+    w = weights(N, K)
+    given = kernels("linear")
+
+    def place(m: int) -> list[torch.Tensor]:
+        return [torch.cat([weights(1), weights(m, K).flatten()])[1:].view(m, K), w]
+
+    assert place(3)[0].data_ptr() % 16
+    assert check(lambda x, w: [F.linear(x, w)], place, (3, 20), given, 1) == 0
+
+
+def compiled_program() -> None:
+    """Through the backend, with any number of rows, in two dimensions."""
+    import magjit
+    from magjit_triton.codegen import entry as module
+
+    module.macro_parts = lambda setting: parts_with(kernels("linear_gelu", "linear_residual"))
+    first, second = torch.nn.Linear(K, K), torch.nn.Linear(K, K, bias=False)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x + second(F.gelu(first(x)))
+
+    ours = magjit.compile(function, backend="triton", dynamic=True, options={"matmul": "macro"})
+    STARTED.clear()
+    with torch.no_grad():
+        for m in (4, 7, 30):
+            x = weights(2, m, K)
+            torch.testing.assert_close(ours(x), function(x), rtol=1e-4, atol=1e-4)
+    assert len(STARTED) == 4, STARTED  # the first call was watched
+
+
+CASES = {
+    one.__name__: one for one in (linear, residual, gated, others_stay, unaligned, compiled_program)
+}
+
+
+def main() -> None:
+    results = {}
+    for name, run in CASES.items():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
+        try:
+            run()
+            results[name] = ""
+        except Exception:
+            results[name] = traceback.format_exc(limit=-6)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""The cost model: what it says of shapes, and that the C part says the same."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from wave_models import candidate, library, model
+
+from magjit_triton.codegen.matmul.configuration import Configuration
+from magjit_triton.macro.selector import MOST_CANDIDATES, Selector, compiled
+from magjit_triton.macro.waves import LIBRARY, Affine, Candidate, Library, Model, Wave
+
+
+def shape(random_: random.Random) -> tuple[int, int, int, int]:
+    """Mostly shapes that kernels compute, small and large, now and then others."""
+    m = int(2 ** random_.uniform(0, 14.5))
+    n = 16 * int(2 ** random_.uniform(0, 10))
+    k = 128 * int(2 ** random_.uniform(0, 7.5))
+    batch = random_.choice((1, 1, 1, 2, 12))
+    if random_.random() < 0.1:
+        n += random_.randint(0, 15)
+        k += random_.randint(0, 127)
+    if random_.random() < 0.02:
+        m = 0
+    return batch, m, n, k
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_c_and_python_agree_to_the_last_bit(seed: int) -> None:
+    reference = model(seed)
+    selector = compiled(reference)
+    random_ = random.Random(1000 + seed)
+    chosen = set()
+    for _ in range(500):
+        sizes = shape(random_)
+        found = selector.choose(*sizes)
+        assert found == reference.choose(*sizes), sizes
+        chosen.add(found[0])
+        if not reference.fits(*sizes):
+            assert found == (LIBRARY, 0, 0.0)
+            continue
+        estimates = [reference.seconds(i, *sizes) for i in range(len(reference.candidates))]
+        estimates.append(reference.library_seconds(*sizes))
+        assert selector.estimates(*sizes) == tuple(estimates), sizes
+        assert found[2] == min(estimates)
+    assert len(chosen) > 1
+
+
+FLAT = Affine(0.0, 1e-6)
+PLAIN = Wave(FLAT, FLAT, FLAT, FLAT)
+TILE = Configuration(64, 64, 64)
+
+
+def alone(one: Candidate, table: Library | None = None, processors: int = 100) -> Model:
+    return Model([one], table, multiprocessors=processors, bandwidth=1e15)
+
+
+def test_with_one_time_for_all_waves_it_is_the_papers_formula() -> None:
+    """``T_s * ceil(blocks / blocks of a wave)``, the paper's section 6."""
+    found = alone(Candidate(TILE, 2, PLAIN))
+    random_ = random.Random(0)
+    for _ in range(500):
+        m, n, k = random_.randint(1, 20000), 16 * random_.randint(1, 999), 128
+        blocks = -(-m // 64) * -(-n // 64)
+        expected = 2e-6 * math.ceil(blocks / 200)
+        assert found.seconds(0, 1, m, n, k) == pytest.approx(expected)
+
+
+def test_waves_of_few_blocks_lie_between_the_measured_points() -> None:
+    times = [Affine(0, s * 1e-6) for s in (1.0, 2.0, 5.0, 4.0)]
+    found = alone(Candidate(TILE, 3, Wave(*times)))
+
+    def micros(blocks: int) -> float:
+        return found.seconds(0, blocks, 64, 64, 64 * 100) * 1e4
+
+    assert micros(1) == pytest.approx(1.0)
+    assert micros(100) == pytest.approx(2.0)
+    assert micros(200) == pytest.approx(3.5)
+    assert micros(300) == pytest.approx(5.0)
+    assert micros(600) == pytest.approx(9.0)
+    assert micros(900) == pytest.approx(13.0)
+    assert 9.0 < micros(601) < micros(700) < micros(900)
+
+
+def test_time_never_falls_with_more_rows() -> None:
+    for seed in range(8):
+        found = model(seed)
+        for number in range(len(found.candidates)):
+            last = 0.0
+            for m in range(1, 12000, 371):
+                now = found.seconds(number, 1, m, 1024, 4096)
+                # The first tail after a whole wave costs no more than the wave that it belongs to.
+                assert now >= last * 0.999, (seed, number, m)
+                last = max(last, now)
+
+
+def test_bytes_are_a_floor() -> None:
+    nothing = Affine(0.0, 0.0)
+    one = Candidate(TILE, 1, Wave(nothing, nothing, nothing, nothing))
+    found = Model([one], None, multiprocessors=132, bandwidth=1e12)
+    moved = 2 * (128 * 256 + 512 * 256 + 128 * 512)
+    assert found.seconds(0, 1, 128, 512, 256) == pytest.approx(moved / 1e12)
+
+
+def test_splits_are_shorter_and_pay_for_their_sums() -> None:
+    whole = Candidate(TILE, 1, PLAIN)
+    split = Candidate(Configuration(64, 64, 64, split_k=4), 1, PLAIN, 2e-6, 1e-12)
+    found = Model([whole, split], None, multiprocessors=132, bandwidth=1e15)
+    assert found.choose(1, 64, 64, 8192)[:2] == (1, 4)
+    assert found.choose(1, 8192, 8192, 256)[0] == 0
+    assert found.seconds(1, 1, 64, 64, 8192) == pytest.approx(32e-6 + 2e-6 + 64 * 64 * 4 * 1e-12)
+
+
+def test_persistent_kernels_have_no_more_programs_than_fit() -> None:
+    one = Candidate(Configuration(64, 64, 64, programs=132), 2, PLAIN)
+    found = alone(one)
+    assert found.choose(1, 64, 128, 128)[1] == 2
+    assert found.choose(1, 6400, 6400, 128)[1] == 200
+
+
+def test_the_librarys_table_is_met_at_its_points_and_goes_on_beyond() -> None:
+    table = Library((1, 16, 256), (512, 4096), (128, 1024), tuple(1e-6 * i for i in range(1, 13)))
+    found = alone(Candidate(TILE, 1, PLAIN), table)
+    seconds = iter(table.seconds)
+    for m in table.m:
+        for n in table.n:
+            for k in table.k:
+                assert found.library_seconds(1, m, n, k) == pytest.approx(next(seconds))
+    assert found.library_seconds(1, 64, 512, 128) == pytest.approx(math.sqrt(5e-6 * 9e-6))
+    assert found.library_seconds(1, 4096, 512, 128) == pytest.approx(9e-6 * 9 / 5)
+    assert found.library_seconds(16, 16, 512, 128) == pytest.approx(9e-6)
+
+
+def test_the_library_is_chosen_where_it_is_faster() -> None:
+    table = Library((1, 65536), (128,), (128,), (1e-6, 1e-3))
+    found = alone(Candidate(TILE, 1, PLAIN), table)
+    assert found.choose(1, 1, 128, 128)[0] == LIBRARY
+    assert found.choose(1, 6000, 128, 128)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 0, 128, 128), (1, 1, 120, 128), (1, 1, 128, 192), (1, 2**31, 128, 128), (0, 1, 128, 128)],
+)
+def test_shapes_that_no_kernel_computes_are_the_librarys(sizes: tuple[int, ...]) -> None:
+    found = alone(Candidate(TILE, 1, PLAIN))
+    assert found.choose(*sizes) == compiled(found).choose(*sizes) == (LIBRARY, 0, 0.0)
+
+
+def test_choices_are_the_same_after_json() -> None:
+    random_ = random.Random(3)
+    one, table = candidate(random_), library(random_)
+    assert Wave.from_json(one.wave.as_json()) == one.wave
+    assert Library.from_json(table.as_json()) == table
+
+
+def test_affine_functions_never_fall() -> None:
+    assert Affine.through((1, 3.0), (3, 7.0)) == Affine(1.0, 2.0)
+    assert Affine.through((1, 3.0), (3, 1.0)).per_step == 0.0
+
+
+def test_the_c_part_refuses_what_no_measurement_gives() -> None:
+    good = [64.0, 64.0, 64.0, 1.0, 0.0, 1.0, *[1e-6] * 10]
+    settings = {
+        "multiprocessors": 132,
+        "bandwidth": 1e12,
+        "products": 1,
+        "itemsize": 2,
+        "unit": 128,
+    }
+    Selector([good], None, None, **settings)
+    with pytest.raises(ValueError, match="powers of two"):
+        Selector([[48.0, *good[1:]]], None, None, **settings)
+    with pytest.raises(ValueError, match="16 to 16"):
+        Selector([good[1:]], None, None, **settings)
+    with pytest.raises(ValueError, match="out of range"):
+        Selector([[*good[:-1], math.nan]], None, None, **settings)
+    with pytest.raises(ValueError, match="at most"):
+        Selector([good] * (MOST_CANDIDATES + 1), None, None, **settings)
+    with pytest.raises(ValueError, match="rise"):
+        Selector([good], ([2.0, 1.0], [1.0], [1.0]), [1.0, 1.0], **settings)
+    with pytest.raises(ValueError, match="values"):
+        Selector([good], ([1.0, 2.0], [1.0], [1.0]), [1.0], **settings)
+    with pytest.raises(ValueError, match="device"):
+        Selector([good], None, None, **{**settings, "multiprocessors": 0})
+    with pytest.raises(TypeError):
+        Selector([good], None, None, **settings).choose(1, 2, 3)
+
+
+def test_a_choice_among_24_is_timed() -> None:
+    found = compiled(model(1)).benchmark(1, 100, 4096, 4096, 2000)
+    assert 0.0 < found < 1e6
