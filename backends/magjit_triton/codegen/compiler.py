@@ -36,13 +36,21 @@ from magjit_triton.codegen.nest import Hint
 from magjit_triton.codegen.passes import PASSES
 from magjit_triton.codegen.plan import Group, Plan
 from magjit_triton.codegen.printer import expression
+from magjit_triton.codegen.program_parts import (
+    Step,
+    as_planned,
+    as_tuple,
+    attribute_of,
+    current_stream,
+    makes_memory,
+)
 from magjit_triton.codegen.runtime import Launcher, has_triton, interpreting
 from magjit_triton.decisions import Decisions
 from magjit_triton.kernels import may_alias, out_variant
 from magjit_triton.settings import DEFAULTS, Settings
 from magjit_triton.strides import correct_strides
 
-__all__ = ["Compiled", "Program", "Step", "compile_graph", "plan_kernels"]
+__all__ = ["Compiled", "Program", "compile_graph", "plan_kernels"]
 
 _DEFAULT_HINT = 4096
 
@@ -143,41 +151,6 @@ def plan_kernels(
 
 
 @dataclass
-class Step:
-    """A part of the program.
-
-    Attributes:
-        lines: what runs.
-        reads: names of the memory that it reads or writes.
-        makes: names that it assigns.
-        fresh: those of them that are memory of their own.
-        allocations: name → the line that makes its memory.
-        overwritten: name → memory that may become its own, and the line that does so.
-        shown: names of memory in which results of library operators may lie.
-    """
-
-    lines: list[str]
-    reads: set[str]
-    makes: set[str]
-    fresh: set[str]
-    allocations: dict[str, str] = field(default_factory=dict)
-    overwritten: dict[str, dict[str, str]] = field(default_factory=dict)
-    shown: set[str] = field(default_factory=set)
-
-    def memory(self, free: set[str]) -> list[str]:
-        """The lines that make memory, out of what is read here for the last time where possible."""
-        lines = []
-        left = set(free)
-        for name, line in self.allocations.items():
-            chosen = sorted(left & set(self.overwritten[name]))
-            if chosen:
-                left.discard(chosen[0])
-                line = self.overwritten[name][chosen[0]]
-            lines.append(line)
-        return lines
-
-
-@dataclass
 class Program:
     """Writes the program of a plan."""
 
@@ -197,7 +170,7 @@ class Program:
             # No operator's node is called so.
             __empty_strided=torch.empty_strided,
             __as_strided=torch.as_strided,
-            current_stream=_current_stream,
+            current_stream=current_stream,
         )
         self.device: torch.device | None = None
         self._by_buffer = {
@@ -214,7 +187,7 @@ class Program:
         self._bind_sizes(placeholders)
         for node in self.gm.graph.nodes:
             if node.op == "get_attr":
-                self.names[node.name] = _attribute(self.gm, str(node.target))
+                self.names[node.name] = attribute_of(self.gm, str(node.target))
         body = self._body(output)
         names = ", ".join(node.name for node in placeholders)
         head = [f"def call({names}):"]
@@ -369,9 +342,9 @@ class Program:
         dtype = str(layout.dtype)
         name = f"device_{device.type}_{device.index or 0}"
         self.names[name] = device
+        sizes, strides = as_tuple(layout.sizes), as_tuple(layout.strides)
         return (
-            f"{layout.buffer} = __empty_strided({_tuple(layout.sizes)}, {_tuple(layout.strides)}, "
-            f"dtype={dtype}, device={name})"
+            f"{layout.buffer} = __empty_strided({sizes}, {strides}, dtype={dtype}, device={name})"
         )
 
     def _attention(self, node: Node) -> Step:
@@ -389,7 +362,7 @@ class Program:
         step = self._launched(kernels, workspace, [node])
         if isinstance(node.meta["magjit_attention"], Decoding) and (pairs := to_be_equal(node)):
             self.names["check_equal"] = check_equal
-            step.lines.insert(0, f"check_equal({', '.join(map(_tuple, pairs))})")
+            step.lines.insert(0, f"check_equal({', '.join(map(as_tuple, pairs))})")
         return step
 
     def _launched(
@@ -451,9 +424,9 @@ class Program:
         if is_tensor(node):
             layout = self.plan.layouts.get(node)
             if layout is not None and node.meta["val"].layout == torch.strided:
-                self.names["as_planned"] = _as_planned
-                lines.append(f"{node.name} = as_planned({node.name}, {_tuple(layout.strides)})")
-        fresh = {node.name} if _makes_memory(node) else set()
+                self.names["as_planned"] = as_planned
+                lines.append(f"{node.name} = as_planned({node.name}, {as_tuple(layout.strides)})")
+        fresh = {node.name} if makes_memory(node) else set()
         shown = reads | {node.name} if may_alias(node) else set()
         if node.target is operator.getitem:
             shown = set() if fresh else {node.name}
@@ -484,7 +457,7 @@ class Program:
         offset = expression(layout.offset)
         start = "" if layout.offset == 0 else f" + {offset}"
         return (
-            f"__as_strided({name}, {_tuple(layout.sizes)}, {_tuple(layout.strides)}, "
+            f"__as_strided({name}, {as_tuple(layout.sizes)}, {as_tuple(layout.strides)}, "
             f"{name}.storage_offset(){start})"
         )
 
@@ -499,44 +472,3 @@ class Program:
             results.append(text)
             kept.add(base)
         return results, kept
-
-
-def _makes_memory(node: Node) -> bool:
-    """Whether a library operator's result is memory that nothing else refers to."""
-    maker: Any = node
-    if node.target is operator.getitem:
-        maker, which = node.args
-        if sum(user.args[1:] == (which,) for user in maker.users) != 1:
-            return False  # One result under two names.
-    schema = getattr(maker.target, "_schema", None)
-    if schema is None or any(one.alias_info is not None for one in schema.returns):
-        return False
-    return not may_alias(maker)
-
-
-def _tuple(sizes: Sequence[sympy.Expr]) -> str:
-    inner = ", ".join(expression(size) for size in sizes)
-    return f"({inner},)" if sizes else "()"
-
-
-def _as_planned(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """A library's result with the strides that the kernels were made for."""
-    if value.stride() == strides or not value.numel():
-        return value
-    if any(s != t for s, t, n in zip(value.stride(), strides, value.shape, strict=True) if n > 1):
-        planned = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
-        return planned.copy_(value)
-    return value
-
-
-def _current_stream() -> int:
-    if interpreting():
-        return 0
-    return torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
-
-
-def _attribute(gm: GraphModule, path: str) -> Any:
-    value: Any = gm
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value

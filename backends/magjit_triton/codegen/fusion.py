@@ -17,7 +17,6 @@ import torch
 from torch.fx import GraphModule, Node
 
 from magjit.plugin.virtual_tensors.costs import tensor_bytes
-from magjit.plugin.virtual_tensors.indexing import index_symbols, linear_terms, simplify
 from magjit.plugin.virtual_tensors.search import Strategy
 from magjit_triton.codegen.attention import attend, attention_parts, find_attention
 from magjit_triton.codegen.domain import Domain, total
@@ -40,6 +39,7 @@ from magjit_triton.codegen.placement import Choices, find_choices, placement, se
 from magjit_triton.codegen.plan import Group, Plan, in_order
 from magjit_triton.codegen.runtime import POINTERS
 from magjit_triton.codegen.shown import owner_of, shown_in
+from magjit_triton.codegen.strided import strided_in
 from magjit_triton.codegen.updates import Update, take_updates
 from magjit_triton.kernels import never_raises
 
@@ -191,38 +191,11 @@ class Fusion:
         is one stride per dimension.
         """
         if node not in self.views:
-            self.views[node] = self._view_of(node)
+            self.views[node] = strided_in(node, self.layout_of, self._has_or_gets_memory)
         return self.views[node]
 
-    def _view_of(self, node: Node) -> tuple[Node, Layout] | None:
-        sizes = sizes_of(node.meta["val"])
-        symbols = index_symbols(len(sizes))
-        base: Node = node
-        index: tuple[sympy.Expr, ...] = tuple(symbols)
-        ranges = dict(zip(symbols, sizes, strict=True))
-        while base not in self.realized and self.fusible(base):
-            moved = movement_of(base)
-            if moved is None:
-                break
-            movement, operands = moved
-            if len(movement.parts) != 1 or movement.parts[0].condition != sympy.true:
-                return None
-            (part,) = movement.parts
-            if part.fill is not None:
-                return None
-            own = index_symbols(len(movement.shape))
-            swaps = dict(zip(own, index, strict=True))
-            index = tuple(simplify(one.xreplace(swaps), ranges) for one in part.index)
-            base = operands[part.operand]
-        if not is_tensor(base):
-            return None
-        layout = self.layout_of(base)
-        terms = linear_terms(simplify(layout.offset_at(index), ranges))
-        offset = terms.pop(sympy.S.One, sympy.S.Zero)
-        strides = tuple(terms.pop(symbol, sympy.S.Zero) for symbol in symbols)
-        if terms or any(stride.could_extract_minus_sign() for stride in strides):
-            return None
-        return base, Layout(layout.buffer, layout.dtype, sizes, strides, offset)
+    def _has_or_gets_memory(self, node: Node) -> bool:
+        return node in self.realized or not self.fusible(node)
 
     def layout_of(self, node: Node) -> Layout:
         """How a node lies, or would lie, in memory of its own."""

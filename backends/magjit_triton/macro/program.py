@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from magjit_triton.codegen.compiler import Program, Step
+from magjit_triton.codegen.compiler import Program
 from magjit_triton.codegen.fusion import Group, Plan
 from magjit_triton.codegen.layout import Layout
 from magjit_triton.codegen.matmul.fusing import ProductFusion
 from magjit_triton.codegen.matmul.products import is_product
 from magjit_triton.codegen.printer import expression
+from magjit_triton.codegen.program_parts import Step
 from magjit_triton.macro.assemble import Assembled
 from magjit_triton.macro.device import Device
 from magjit_triton.macro.errors import MacroKernelError
