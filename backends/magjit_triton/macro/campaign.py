@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from magjit_triton.codegen.matmul.configuration import Configuration
-from magjit_triton.macro.building import built, entry_of
+from magjit_triton.macro.building import built, entry_of, facts_of
 from magjit_triton.macro.families import MacroFamily
 from magjit_triton.macro.measuring import Bench, Shape, Timer, calibrated, event_timer
 from magjit_triton.macro.repository import Entry, Repository, Stored
@@ -85,7 +85,12 @@ class Measured:
         if self.bench.error(stored, ragged) > _MOST_ERROR[itemsize]:
             self.wrong.append(stored.configuration)
             return unable
-        return [self.bench.seconds(stored, shape) for shape in self.shapes]
+        unit = facts_of(self.bench.family, self.bench.device)["unit"]
+        return [
+            # Loads of other shapes would not be aligned.
+            math.inf if shape[2] % 16 or shape[3] % unit else self.bench.seconds(stored, shape)
+            for shape in self.shapes
+        ]
 
 
 @dataclass(frozen=True)
