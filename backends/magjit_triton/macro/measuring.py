@@ -32,8 +32,8 @@ Timer = Callable[[Run], float]
 """Seconds of a run."""
 
 _FLUSHED = 96 * 2**20
-_ROUNDS, _FEW_ROUNDS = 9, 3
-_LONG = 1.5e-3
+_ROUNDS, _FEW_ROUNDS = 7, 3
+_LONG = 5e-4
 _SHORT_K, _LONG_K = 1024, 4096
 _WAVES = 3
 
