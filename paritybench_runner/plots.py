@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
@@ -91,6 +92,38 @@ def distribution(values: Mapping[str, Sequence[float]], unit: str) -> str:
             'stroke-width="2"/>'
         )
         legend.append((colour, f"{name} ({len(ordered)} cases)"))
+    return _svg(top + height + 50, parts + _legend(legend, top + height + 36))
+
+
+def curves(values: Mapping[str, Sequence[Sequence[float]]], unit: str, most: float) -> str:
+    """Medians of runs, with all runs thin behind them; values from 1 to ``most``."""
+    left, top, width, height = 50, 10, _WIDTH - 70, 240
+    longest = max((len(run) for runs in values.values() for run in runs), default=1)
+
+    def line(run: Sequence[float], colour: str, stroke: float, opacity: float) -> str:
+        points = [
+            f"{left + width * i / max(1, longest - 1):.1f},"
+            f"{top + height * (1 - (min(value, most) - 1) / (most - 1)):.1f}"
+            for i, value in enumerate(run)
+        ]
+        return (
+            f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" '
+            f'stroke-width="{stroke}" opacity="{opacity}"/>'
+        )
+
+    parts = []
+    for step in range(5):
+        y = top + height * (1 - step / 4)
+        parts.append(f'<path d="M{left} {y}H{left + width}" stroke="#ddd"/>')
+        parts.append(_text(left - 6, y + 4, f"{1 + (most - 1) * step / 4:.2f}", "end"))
+    parts.append(_text(left + width, top + height + 16, f"{longest} {unit}", "end"))
+    legend = []
+    for colour, (name, runs) in zip(_LINES, values.items(), strict=False):
+        parts += [line(run, colour, 0.7, 0.4) for run in runs]
+        parts.append(
+            line([statistics.median(row) for row in zip(*runs, strict=False)], colour, 2.5, 1)
+        )
+        legend.append((colour, f"{name} ({len(runs)} seeds)"))
     return _svg(top + height + 50, parts + _legend(legend, top + height + 36))
 
 

@@ -34,7 +34,7 @@ from magjit_triton.macro.errors import (
 )
 from magjit_triton.macro.families import named
 from magjit_triton.macro.loading import Loaded, checked
-from magjit_triton.macro.measuring import calibrated, rectangle, wave_of
+from magjit_triton.macro.measuring import Bench, calibrated, rectangle, wave_of
 from magjit_triton.macro.repository import Entry, Repository
 from magjit_triton.macro.selector import compiled
 from magjit_triton.macro.waves import Candidate, Model
@@ -331,3 +331,57 @@ def test_calibration_meets_measured_times_on_average() -> None:
     found = calibrated(entry, H200, shapes, times).model(H200)
     assert found.seconds(0, *shapes[2]) == pytest.approx(times[CUTS[0]][2])
     assert found.seconds(2, *shapes[0]) == pytest.approx(times[CUTS[2]][0])
+
+
+# Measuring, with a driver that computes nothing.
+
+
+def test_a_bench_launches_and_checks_what_it_measures(launches: list[tuple[Any, ...]]) -> None:
+    family = named("linear_gelu", torch.float16)
+    runs = []
+
+    def timer(run: Any) -> float:
+        run()
+        runs.append(run)
+        return 1e-6 * len(runs)
+
+    bench = Bench(family, timer, (1, 64, 64, 128), H200, where="cpu")
+    one, split, _ = plain().stored
+    assert math.isinf(bench.error(one, (1, 37, 64, 128)))  # nothing was written
+    launches.clear()
+    assert bench.seconds(split, (1, 70, 256, 256)) == 1e-6
+    product, sums = launches
+    assert product[1:4] == (5 * 2 * 4, 1, 1)
+    places = [memory.data_ptr() for memory in bench.memory]
+    assert product[10:12] == (places[0], places[1])
+    assert product[13:] == (70, 2, 256)
+    assert sums[11:13] == (places[2], places[3])
+    table = bench.library_table([1, 8], [64], [128, 256])
+    assert (len(table.seconds), table.m) == (4, (1, 8))
+    launches.clear()
+    small = replace(H200, multiprocessors=3)
+    bench = Bench(family, timer, (1, 64, 64, 128), small, where="cpu")
+    waved = bench.waved(replace(split, occupancy=2))
+    assert waved.wave is not None
+    assert waved.sum_each > 0
+    # Two kernels of sums; eight waves of the product alone.
+    assert [launch[0] for launch in launches[:2]] == [split.assembled.parts[1].types] * 2
+    assert len(launches) == 2 + 8
+
+
+def test_a_bench_sees_a_right_result(
+    launches: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = named("linear_gelu", torch.float16)
+    bench = Bench(family, lambda run: 0.0, (1, 64, 64, 128), H200, where="cpu")
+    one = plain().stored[0]
+
+    def ours(stored: Any, shape: Any) -> Any:
+        right = family.template.function(*bench.arguments(shape))  # type: ignore[union-attr]
+        return lambda: bench.memory[-1][: right.numel()].copy_(right.flatten() * factor)
+
+    monkeypatch.setattr(bench, "ours", ours)
+    factor = 1.0
+    assert bench.error(one, (1, 37, 64, 128)) == 0.0
+    factor = 1.5
+    assert bench.error(one, (1, 37, 64, 128)) > 0.4

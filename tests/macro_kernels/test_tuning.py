@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import sys
 from collections.abc import Sequence
@@ -150,3 +151,31 @@ def test_tables_are_written_and_read(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(CorruptRepositoryError, match="record it again"):
         Table.read(path, table().space)
+
+
+def test_searches_compared_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The benchmark's part that needs no GPU, on the made-up table."""
+    import macro_kernels as benchmark
+
+    path, rows = tmp_path / "linear.json", tmp_path / "rows.json"
+    table().write(path)
+    arguments = ["--parts", "search", "--searches", "random", "coordinate", "--budget", "24"]
+    files = ["--table", str(path), "--json", str(rows), "--force"]
+    assert benchmark.main([*arguments, *files]) == 0
+    found = json.loads(rows.read_text())["rows"]
+    assert len(found) == 6
+    assert all(row["magjit"] >= 1.0 for row in found)
+    for regime in ("few", "some", "many"):
+        picture = (tmp_path / f"linear.{regime}.svg").read_text()
+        assert picture.startswith("<svg") and picture.count("<polyline") == 12
+
+
+def test_the_benchmark_asks_for_a_gpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import macro_kernels as benchmark
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        benchmark.main(["--parts", "tune"])
+    assert "no CUDA device" in capsys.readouterr().err

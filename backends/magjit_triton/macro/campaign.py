@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from magjit_triton.codegen.matmul.configuration import Configuration
 from magjit_triton.macro.building import built, entry_of
-from magjit_triton.macro.families import MacroFamily
+from magjit_triton.macro.families import K_UNIT, MacroFamily
 from magjit_triton.macro.measuring import Bench, Shape, Timer, calibrated, event_timer
 from magjit_triton.macro.repository import Entry, Repository, Stored
 from magjit_triton.macro.space import Space
@@ -43,6 +43,7 @@ SEARCHES: dict[str, Callable[[Space, int], Search]] = {
     "coordinate": CoordinateDescent,
 }
 
+_LOW_TILE, _MOST_ROWS_OF_LOW_TILES = 32, 2048
 # As far as eager mode's own result may be from float64, and a margin: what is wrong is far off.
 _MOST_ERROR = {2: 2e-2, 4: 5e-3}
 
@@ -85,7 +86,18 @@ class Measured:
         if self.bench.error(stored, ragged) > _MOST_ERROR[itemsize]:
             self.wrong.append(stored.configuration)
             return unable
-        return [self.bench.seconds(stored, shape) for shape in self.shapes]
+        return [
+            self.bench.seconds(stored, shape) if self._wanted(stored, shape) else math.inf
+            for shape in self.shapes
+        ]
+
+    def _wanted(self, stored: Stored, shape: Shape) -> bool:
+        """Whether it can run, and is not so slow that measuring it is a waste."""
+        unit = 16 if "k" in self.bench.family.fixed else K_UNIT
+        # Loads of other shapes would not be aligned.
+        if shape[2] % 16 or shape[3] % unit:
+            return False
+        return stored.configuration.block_m > _LOW_TILE or shape[1] <= _MOST_ROWS_OF_LOW_TILES
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -80,6 +81,14 @@ def _parser() -> argparse.ArgumentParser:
     _family_options(one)
     one.add_argument("--shapes", type=Path, required=True, help="JSON: a list of [batch, m, n, k]")
     one.add_argument("--table", type=Path, help="write the times to a file")
+    one = command("compare", _compare, "searches replayed on a recorded table, over seeds")
+    one.add_argument("family", choices=FAMILIES, metavar="FAMILY")
+    one.add_argument("--dtype", choices=DTYPES, default="float16")
+    one.add_argument("--table", type=Path, required=True)
+    one.add_argument("--device", default="h200", help="whose limits the space has")
+    one.add_argument("--budget", type=int, default=64)
+    one.add_argument("--seeds", type=int, default=5)
+    one.add_argument("--searches", nargs="+", default=["regions", "random", "coordinate"])
     one = command("list", _list, "the entries of a repository")
     one = command("export", _export, "copy entries into another file")
     one.add_argument("file", type=Path)
@@ -277,6 +286,37 @@ def _record(options: argparse.Namespace) -> dict[str, Any]:
         "shapes": rows,
         "select_ns": selector.benchmark(*largest, 20000),
     }
+
+
+def _compare(options: argparse.Namespace) -> dict[str, Any]:
+    """Least cost so far over the least of the table, as a ratio of times, by regime and search."""
+    from magjit_triton.macro.campaign import SEARCHES
+    from magjit_triton.macro.device import Device
+    from magjit_triton.macro.space import Space
+    from magjit_triton.macro.tuning import Table, cost, regimes, searched
+
+    work = named(options.family, DTYPES[options.dtype]).work
+    table = Table.read(options.table, Space.small(work, Device.named(options.device)))
+    found: dict[str, Any] = {}
+    for regime, columns in regimes(table.shapes).items():
+        least = min(cost(row, columns) for row in table.times.values())
+        found[regime] = {}
+        for name in options.searches:
+            traces = [
+                searched(SEARCHES[name](table.space, seed), table, columns, options.budget)
+                for seed in range(options.seeds)
+            ]
+            found[regime][name] = [
+                [round(math.exp(min(one - least, 50.0)), 4) for one in trace.so_far]
+                for trace in traces
+            ]
+    if not options.json:
+        shown = Shown("rows", "search", "found / best after the budget, by seed")
+        for regime, searches in found.items():
+            for name, traces_ in searches.items():
+                shown.add_row(regime, name, ", ".join(f"{one[-1]:.3f}" for one in traces_))
+        Console().print(shown)
+    return found
 
 
 def _list(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -32,8 +32,8 @@ Timer = Callable[[Run], float]
 """Seconds of a run."""
 
 _FLUSHED = 96 * 2**20
-_ROUNDS, _FEW_ROUNDS = 9, 3
-_LONG = 1.5e-3
+_ROUNDS, _FEW_ROUNDS = 7, 3
+_LONG = 5e-4
 _SHORT_K, _LONG_K = 1024, 4096
 _WAVES = 3
 
@@ -94,6 +94,9 @@ class Bench:
         family: with its template.
         timer: of runs.
         largest: of the shapes to come; memory is made for it.
+        device: the current one.
+        memory: of the operands and the result.
+        where: it lies.
     """
 
     family: MacroFamily
@@ -101,6 +104,7 @@ class Bench:
     largest: Shape
     device: Device = field(default_factory=Device.current)
     memory: list[torch.Tensor] = field(default_factory=list)
+    where: str = "cuda"
 
     def __post_init__(self) -> None:
         if self.family.template is None:
@@ -122,7 +126,7 @@ class Bench:
             if number == len(self.memory):
                 self.memory.append(torch.empty(0))
             if self.memory[number].numel() < count:
-                self.memory[number] = torch.randn(count, device="cuda", dtype=dtype) * 0.1
+                self.memory[number] = torch.randn(count, device=self.where, dtype=dtype) * 0.1
         return list(self.memory)
 
     @property
@@ -135,7 +139,7 @@ class Bench:
     @cached_property
     def _workspace(self) -> torch.Tensor:
         batch, m, n, _ = self.largest
-        return torch.empty(max(16 * batch * m * n, 2**26), device="cuda")
+        return torch.empty(16 * batch * m * n, device=self.where)
 
     # Runs.
 
@@ -172,10 +176,11 @@ class Bench:
         pointers = [held[number].data_ptr() for number in self.family.order]
         needed = loaded.workspace(sizes)
         if needed > self._workspace.numel():
-            self.__dict__["_workspace"] = torch.empty(needed, device="cuda")
+            self.__dict__["_workspace"] = torch.empty(needed, device=self.where)
         held.append(self._workspace)
         workspace = held[-1].data_ptr() if needed else 0
-        stream = torch.cuda.current_stream().cuda_stream
+        cuda = self.where == "cuda"
+        stream = torch.cuda.current_stream().cuda_stream if cuda else 0
 
         def run(held: list[torch.Tensor] = held) -> None:
             if part is None:

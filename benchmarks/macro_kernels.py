@@ -1,0 +1,273 @@
+"""Dense layers with any number of rows: macro-kernels beside cuBLAS and torch.compile.
+
+Two layers of the paper (TSCompiler, section 7.3) and ten of language models, each with 62 random
+numbers of rows from 1 to 16384. Parts, each of which fits into a few minutes of a GPU:
+
+build    machine code of all schedules, without a GPU, for `tune`
+tune     measures them and keeps the best: tune_s
+select   selector_fraction: time of the best of the repository and the library, found by trying
+         all, over the time of what the cost model chooses
+run      run_ms: a call through magjit.compile, eager mode and torch.compile (dynamic shapes,
+         max-autotune), summed over the rows; total_s: all calls with compiling
+search   three searches replayed on the table that `tune` recorded, over five seeds, as SVG
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import magjit
+from agreement import differences
+from harness import Benchmark, Row, argument_parser, no_collection
+from paritybench_runner.plots import curves
+
+PARTS = ("build", "tune", "select", "run", "search")
+MOST_ROWS = 16384
+COUNT = 62
+TOLERANCE = (3e-2, 3e-2)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A weight of n rows and k columns; the paper's rows are multiples of its batch."""
+
+    n: int
+    k: int
+    rows_each: int = 1
+
+    def rows(self, seed: int, count: int) -> list[int]:
+        """Random numbers of rows, small ones as likely as large ones are on a logarithmic axis."""
+        most = MOST_ROWS // self.rows_each
+        numbers = random.Random(seed)
+        return [self.rows_each * max(1, round(most ** numbers.random())) for _ in range(count)]
+
+
+LAYERS = {
+    "paper 1024-3072": Layer(3072, 1024, 32),
+    "paper 4096-1024": Layer(1024, 4096, 32),
+    "Llama 8B q": Layer(4096, 4096),
+    "Llama 8B kv": Layer(1024, 4096),
+    "Llama 8B up": Layer(14336, 4096),
+    "Llama 8B down": Layer(4096, 14336),
+    "Llama 7B up": Layer(11008, 4096),
+    "Llama 7B down": Layer(4096, 11008),
+    "Qwen 0.5B up": Layer(4864, 896),
+    "Qwen 0.5B down": Layer(896, 4864),
+    "GPT-2 up": Layer(3072, 768),
+    "Phi 3B up": Layer(8192, 3072),
+}
+
+
+def command(options: argparse.Namespace, *words: object) -> Any:
+    """What a command of the backend says, as JSON."""
+    line = [sys.executable, "-m", "magjit_triton", *map(str, words), "--json"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(line[2:])}:\n{done.stdout[-500:]}{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def weights(options: argparse.Namespace) -> list[str]:
+    """The layers as the command line takes them."""
+    return list(dict.fromkeys(f"{LAYERS[one].n}x{LAYERS[one].k}" for one in options.layers))
+
+
+def file_of(options: argparse.Namespace) -> list[object]:
+    return ["--repository", options.repository] if options.repository else []
+
+
+# -- parts ----------------------------------------------------------------------------------------
+
+
+def build(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    begin = time.perf_counter()
+    words = ["tune", "linear", "--no-measure", "--device", options.device]
+    (found,) = command(options, *words, "--repository", options.built)
+    note = f"{len(found['configurations'])} schedules, {found['bytes'] / 2**20:.1f} MiB"
+    benchmark.add(Row("linear", "build_s", "s", time.perf_counter() - begin, note=note))
+
+
+def tune(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    words = ["tune", "linear", "--layers", *weights(options), *file_of(options)]
+    if options.built.is_file():
+        words += ["--built", options.built]
+    (found,) = command(options, *words, "--table", options.table)
+    facts = found["facts"]
+    note = f"{facts['measured']} measured, {len(found['configurations'])} kept"
+    if facts["wrong"]:
+        note += f"; wrong: {', '.join(facts['wrong'])}"
+    benchmark.add(Row("linear", "tune_s", "s", facts["tuned_s"], note=note))
+
+
+def select(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    shapes = {
+        name: [
+            [1, m, LAYERS[name].n, LAYERS[name].k]
+            for m in LAYERS[name].rows(options.seed, options.count)
+        ]
+        for name in options.layers
+    }
+    path = options.table.with_suffix(".shapes.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([shape for rows in shapes.values() for shape in rows]))
+    table = options.table.with_suffix(".selected.json")
+    words = ["record", "linear", "--shapes", path, "--table", table, *file_of(options)]
+    found = command(options, *words)
+    rows: Iterator[dict[str, Any]] = iter(found["shapes"])
+    fractions = []
+    for name, own in shapes.items():
+        seen = [next(rows) for _ in own]
+        fraction = statistics.fmean(row["best_s"] / row["chosen_s"] for row in seen)
+        fractions.append(fraction)
+        library = sum(row["chosen"] < 0 for row in seen)
+        note = f"the library's in {library} of {len(seen)}"
+        worst = min(seen, key=lambda row: row["best_s"] / row["chosen_s"])
+        note += f"; worst {worst['best_s'] / worst['chosen_s']:.2f} at {worst['shape'][1]} rows"
+        benchmark.add(Row(name, "selector_fraction", "share", fraction, note=note))
+        times = {
+            "magjit": 1e3 * sum(row["chosen_s"] for row in seen),
+            "cuBLAS": 1e3 * sum(row["library_s"] for row in seen),
+            "best": 1e3 * sum(row["best_s"] for row in seen),
+        }
+        benchmark.add(Row.of(name, "kernels_ms", "ms", times))
+    benchmark.add(Row("all layers", "selector_fraction", "share", statistics.fmean(fractions)))
+    benchmark.add(Row("all layers", "select_ns", "ns", found["select_ns"], note="measured in C"))
+
+
+def calls_ms(call: Callable[[torch.Tensor], Any], inputs: Sequence[torch.Tensor]) -> float:
+    """Milliseconds of all inputs, of the device: medians of five rounds."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        begin.record()
+        for one in inputs:
+            call(one)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(float(begin.elapsed_time(end)))
+    return statistics.median(times)
+
+
+def run(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    for name in options.layers:
+        layer = LAYERS[name]
+        weight = torch.randn(layer.n, layer.k, device="cuda", dtype=torch.float16) * layer.k**-0.5
+        rows = layer.rows(options.seed, options.count)
+        inputs = [torch.randn(m, layer.k, device="cuda", dtype=torch.float16) for m in rows]
+
+        def function(x: torch.Tensor, weight: torch.Tensor = weight) -> torch.Tensor:
+            return torch.nn.functional.linear(x, weight)
+
+        torch._dynamo.reset()
+        calls: dict[str, Callable[[torch.Tensor], Any]] = {
+            "magjit": magjit.compile(
+                function, backend="triton", dynamic=True, options={"matmul": "macro"}
+            ),
+            "eager": function,
+        }
+        if "torch.compile" in options.peers:
+            mode = "max-autotune-no-cudagraphs"
+            calls["torch.compile"] = torch.compile(function, dynamic=True, mode=mode)
+        totals, times, notes = {}, {}, []
+        with no_collection():
+            for peer, call in calls.items():
+                begin = time.perf_counter()
+                for one in inputs:
+                    made = call(one)
+                torch.cuda.synchronize()
+                totals[peer] = time.perf_counter() - begin
+                found = differences(function(inputs[-1]), made, tolerance=TOLERANCE)
+                notes += [f"{peer}: {text}" for text in found]
+            for peer, call in calls.items():
+                times[peer] = calls_ms(call, inputs)
+        benchmark.add(Row.of(name, "run_ms", "ms", times, "; ".join(notes)))
+        benchmark.add(Row.of(name, "total_s", "s", totals))
+        benchmark.write()
+
+
+def search(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    words = ["compare", "linear", "--table", options.table, "--device", options.device]
+    if options.searches:
+        words += ["--searches", *options.searches]
+    found = command(options, *words, "--seeds", 5, "--budget", options.budget)
+    for regime, searches in found.items():
+        for name, runs in searches.items():
+            ends = [one[-1] for one in runs]
+            note = f"from {min(ends):.3f} to {max(ends):.3f} over {len(ends)} seeds"
+            row = Row(f"{regime} rows", f"{name}, found / best", "×", statistics.median(ends))
+            benchmark.add(Row(row.case, row.metric, row.unit, row.magjit, note=note))
+        path = options.table.with_suffix(f".{regime}.svg")
+        path.write_text(curves(searches, "schedules measured", 1.5))
+        benchmark.console.print(f"written to {path}")
+
+
+RUN = {"build": build, "tune": tune, "select": select, "run": run, "search": search}
+NEEDS_GPU = {"tune", "select", "run"}
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argument_parser(__doc__)
+    folder = Path("build/macro_kernels")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["tune", "select", "run"])
+    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS), metavar="NAME")
+    parser.add_argument("--peers", nargs="*", choices=("torch.compile",), default=["torch.compile"])
+    parser.add_argument("--count", type=int, default=COUNT, help="numbers of rows of a layer")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--budget", type=int, default=64, help="of a search")
+    parser.add_argument("--searches", nargs="+", help="regions, random, coordinate")
+    parser.add_argument("--device", default="h200", help="that `build` builds for")
+    parser.add_argument("--built", type=Path, default=folder / "built.sqlite")
+    parser.add_argument("--table", type=Path, default=folder / "linear.json")
+    parser.add_argument("--repository", type=Path, help="by default the one that programs use")
+    options = parser.parse_args(arguments)
+    if NEEDS_GPU & set(options.parts) and not torch.cuda.is_available():
+        parser.error("there is no CUDA device; --parts build search need none")
+    return options
+
+
+def kept(options: argparse.Namespace) -> Iterator[Row]:
+    """Rows of the file, if it is there, of parts and layers that are not measured now."""
+    metrics = {
+        "build": ("build_s",),
+        "tune": ("tune_s",),
+        "select": ("selector_fraction", "kernels_ms", "select_ns"),
+        "run": ("run_ms", "total_s"),
+        "search": tuple(f"{name}, found / best" for name in ("regions", "random", "coordinate")),
+    }
+    now = {metric for part in options.parts for metric in metrics[part]}
+    if options.json is not None and options.json.is_file():
+        for row in json.loads(options.json.read_text())["rows"]:
+            other = row["case"] in LAYERS and row["case"] not in options.layers
+            if row["metric"] not in now or other:
+                yield Row(**row)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the parts; 1 when a result of MagJIT's was not eager's. Other rows of the file stay."""
+    options = parsed(arguments)
+    benchmark = Benchmark.start(options)
+    benchmark.rows += kept(options)
+    with torch.no_grad():
+        for part in options.parts:
+            benchmark.console.print(f"{part} …")
+            RUN[part](benchmark, options)
+            benchmark.write()
+    benchmark.finish()
+    return int(any(row.note.startswith("magjit: ") for row in benchmark.rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

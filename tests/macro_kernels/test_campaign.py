@@ -1,0 +1,174 @@
+"""A whole tuning on a device that is a formula: what is kept, and how well the choice does."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from tables import DEVICE, WORK, rugged
+
+from magjit_triton.codegen.matmul.configuration import Configuration
+from magjit_triton.macro import campaign, cli
+from magjit_triton.macro.assemble import Assembled, Part
+from magjit_triton.macro.building import entry_of
+from magjit_triton.macro.families import MacroFamily, named
+from magjit_triton.macro.heuristics import analytic, default_occupancy
+from magjit_triton.macro.measuring import Bench, Shape
+from magjit_triton.macro.repository import Entry, Repository, Stored
+from magjit_triton.macro.selector import compiled
+from magjit_triton.macro.space import Space
+from magjit_triton.macro.tuning import Table
+from magjit_triton.macro.waves import Library, Model
+
+MEASURED: list[Configuration] = []
+WRONG = Configuration(64, 64, 64, 8, 4, 3)
+
+
+def stored(cut: Configuration) -> Stored:
+    part = Part("k", b"", "{}", ("m",), ("i32",), None, cut.warps, 1024, 64, 0)
+    return Stored(Assembled(cut, (part,), 0), default_occupancy(cut, WORK, DEVICE))
+
+
+def true_seconds(cut: Configuration, shape: Shape) -> float:
+    """As the analytic model has it, and uneven in a way that the model does not know."""
+    one = analytic(cut, WORK, DEVICE, default_occupancy(cut, WORK, DEVICE))
+    model = Model([one], None, multiprocessors=132, bandwidth=DEVICE.bandwidth)
+    return model.seconds(0, *shape) * rugged(cut, 0.2)
+
+
+class Simulated:
+    """A ``Bench`` whose device is a formula."""
+
+    def __init__(self, family: MacroFamily, timer: Any, largest: Shape) -> None:
+        self.family, self.timer, self.device = family, timer, DEVICE
+
+    def error(self, one: Stored, shape: Shape) -> float:
+        return 1.0 if one.configuration == WRONG else 1e-4
+
+    def seconds(self, one: Stored, shape: Shape) -> float:
+        MEASURED.append(one.configuration)
+        return true_seconds(one.configuration, shape)
+
+    def library(self, shape: Shape) -> float:
+        _, m, n, k = shape
+        return 6e-6 + 2.0 * m * n * k / 6.5e14
+
+    def library_table(self, m: Any, n: Any, k: Any, batch: int) -> Library:
+        times = tuple(self.library((batch, i, j, o)) for i in m for j in n for o in k)
+        return Library(tuple(m), tuple(n), tuple(k), times)
+
+    waved = Bench.waved
+
+    def ours(self, one: Stored, shape: Shape, *, part: int) -> float:
+        if part == 1:
+            return 3e-6 + 1e-12 * shape[1] * shape[2] * one.configuration.split_k
+        bare = replace(one.configuration, split_k=1) if one.configuration.split_k > 1 else None
+        return true_seconds(one.configuration, shape) - (2.5e-6 if bare else 0.0)
+
+
+def built(family: Any, device: Any, cuts: Sequence[Configuration], **_: Any) -> Entry:
+    return entry_of(family, device, [stored(one) for one in cuts])
+
+
+@pytest.fixture(autouse=True)
+def simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    MEASURED.clear()
+    monkeypatch.setattr(campaign, "Bench", Simulated)
+    monkeypatch.setattr(campaign, "event_timer", lambda: lambda found: found)
+    monkeypatch.setattr(campaign, "built", built)
+
+
+PLAN = campaign.Plan(layers=((4096, 4096), (1024, 4096)), rows=(1, 16, 64, 256, 1024, 4096))
+
+
+def family() -> MacroFamily:
+    return named("linear", torch.float16)
+
+
+def fraction(entry: Entry, rows: Sequence[int]) -> float:
+    """Time of the best over time of the chosen, on average, on rows that were not tuned for."""
+    selector = compiled(entry.model(DEVICE))
+    cuts = [one.configuration for one in entry.stored]
+    found = []
+    for m in rows:
+        shape = (1, m, 4096, 4096)
+        times = [*(true_seconds(one, shape) for one in cuts), Simulated.library(None, shape)]  # type: ignore[arg-type]
+        found.append(min(times) / times[selector.choose(*shape)[0]])
+    return statistics.fmean(found)
+
+
+@pytest.mark.parametrize("search", ["exhaustive", "random", "coordinate"])
+def test_what_is_tuned_is_chosen_well(search: str, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    plan = replace(PLAN, search=search, budget=48)
+    entry, table = campaign.tuned(family(), plan, progress=lambda *now: told.append(now))
+    assert entry.measured and entry.library is not None
+    assert 4 <= len(entry.stored) <= 24
+    assert WRONG not in [one.configuration for one in entry.stored]
+    assert entry.facts["measured"] == len(table.times)
+    assert told[-1] == ("waves", len(entry.stored), len(entry.stored))
+    assert fraction(entry, (5, 40, 150, 700, 2000, 9000)) > 0.93
+    with Repository(tmp_path / "r.sqlite") as repository:
+        repository.put(entry)
+        assert repository.get(entry.signature, entry.device) == entry
+
+
+def test_what_computes_something_else_is_never_kept() -> None:
+    plan = replace(PLAN, rows=(64,))
+    entry = built(family(), DEVICE, [WRONG, replace(WRONG, stages=4)])
+    found, table = campaign.tuned(family(), plan, entry)
+    assert [one.configuration for one in found.stored] == [replace(WRONG, stages=4)]
+    assert found.facts["wrong"] == [str(WRONG)]
+    assert all(math.isinf(one) for one in table.times[WRONG])
+
+
+def test_a_stopped_campaign_goes_on(tmp_path: Path) -> None:
+    few = list(Space.small(WORK, DEVICE).aligned)[:12]
+    entry = built(family(), DEVICE, few)
+
+    def stop(what: str, done: int, total: int) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with Repository(tmp_path / "r.sqlite") as store:
+        with pytest.raises(KeyboardInterrupt):
+            campaign.tuned(family(), PLAN, entry, store=store, progress=stop)
+        assert set(MEASURED) == set(few[:5])
+        MEASURED.clear()
+        campaign.tuned(family(), PLAN, entry, store=store)
+        assert set(MEASURED) == set(few[5:])
+
+
+def test_recording_what_was_tuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry, _ = campaign.tuned(family(), PLAN)
+    path, shapes, table = (tmp_path / one for one in ("r.sqlite", "s.json", "t.json"))
+    with Repository(path) as repository:
+        repository.put(entry)
+    wanted = [[1, 3, 4096, 4096], [1, 500, 1024, 4096], [1, 500, 1000, 4096]]
+    shapes.write_text(json.dumps(wanted))
+    monkeypatch.setattr("magjit_triton.macro.device.Device.current", lambda: DEVICE)
+    arguments = ["record", "linear", "--shapes", shapes, "--table", table, "--repository", path]
+    assert cli.main([*map(str, arguments), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["shape"] for row in found["shapes"]] == wanted
+    assert found["select_ns"] > 0
+    for row in found["shapes"]:
+        assert row["best_s"] <= row["chosen_s"]
+        assert row["best_s"] <= row["library_s"]
+    assert found["shapes"][2]["chosen"] == -1  # 1000 is no multiple of 16
+    kept = Table.read(table, Space.small(WORK, DEVICE))
+    assert [list(one) for one in kept.shapes] == wanted
+    assert len(kept.times) == len(entry.stored)

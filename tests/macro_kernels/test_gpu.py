@@ -1,0 +1,74 @@
+"""On a GPU: machine code that was built without one runs, is measured, and is chosen."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import magjit
+from magjit_triton.codegen.matmul.configuration import Configuration
+from magjit_triton.macro import program
+from magjit_triton.macro.building import built
+from magjit_triton.macro.campaign import Plan, tuned
+from magjit_triton.macro.device import Device
+from magjit_triton.macro.families import FAMILIES, named
+from magjit_triton.macro.measuring import Bench, event_timer
+from magjit_triton.macro.repository import Repository
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="triton is not installed"
+    ),
+]
+
+CUTS = (
+    Configuration(64, 64, 64, stages=3),
+    Configuration(16, 128, 64, stages=4, split_k=4),
+    Configuration(128, 128, 64, warps=8, programs=132),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_every_family_computes_what_eager_mode_does(name: str, dtype: torch.dtype) -> None:
+    family = named(name, dtype)
+    batch = 3 if name.startswith("batched") else 1
+    bench = Bench(family, event_timer(), (batch, 512, 512, 1024))
+    found = built(family, bench.device, CUTS).stored
+    assert len(found) == (len(CUTS) if family.work.products == 1 else len(found)) > 0
+    for one in found:
+        for m, n, k in ((1, 64, 128), (37, 528, 1024), (300, 512, 512)):
+            assert bench.error(one, (batch, m, n, k)) < 2e-2, (str(one.configuration), m, n, k)
+        assert 0 < bench.seconds(one, (batch, 300, 512, 512)) < 1e-2
+
+
+def test_tuned_kernels_are_chosen_in_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kernels.sqlite"
+    monkeypatch.setattr(program, "default_path", lambda: path)
+    plan = Plan(layers=((1024, 1024),), rows=(1, 64, 512, 2048))
+    with Repository(path) as repository:
+        for name in ("linear_gelu", "linear_residual"):
+            family = named(name, torch.float16)
+            entry, _ = tuned(family, plan, built(family, Device.current(), CUTS))
+            assert entry.measured
+            repository.put(entry)
+    first = torch.nn.Linear(1024, 1024).half().cuda()
+    second = torch.nn.Linear(1024, 1024, bias=False).half().cuda()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x + second(F.gelu(first(x)))
+
+    compiled = magjit.compile(function, backend="triton", dynamic=True, options={"matmul": "macro"})
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for m in (2, 3, 64, 100, 1000, 4000):
+            x = torch.randn(m, 1024, dtype=torch.float16, device="cuda")
+            torch.testing.assert_close(compiled(x), function(x), rtol=2e-2, atol=2e-2)
