@@ -17,6 +17,7 @@ from torch.fx import Node as FxNode
 
 from magjit_dvm.instructions import INSTRUCTIONS, DType, dtype_of
 from magjit_dvm.program import (
+    DEVICES,
     MAX_DIMS,
     MAX_INPUTS,
     MAX_NODES,
@@ -33,7 +34,6 @@ from magjit_dvm.program import (
 )
 
 __all__ = [
-    "DEVICES",
     "Builder",
     "Joined",
     "NotFusable",
@@ -43,10 +43,6 @@ __all__ = [
     "size_key",
     "stored_as",
 ]
-
-
-DEVICES = ("cpu", "cuda")
-"""Types of devices that have a virtual machine."""
 
 
 class NotFusable(Exception):

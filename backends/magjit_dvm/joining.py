@@ -16,7 +16,6 @@ import torch
 from torch.fx import Node as FxNode
 
 from magjit_dvm.builder import (
-    DEVICES,
     Builder,
     NotFusable,
     Value,
@@ -29,6 +28,7 @@ from magjit_dvm.instructions import DType
 from magjit_dvm.operators import argument
 from magjit_dvm.panels import CUBES
 from magjit_dvm.program import (
+    DEVICES,
     INDEXED,
     MAX_INPUTS,
     MAX_OUTPUTS,

@@ -9,8 +9,9 @@ import torch
 from torch._prims_common import elementwise_dtypes
 from torch.fx import Node as FxNode
 
-from magjit_dvm.builder import DEVICES, Builder, NotFusable, Value, computed_in
+from magjit_dvm.builder import Builder, NotFusable, Value, computed_in
 from magjit_dvm.instructions import DType
+from magjit_dvm.program import DEVICES
 from magjit_dvm.tables import Promotion
 
 __all__ = [

@@ -29,6 +29,7 @@ from typing import Any
 from magjit_dvm.instructions import DTYPES, INSTRUCTIONS, DType
 
 __all__ = [
+    "DEVICES",
     "INDEXED",
     "MAX_DIMS",
     "MAX_INPUTS",
@@ -45,6 +46,9 @@ __all__ = [
     "pruned",
     "varying",
 ]
+
+DEVICES = ("cpu", "cuda")
+"""Types of devices that run programs."""
 
 ONE = -1
 INDEXED = -2

@@ -130,13 +130,10 @@ class ProductFusion(Fusion):
             self.own -= refused
 
     def _forget(self) -> None:
-        for known in (self.realized, self.views, self._fusible, self._unit_of, self._before):
+        of_nodes = (self.realized, self.views, self._fusible, self._unit_of, self._reads)
+        for known in (*of_nodes, self._before, self.filled, self.placed):
             known.clear()
-        for found in (self._reads, self.filled, self.placed):
-            found.clear()
-        self.strategy = Strategy()
-        self._barrier = set()
-        self.units = []
+        self.strategy, self._barrier, self.units = Strategy(), set(), []
 
     def is_candidate(self, node: Node) -> bool:
         """Whether a product may be ours."""
