@@ -17,7 +17,6 @@ from torch.fx import Node as FxNode
 
 from magjit_dvm.instructions import INSTRUCTIONS, DType, dtype_of
 from magjit_dvm.program import (
-    DEVICES,
     MAX_DIMS,
     MAX_INPUTS,
     MAX_NODES,
@@ -29,6 +28,7 @@ from magjit_dvm.program import (
     NodeKind,
     Output,
     Program,
+    has_machine,
     pruned,
     varying,
 )
@@ -182,7 +182,7 @@ class Builder:
 
     def on(self, device: torch.device) -> None:
         """Something of the group is on ``device``: all of it has to be."""
-        if device.type not in DEVICES:
+        if not has_machine(device):
             raise NotFusable(f"a tensor on {device}")
         if self.device not in (None, device):
             raise NotFusable("tensors on several devices")

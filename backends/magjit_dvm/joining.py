@@ -28,7 +28,6 @@ from magjit_dvm.instructions import DType
 from magjit_dvm.operators import argument
 from magjit_dvm.panels import CUBES
 from magjit_dvm.program import (
-    DEVICES,
     INDEXED,
     MAX_INPUTS,
     MAX_OUTPUTS,
@@ -39,6 +38,7 @@ from magjit_dvm.program import (
     NodeKind,
     Output,
     Program,
+    has_machine,
 )
 from magjit_dvm.translate import translate
 
@@ -99,7 +99,7 @@ class _Joiner:
             NotFusable: it stays with ATen; nothing has been changed.
         """
         tensor = node.meta["val"]
-        if not isinstance(tensor, torch.Tensor) or tensor.device.type not in DEVICES:
+        if not isinstance(tensor, torch.Tensor) or not has_machine(tensor.device):
             raise NotFusable("not a tensor on a CPU or GPU")
         stacked = node.target is aten.stack.default
         axis = argument(node, 1, "dim", 0) % tensor.dim()

@@ -11,7 +11,7 @@ from torch.fx import Node as FxNode
 
 from magjit_dvm.builder import Builder, NotFusable, Value, computed_in
 from magjit_dvm.instructions import DType
-from magjit_dvm.program import DEVICES
+from magjit_dvm.program import has_machine
 from magjit_dvm.tables import Promotion
 
 __all__ = [
@@ -79,7 +79,7 @@ def promoted(args: Sequence[Any], promotion: Promotion) -> tuple[DType, torch.dt
 def one_result(node: Any) -> torch.Tensor:
     """The operator's result, if that is one tensor on a device with a virtual machine."""
     tensor = node.meta["val"]
-    if not isinstance(tensor, torch.Tensor) or tensor.device.type not in DEVICES:
+    if not isinstance(tensor, torch.Tensor) or not has_machine(tensor.device):
         raise NotFusable("not a tensor on a CPU or GPU")
     return tensor
 

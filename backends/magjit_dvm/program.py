@@ -21,15 +21,17 @@ dimensions come with each call's arguments.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
+import torch
+
 from magjit_dvm.instructions import DTYPES, INSTRUCTIONS, DType
 
 __all__ = [
-    "DEVICES",
     "INDEXED",
     "MAX_DIMS",
     "MAX_INPUTS",
@@ -43,12 +45,10 @@ __all__ = [
     "NodeKind",
     "Output",
     "Program",
+    "has_machine",
     "pruned",
     "varying",
 ]
-
-DEVICES = ("cpu", "cuda")
-"""Types of devices that run programs."""
 
 ONE = -1
 INDEXED = -2
@@ -56,6 +56,16 @@ MAX_DIMS, MAX_NODES, MAX_INPUTS, MAX_OUTPUTS = 8, 224, 64, 32
 
 NUMBER = {one.name: number for number, one in enumerate(INSTRUCTIONS)}
 """Instruction's name to its number in bytecode."""
+
+
+def has_machine(device: torch.device) -> bool:
+    """Whether programs run on a device: on the CPU, and with ``MAGJIT_DVM_CUDA=1`` on CUDA.
+
+    The machine for GPUs has only been run in a simulator so far, so that it waits to be asked.
+    """
+    if device.type == "cuda":
+        return os.environ.get("MAGJIT_DVM_CUDA") == "1"
+    return device.type == "cpu"
 
 
 class InputKind(IntEnum):

@@ -35,7 +35,7 @@ class Settings:
 
     mode: str = "default"
     objective: str = "latency"
-    matmul: str = "auto"
+    matmul: str = "library"
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
