@@ -125,6 +125,7 @@ def test_places_are_measured_as_whole_programs(tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr(Stopwatch, "is_faster", is_faster)
     monkeypatch.setattr("magjit_triton.codegen.compiler.interpreting", lambda: True)
+    monkeypatch.setattr("magjit_triton.codegen.program_parts.interpreting", lambda: True)
     refined = module.refined
     monkeypatch.setattr(module, "refined", lambda *args: refined(*args, close=1e9))
     monkeypatch.setattr(tuning, "_arguments", lambda *_: None)
