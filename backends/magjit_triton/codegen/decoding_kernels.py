@@ -24,11 +24,15 @@ from magjit_triton.codegen.kernel import (
     WIDE_FROM,
     Kernel,
     make_kernel,
-    rename_buffers,
-    size_symbols,
 )
 from magjit_triton.codegen.layout import Layout
-from magjit_triton.codegen.matmul.family import WORKSPACE, Operand, TilePrinter, nest_of_tiles
+from magjit_triton.codegen.matmul.family import (
+    WORKSPACE,
+    Operand,
+    TilePrinter,
+    nest_of_tiles,
+    taken_parameters,
+)
 from magjit_triton.codegen.matmul.precision import float32_precision
 from magjit_triton.codegen.operators import constant
 from magjit_triton.codegen.printer import HEADER, TRITON_DTYPES, Blocks, expression
@@ -241,18 +245,7 @@ def _kernel(
     hint: Hint,
     splits: int,
 ) -> DecodingKernel:
-    builders = [one.builder for one in tiles.values()] + [results]
-    dtypes: dict[str, torch.dtype] = {}
-    for builder in builders:
-        dtypes.update({load.buffer: load.dtype for load in builder.loads()})
-    written = frozenset(store.buffer for store in results.stores)
-    dtypes.update({store.buffer: store.dtype for store in results.stores})
-    names = {buffer: f"b{k}" for k, buffer in enumerate(dtypes)}
-    symbols: dict[str, sympy.Symbol] = {}
-    for builder in builders:
-        rename_buffers(builder, names)
-        found = size_symbols(builder, nest_of_tiles(builder))
-        symbols.update({symbol.name: symbol for symbol in found})
+    dtypes, written, symbols = taken_parameters(list(tiles.values()), results)
     dtype = node.meta["val"].dtype
     largest = max(_power(heads.depth), _power(heads.width))
     block = 64 if largest * dtype.itemsize <= 256 else 32
@@ -270,7 +263,7 @@ def _kernel(
         tuple(dtypes),
         written,
         tuple(dtypes.values()),
-        tuple(symbols[one] for one in sorted(symbols)),
+        symbols,
         tuple(reach[buffer] for buffer in dtypes),
         tiles,
         dtype,

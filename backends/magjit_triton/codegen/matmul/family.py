@@ -33,6 +33,7 @@ __all__ = [
     "matmul_kernel",
     "matmul_source",
     "partial_sums",
+    "taken_parameters",
     "workspace_offset",
 ]
 
@@ -40,6 +41,30 @@ WORKSPACE = "workspace"
 """The buffer of partial sums: [products, splits, batch, m, n] of float32, row-major."""
 
 _SPLIT = sympy.Symbol("i900", integer=True, nonnegative=True)
+
+
+def taken_parameters(
+    operands: Sequence[Operand], results: Builder
+) -> tuple[dict[str, torch.dtype], frozenset[str], tuple[sympy.Symbol, ...]]:
+    """What a kernel of several builders has as parameters; buffers get the kernel's own names.
+
+    Returns:
+        Graph-wide names of its buffers, in order, with their dtypes; those that it writes; the
+        size symbols, by name.
+    """
+    builders = [*(one.builder for one in operands), results]
+    dtypes: dict[str, torch.dtype] = {}
+    for builder in builders:
+        dtypes.update({load.buffer: load.dtype for load in builder.loads()})
+    written = frozenset(store.buffer for store in results.stores)
+    dtypes.update({store.buffer: store.dtype for store in results.stores})
+    names = {buffer: f"b{k}" for k, buffer in enumerate(dtypes)}
+    symbols: dict[str, sympy.Symbol] = {}
+    for builder in builders:
+        rename_buffers(builder, names)
+        found = size_symbols(builder, nest_of_tiles(builder))
+        symbols.update({symbol.name: symbol for symbol in found})
+    return dtypes, written, tuple(symbols[name] for name in sorted(symbols))
 
 
 @dataclass(frozen=True)
@@ -104,20 +129,8 @@ class Family:
         precision: str,
     ) -> Family:
         """Takes builders with graph-wide names of buffers, and gives them the kernel's own."""
-        builders = [one.builder for one in (left, *rights)] + [epilogue]
-        dtypes: dict[str, torch.dtype] = {}
-        for builder in builders:
-            dtypes.update({load.buffer: load.dtype for load in builder.loads()})
-        written = frozenset(store.buffer for store in epilogue.stores)
-        dtypes.update({store.buffer: store.dtype for store in epilogue.stores})
-        names = {buffer: f"b{k}" for k, buffer in enumerate(dtypes)}
-        symbols: dict[str, sympy.Symbol] = {}
-        for builder in builders:
-            rename_buffers(builder, names)
-            found = size_symbols(builder, nest_of_tiles(builder))
-            symbols.update({symbol.name: symbol for symbol in found})
-        symbols.pop(_SPLIT.name, None)
-        order = tuple(symbols[name] for name in sorted(symbols))
+        dtypes, written, symbols = taken_parameters((left, *rights), epilogue)
+        order = tuple(symbol for symbol in symbols if symbol.name != _SPLIT.name)
         buffers = tuple(dtypes)
         return cls(
             left,
