@@ -300,7 +300,7 @@ class _UnlocatedShapeEnv(ShapeEnv):
     ) -> tuple[SLoc, str]:
         if is_debug:
             return super()._get_stack_summary(is_debug, framework_loc)
-        return SLoc(framework_loc, None), ""
+        return SLoc(framework_loc or "", None), ""  # torch 2.11 cannot print None
 
 
 def make_shape_env() -> ShapeEnv:
