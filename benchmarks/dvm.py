@@ -305,6 +305,7 @@ def part_training(benchmark: Benchmark, options: argparse.Namespace) -> None:
         case = f"training: BERT-12x64, {counted(threads)}"
         with benchmark.console.status(case):
             dvm_training.add_training(benchmark, case, options)
+    dvm_training.add_coverage(benchmark)
 
 
 PARTS: dict[str, Callable[[Benchmark, argparse.Namespace], None]] = {

@@ -13,8 +13,9 @@ import time
 
 import torch
 import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
 
-from dvm_models import compiled_by, in_machine, schedules
+from dvm_models import MODELS, built, compiled_by, in_machine, schedules
 from harness import Benchmark, Row
 from models import small_bert
 
@@ -79,3 +80,21 @@ def add_training(benchmark: Benchmark, case: str, options: argparse.Namespace) -
     benchmark.add(Row.of(case, "loss_apart", "relative", apart, "; ".join(notes)))
     benchmark.add(Row.of(case, "step_ms", "ms", times))
     benchmark.add(Row(case, "in_vm", "share", share, note=f"outside: {left}" if left else ""))
+
+
+def add_coverage(benchmark: Benchmark) -> None:
+    """What the virtual machine runs of the models' forward and backward passes in training."""
+    for name in MODELS:
+        model, arguments = built(name, "small")
+        arguments = tuple(torch.cat([one, one]) for one in arguments)  # batches that norms take
+        compiled = compiled_by("magjit", model.train())
+        before = {id(one) for one in schedules()}
+        with torch.enable_grad():
+            for _ in range(2):
+                result = compiled(*arguments)
+                leaves = tree_leaves(getattr(result, "pooled", result))
+                sum(one.sum() for one in leaves if one.requires_grad).backward()
+        share, rest = in_machine([one for one in schedules() if id(one) not in before])
+        left = ", ".join(f"{n} {operator}" for operator, n in rest.most_common(6))
+        note = f"outside: {left}" if left else ""
+        benchmark.add(Row(f"training: {name}, small", "in_vm", "share", share, note=note))

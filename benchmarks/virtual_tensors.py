@@ -193,8 +193,6 @@ def measure(benchmark: Benchmark, name: str, batch: int, options: argparse.Names
     notes: list[str] = []
     for compiler in ("magjit", "torch.compile"):
         for mode in options.modes:
-            if compiler == "magjit" and mode == "max-autotune":
-                continue  # which the backend does not have
             try:
                 found[f"{compiler} {mode}"] = entrant(compiler, mode, build, expected, device)
             except Exception as error:
