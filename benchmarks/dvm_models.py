@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import operator
+import os
 import random
 import statistics
 import tempfile

@@ -80,6 +80,7 @@ class DvmBackend:
 def _holding(schedule: Schedule) -> Callable[..., Any]:
     call = schedule.call
     call.schedule = schedule  # type: ignore[attr-defined]
+    call.unread = schedule.unread  # type: ignore[attr-defined]
     return call
 
 

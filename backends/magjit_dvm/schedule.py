@@ -55,6 +55,7 @@ class Schedule:
         fusion: the graph's groups.
         source: the generated function.
         call: takes the graph's inputs, returns its outputs as a tuple.
+        unread: positions of inputs that nothing reads.
     """
 
     def __init__(self, gm: GraphModule, fusion: Fusion) -> None:
@@ -79,6 +80,7 @@ class Schedule:
         for node in inputs:
             self._name(node)
         dies = self._last_uses()
+        self.unread = self._unread(inputs)
         body: list[str] = []
         for step_number, step in enumerate(self._steps):
             if isinstance(step, FxNode) and step.op == "placeholder":
@@ -90,6 +92,10 @@ class Schedule:
         parameters = ", ".join(self._names[node] for node in inputs)
         lines = [f"def call({parameters}):", *(f"    {line}" for line in body)]
         return "\n".join(lines) + "\n", f"<magjit_dvm {next(_numbers)}>"
+
+    def _unread(self, inputs: list[FxNode]) -> frozenset[int]:
+        read = {node for step in self._steps for node in _operands(step)}
+        return frozenset(k for k, node in enumerate(inputs) if node not in read)
 
     def _last_uses(self) -> dict[int, list[FxNode]]:
         last: dict[FxNode, int] = {}

@@ -131,7 +131,7 @@ def _compile_with_examples(
         examples: Sequence[Any] = (*fakes.values, *symbols)
         if _wants(backend) is ExampleInputs.COPIES:
             copies = materialize(context.inputs, context.live_inputs)
-            examples = (*copies, *(binding.reader()(copies) for binding in bindings))
+            examples = (*copies, *(binding.read(copies) for binding in bindings))
         with (
             unguarded_convolutions(fakes.shape_env),
             torch._guards.tracing(fakes.tracing_context),
@@ -139,7 +139,7 @@ def _compile_with_examples(
         ):
             compiled = _called(backend, gm, list(examples), context)
         _collect_guards(context, fakes)
-    return passing_symbols(compiled, bindings)
+    return passing_symbols(compiled, bindings, len(fakes.values))
 
 
 @contextmanager

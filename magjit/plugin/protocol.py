@@ -27,7 +27,11 @@ __all__ = [
 ]
 
 CompiledGraph = Callable[..., Sequence[Any]]
-"""Takes the flat graph inputs positionally; returns the flat outputs."""
+"""Takes the flat graph inputs positionally; returns the flat outputs.
+
+Its attribute ``unread``, if it has one, is a set of positions of inputs that it does not read: the
+sizes among them are not asked for at a call, ``None`` is passed.
+"""
 
 
 class ExampleInputs(Enum):

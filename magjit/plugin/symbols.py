@@ -9,7 +9,7 @@ needs an input that *is* the symbol.  These inputs come after all others::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -44,16 +44,22 @@ class Binding:
         at = "" if self.dim is None else f"({self.dim})"
         return f"{self.symbol} := inputs[{self.input}].{self.property.name.lower()}{at}"
 
-    def reader(self) -> Callable[[Sequence[Any]], int]:
-        """A function from the inputs to the value."""
-        position, dim = self.input, self.dim
-        match self.property:
-            case Property.SIZE:
-                return lambda inputs: int(inputs[position].size(dim))
-            case Property.STRIDE:
-                return lambda inputs: int(inputs[position].stride(dim))
-            case Property.OFFSET:
-                return lambda inputs: int(inputs[position].storage_offset())
+    def expression(self, names: Sequence[str]) -> str:
+        """Code for the value, of the names of the inputs."""
+        at = "" if self.dim is None else str(self.dim)
+        return f"{names[self.input]}.{_METHODS[self.property]}({at})"
+
+    def read(self, inputs: Sequence[Any]) -> int:
+        """The value of the symbol for these inputs."""
+        at = () if self.dim is None else (self.dim,)
+        return int(getattr(inputs[self.input], _METHODS[self.property])(*at))
+
+
+_METHODS = {
+    Property.SIZE: "size",
+    Property.STRIDE: "stride",
+    Property.OFFSET: "storage_offset",
+}
 
 
 def is_symbolic(value: object) -> bool:
@@ -122,13 +128,23 @@ def _append_placeholders(
     gm.recompile()
 
 
-def passing_symbols(compiled: CompiledGraph, bindings: Sequence[Binding]) -> CompiledGraph:
-    """A callable without the appended inputs."""
+def passing_symbols(
+    compiled: CompiledGraph, bindings: Sequence[Binding], given: int
+) -> CompiledGraph:
+    """A callable without the appended inputs, which come after the ``given`` first.
+
+    It is straight-line code, since every call goes through it.
+    """
     if not bindings:
         return compiled
-    readers = [binding.reader() for binding in bindings]
-
-    def call(*inputs: Any) -> Sequence[Any]:
-        return compiled(*inputs, *[read(inputs) for read in readers])
-
+    unread = getattr(compiled, "unread", frozenset())
+    names = [f"_{position}" for position in range(given)]
+    values = [
+        "None" if given + k in unread else binding.expression(names)
+        for k, binding in enumerate(bindings)
+    ]
+    source = f"def call({', '.join(names)}): return compiled({', '.join(names + values)})"
+    defined: dict[str, Any] = {"compiled": compiled}
+    exec(source, defined)
+    call: CompiledGraph = defined["call"]
     return call

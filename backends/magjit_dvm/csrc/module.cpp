@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <memory>
 
 namespace magjit_dvm {
@@ -289,6 +290,20 @@ PyMethodDef functions[] = {
     {"level", py_level, METH_NOARGS, "level(): of x86-64, whose kernels run."},
     {nullptr, nullptr, 0, nullptr}};
 
+/* Of the third-level cache that a core reaches: where a processor has several, the C library may
+ * give their sum. */
+long third_level_bytes()
+{
+    long kilobytes = 0;
+    if (FILE *file = fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r")) {
+        if (fscanf(file, "%ldK", &kilobytes) != 1) {
+            kilobytes = 0;
+        }
+        fclose(file);
+    }
+    return kilobytes > 0 ? kilobytes << 10 : sysconf(_SC_LEVEL3_CACHE_SIZE);
+}
+
 int fill_module(PyObject *module)
 {
     timings = new std::vector<int64_t>;
@@ -299,9 +314,9 @@ int fill_module(PyObject *module)
     if (l1 > 0) {
         machine.step_bytes = std::clamp<int64_t>(l1 * 9 / 8, 24 << 10, 96 << 10);
     }
-    long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    long l3 = third_level_bytes();
     if (l3 > 0) {
-        machine.cached_bytes = std::clamp<int64_t>(l3 / 2, 4 << 20, 32 << 20);
+        machine.cached_bytes = std::clamp<int64_t>(l3 / 2, 4 << 20, 256 << 20);
     }
     PyObject *type = PyType_FromModuleAndSpec(module, &fused_spec, nullptr);
     not_encodable = PyErr_NewExceptionWithDoc("magjit_dvm._vm.NotEncodable",
