@@ -137,7 +137,7 @@ def passing_symbols(
     """
     if not bindings:
         return compiled
-    unread = getattr(compiled, "unread", frozenset())
+    unread: frozenset[int] = getattr(compiled, "unread", frozenset())
     names = [f"_{position}" for position in range(given)]
     values = [
         "None" if given + k in unread else binding.expression(names)
