@@ -1,0 +1,57 @@
+"""Matrix products and attention of few rows of the backend's own, on a GPU against float64."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from cases import Case, graph_of
+from decoding_cases import DECODING, LARGE_DECODING
+from product_cases import DTYPES, LARGE, PRODUCTS, arguments_of
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="triton is not installed"
+    ),
+]
+
+CASES = {**PRODUCTS, **LARGE, **DECODING, **LARGE_DECODING}
+
+
+def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((found.double() - exact).abs().max()) if exact.numel() else 0.0
+
+
+@pytest.mark.parametrize("label", list(DTYPES))
+@pytest.mark.parametrize("name", list(CASES))
+def test_as_near_as_the_library(name: str, label: str) -> None:
+    """At most twice as far from float64 as eager mode is; the same at every call."""
+    # Imported late: Triton is only there on some machines.
+    from magjit_triton.codegen.compiler import compile_graph
+    from magjit_triton.settings import Settings
+
+    case = CASES[name]
+    arguments = [one.cuda() for one in arguments_of(case, DTYPES[label])]
+    with torch.device("cuda"):
+        graph = graph_of(Case(case.function, lambda: arguments), arguments)
+        made = compile_graph(graph, arguments, Settings(matmul="triton"))
+        found, eager = made(*arguments), case.function(*arguments)
+        exact = case.function(*(one.double() for one in arguments))
+    for ours, theirs, right in zip(found, eager, exact, strict=True):
+        assert (ours.dtype, ours.shape, ours.stride()) == (
+            theirs.dtype,
+            theirs.shape,
+            theirs.stride(),
+        )
+        largest = float(right.abs().max()) if right.numel() else 0.0
+        least = torch.finfo(ours.dtype).eps * max(largest, 1.0)
+        assert distance(ours, right) <= 2 * distance(theirs, right) + least
+    for ours, again in zip(found, made(*arguments), strict=True):
+        torch.testing.assert_close(ours, again, rtol=0, atol=0)
