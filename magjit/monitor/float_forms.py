@@ -73,9 +73,13 @@ class _Call:
         return value if value.layout is torch.strided else None
 
     def alike(self, *names: str) -> torch.dtype | None:
-        """The type of some tensors, if that is one and the same."""
-        found = {None if (one := self.tensor(name)) is None else one.dtype for name in names}
-        return found.pop() if len(found) == 1 else None
+        """The type of some tensors of one device, if that is one and the same."""
+        found = {
+            None if (one := self.tensor(name)) is None else (one.dtype, one.device)
+            for name in names
+        }
+        alike = found.pop() if len(found) == 1 else None
+        return None if alike is None else alike[0]
 
 
 def float_form(
@@ -325,14 +329,14 @@ def _lerp_large(input: Any, end: Any, weight: Any) -> Any:
 
 
 def _clamp(input: Any, min: Any = None, max: Any = None) -> Any:
-    """One bound after the other: both at once would have to be tensors."""
-    made = input if min is None else torch.clamp(input, min=min)
-    return made if max is None else torch.clamp(made, max=max)
+    """One bound after the other: both at once would have to be tensors on the operand's device."""
+    made = input if min is None else torch.clamp_min(input, min)
+    return made if max is None else torch.clamp_max(made, max)
 
 
 def _clamp_in_place(input: Any, min: Any = None, max: Any = None) -> Any:
-    made = input if min is None else input.clamp_(min=min)
-    return made if max is None else made.clamp_(max=max)
+    made = input if min is None else input.clamp_min_(min)
+    return made if max is None else made.clamp_max_(max)
 
 
 def _clamped(call: _Call) -> FloatForm | None:
