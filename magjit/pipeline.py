@@ -247,8 +247,18 @@ def _with_tensors(values: list[Any], dtypes: tuple[torch.dtype, ...]) -> list[An
     """Numbers, the last of them as tensors."""
     first = len(values) - len(dtypes)
     for place, dtype in enumerate(dtypes, first):
-        values[place] = torch.tensor(values[place], dtype=dtype, device="cpu")
+        values[place] = _tensor(values[place], dtype)
     return values
+
+
+def _tensor(value: float, dtype: torch.dtype) -> torch.Tensor:
+    try:
+        return torch.scalar_tensor(value, dtype=dtype, device=_CPU)
+    except RuntimeError:  # too large, for which ``tensor`` has infinity; it takes thrice the time
+        return torch.tensor(value, dtype=dtype, device=_CPU)
+
+
+_CPU = torch.device("cpu")
 
 
 def _with_numbers(

@@ -90,6 +90,14 @@ def calls(program: Callable[..., Any], values: Any, **options: Any) -> tuple[Any
     return magjit.stats(compiled), found
 
 
+@pytest.mark.parametrize("program", ALL, ids=lambda p: p.__name__)
+def test_numbers_of_eager_itself(program: Callable[..., Any]) -> None:
+    stats, found = calls(program, MANY, backend="eager")
+    assert (stats.captures, stats.eager_calls) == (2, 0)
+    for ours, theirs in found:
+        same(ours, theirs)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("program", ALL, ids=lambda p: p.__name__)
 def test_two_captures_serve_all_floats(program: Callable[..., Any], backend: str) -> None:
