@@ -70,7 +70,7 @@ class _Call:
         value = self.given.get(name)
         if not isinstance(value, torch.Tensor) or type(value) not in _PLAIN:
             return None
-        return value if value.layout is torch.strided else None
+        return value if value.layout is torch.strided and not value.is_nested else None
 
     def alike(self, *names: str) -> torch.dtype | None:
         """The type of some tensors of one device, if that is one and the same."""
