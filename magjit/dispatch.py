@@ -25,7 +25,7 @@ from magjit.errors import BackendError, GraphBreakError, RecompileError
 from magjit.marks import Mark, mark
 from magjit.observe import Manner, Observation, capture_lock, observe
 from magjit.pipeline import build_record
-from magjit.plugin import Backend, BackendContext, Streaming, StreamingBackend
+from magjit.plugin import Backend, BackendContext, FloatInputs, Streaming, StreamingBackend
 from magjit.records import Captured, Record, SplitPoint, Stats
 from magjit.regions import Program, RegionRun
 from magjit.replay_errors import has_saved_tensor_hooks, leave_modes
@@ -242,9 +242,7 @@ class Controller:
         return Manner(
             fix_draws=not tried and not self.options.fullgraph,
             cuts=self.cuts,
-            numbers_into_graph=frozenset(
-                {int, float} if self.options.backend.name == "eager" else {int}
-            ),
+            floats=getattr(self.options.backend, "float_inputs", FloatInputs.TENSORS),
             history=self.history,
             symbols=symbols,
         )

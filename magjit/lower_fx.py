@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Node, Proxy
+from torch.fx.proxy import GraphAppendingTracer
 from torch.utils.checkpoint import checkpoint
 
 from magjit.errors import line_of
@@ -26,6 +27,7 @@ from magjit.monitor.operator_graph import (
     Operator,
     OperatorGraph,
     ValueRef,
+    floats_in,
     mapped,
     refs_in,
 )
@@ -97,6 +99,7 @@ def lower(
     names: dict[int, str],
     *,
     numbers: Sequence[Any] = (),
+    floats: Sequence[tuple[Any, torch.dtype]] = (),
     traced: bool = True,
 ) -> GraphModule:
     """Make the graph module.
@@ -106,12 +109,14 @@ def lower(
         outputs: ids of the values to return, in order; an input may be among them.
         names: readable names for the inputs, by value id.
         numbers: those that change from call to call; placeholders after those of the tensors.
+        floats: those that are tensors there, of which type; placeholders after the numbers.
         traced: the backend traces the graph, and is to see a checkpoint as torch's higher-order
             operator; otherwise the graph is run, and a checkpoint is torch's own function.
     """
     inputs = tuple(item.value_id for item in graph.inputs)
     lowering = _Lowering(inputs, names, traced)
     lowering.add_numbers(numbers)
+    lowering.add_floats(floats)
     lowering.add_sizes(graph)
     return lowering.finish(graph.operators, outputs)
 
@@ -129,6 +134,7 @@ class _Lowering:
         self.root = torch.nn.Module()
         self.nodes: dict[int, Node] = {}
         self.numbers: dict[int, Node] = {}
+        self.floats: dict[tuple[int, torch.dtype], Node] = {}
         self.wanted: set[int] = set()
         taken: set[str] = set()
         self.traced = traced
@@ -148,6 +154,10 @@ class _Lowering:
     def add_numbers(self, numbers: Sequence[Any]) -> None:
         for index, number in enumerate(numbers):
             self.numbers[id(number)] = self.placeholder(f"number_{index}")
+
+    def add_floats(self, floats: Sequence[tuple[Any, torch.dtype]]) -> None:
+        for index, (number, dtype) in enumerate(floats):
+            self.floats[id(number), dtype] = self.placeholder(f"float_{index}")
 
     def add_sizes(self, graph: OperatorGraph) -> None:
         """Sizes that the operators use, read before any operator can change an input's shape."""
@@ -224,8 +234,16 @@ class _Lowering:
         self.bind(result[0] if alone else result, node)
 
     def add(self, op: Operator) -> None:
-        args = tuple(self.argument(a) for a in op.args)
-        kwargs = {k: self.argument(v) for k, v in op.kwargs.items()}
+        form = op.floats
+        if form is not None and next(floats_in((op.args, op.kwargs)), None) is not None:
+            args = tuple(self.with_floats(a, form.dtype) for a in op.args)
+            kwargs = {k: self.with_floats(v, form.dtype) for k, v in op.kwargs.items()}
+            if form.function is not None:
+                self.bind(op.result, self.traced_form(form.function, args, kwargs, op))
+                return
+        else:
+            args = tuple(self.argument(a) for a in op.args)
+            kwargs = {k: self.argument(v) for k, v in op.kwargs.items()}
         func = op.func
         if self.traced and _is_pick(op):
             func = torch.select  # an index by a symbol makes a constant
@@ -234,6 +252,33 @@ class _Lowering:
         if op.code is not None:
             node.meta["stack_trace"] = _where(op)
         self.bind(op.result, node)
+
+    def with_floats(self, template: Any, dtype: torch.dtype) -> Any:
+        """An argument with tensors in the place of floats."""
+        floats = {id(ref): ref for ref in floats_in(template)}
+
+        def leaf(value: Any) -> Any:
+            return (
+                self.floats[id(value.number), dtype] if id(value) in floats else self._leaf(value)
+            )
+
+        return mapped(template, leaf)
+
+    def traced_form(
+        self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any], op: Operator
+    ) -> Node:
+        """The operators of another form of an operator."""
+        tracer = GraphAppendingTracer(self.fx)
+
+        def proxied(value: Any) -> Any:
+            return Proxy(value, tracer) if isinstance(value, Node) else value
+
+        before = len(self.fx.nodes)
+        made = function(*mapped(args, proxied), **mapped(kwargs, proxied))
+        for node in list(self.fx.nodes)[before:] if op.code is not None else ():
+            node.meta["stack_trace"] = _where(op)
+        result: Node = made.node
+        return result
 
     def argument(self, template: Any) -> Any:
         return mapped(template, self._leaf)

@@ -23,7 +23,7 @@ from magjit.errors import Location
 from magjit.garbage import uncollected
 from magjit.marks import Mark, mark_of
 from magjit.mocks import Resolver
-from magjit.plugin import GraphInput, InputDescriber, TensorInput
+from magjit.plugin import FloatInputs, GraphInput, InputDescriber, TensorInput
 from magjit.records import Timings
 from magjit.refgraph import attributes, calls, containers, other_events
 from magjit.refgraph import relations as r
@@ -132,6 +132,7 @@ class Observation:
     random_states: list[bytes] = field(default_factory=list)
     draws: bool = True
     shapes: SymbolicShapes | None = None
+    describer: InputDescriber = field(default_factory=InputDescriber)
 
     def prepare(self, target: Any, history: ShapeHistory) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Note what can only be seen before the run; gives the arguments of the run."""
@@ -140,7 +141,7 @@ class Observation:
         self.global_state = _C.global_state()
         self.random_states = _random_states()
         self.recorder.numbers.start()
-        describer = InputDescriber()
+        describer = self.describer
         recorder, descriptions = self.recorder, self.descriptions
         shapes = self.shapes
         choose = history.chooser(recorder.graph)
@@ -251,14 +252,14 @@ class Manner:
 
     Attributes:
         fix_draws: a random number that the record has to fix is no split.
-        numbers_into_graph: the types of numbers that the backend takes as inputs of the graph.
+        floats: how the backend takes floats that change.
         history: which sizes become symbols, if ``symbols``.
         cuts: the run is cut where it cannot be one region.
     """
 
     fix_draws: bool = True
     cuts: bool = False
-    numbers_into_graph: frozenset[type] = frozenset()
+    floats: FloatInputs = FloatInputs.CONSTANTS
     history: ShapeHistory = field(default_factory=ShapeHistory)
     symbols: bool = False
 
@@ -267,7 +268,9 @@ class Manner:
     ) -> tuple[Observation, tuple[tuple[Any, ...], dict[str, Any]]]:
         """Prepare a recorder for a region that begins now; also gives its arguments."""
         numbers = recorder.numbers
-        numbers.into_graph = self.numbers_into_graph
+        constants = self.floats is FloatInputs.CONSTANTS
+        numbers.into_graph = frozenset({int} if constants else {int, float})
+        numbers.as_tensors = self.floats is FloatInputs.TENSORS
         numbers.may_draw = self.fix_draws or not self.cuts
         if not self.fix_draws:
             numbers.on_pinned_draw = lambda drawn: recorder.split(

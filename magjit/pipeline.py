@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from magjit import _C
@@ -25,7 +26,7 @@ from magjit.mocks import emit as emit_mock
 from magjit.mocks.changes import writes_of
 from magjit.monitor.regions import Region
 from magjit.observe import Observation
-from magjit.plugin import Backend, BackendContext, ShapeGuard, ValueInput, run_backend
+from magjit.plugin import Backend, BackendContext, ShapeGuard, run_backend
 from magjit.plugin.fx_helpers import runnable
 from magjit.records import Captured, Record, SplitPoint
 from magjit.refgraph.number_records import NumberInputs
@@ -45,6 +46,8 @@ class Build:
     finish: Any = None
     mock_source: str = ""
     numbers: NumberInputs | None = None
+    float_dtypes: tuple[torch.dtype, ...] = ()
+    """Of the last of the numbers: the graph takes these as tensors."""
     gm: GraphModule | None = None
     guard: guard_emit.GuardCode | None = None
     shape_guards: list[ShapeGuard] | None = None
@@ -182,13 +185,19 @@ def _lower(build: Build) -> None:
         assert node is not None
         names[item.value_id] = build.observation.input_name(node)
     live = graph.live_numbers() if recorder.numbers else []
+    floats = graph.float_inputs() if recorder.numbers.as_tensors else []
+    tensors = {id(number) for number, _ in floats}
     numbers = recorder.numbers.given([number for number in live if number.sym is None])
-    build.numbers = recorder.numbers.inputs(numbers) if numbers else None
+    numbers = [number for number in numbers if id(number) not in tensors]
+    given = [*numbers, *[number for number, _ in floats]]
+    build.numbers = recorder.numbers.inputs(given) if given else None
+    build.float_dtypes = tuple(dtype for _, dtype in floats)
     build.gm = lower(
         graph,
         build.value_ids,
         names,
         numbers=numbers,
+        floats=floats,
         traced=build.backend.name != "eager",
     )
 
@@ -202,9 +211,9 @@ def _backend(build: Build) -> None:
     elif build.captured.operators.operators:
         build.context.live_inputs = [item.tensor for item in build.captured.operators.inputs]
         inputs = build.observation.described_inputs()
-        for number in build.numbers.numbers if build.numbers is not None else ():
-            build.context.live_inputs.append(number.original)
-            inputs.append(ValueInput(number.original, dynamic=True))
+        for value in _number_values(build):
+            build.context.live_inputs.append(value)
+            inputs.append(build.observation.describer.describe(value, dynamic=True))
         with build.observation.ambient():
             build.compiled = run_backend(build.backend, build.gm, inputs, build.context)
     else:
@@ -227,15 +236,46 @@ def _no_operators(*inputs: Any) -> tuple[()]:
     return ()
 
 
+def _number_values(build: Build) -> list[Any]:
+    """The numbers of the run, as the graph takes them."""
+    if build.numbers is None:
+        return []
+    return _with_tensors([number.original for number in build.numbers.numbers], build.float_dtypes)
+
+
+def _with_tensors(values: list[Any], dtypes: tuple[torch.dtype, ...]) -> list[Any]:
+    """Numbers, the last of them as tensors."""
+    first = len(values) - len(dtypes)
+    for place, dtype in enumerate(dtypes, first):
+        values[place] = _tensor(values[place], dtype)
+    return values
+
+
+def _tensor(value: float, dtype: torch.dtype) -> torch.Tensor:
+    try:
+        return torch.scalar_tensor(value, dtype=dtype, device=_CPU)
+    except RuntimeError:  # too large, for which ``tensor`` has infinity; it takes thrice the time
+        return torch.tensor(value, dtype=dtype, device=_CPU)
+
+
+_CPU = torch.device("cpu")
+
+
 def _with_numbers(
-    compiled: Callable[..., Any], numbers: NumberInputs, count: int
+    compiled: Callable[..., Any],
+    numbers: NumberInputs,
+    dtypes: tuple[torch.dtype, ...],
+    count: int,
 ) -> Callable[..., Any]:
     """The compiled graph of ``count`` tensors, called with these and what numbers are read from."""
 
     def run(*values: Any) -> Any:
         return compiled(*values[:count], *numbers(values[count:]))
 
-    return run
+    def run_with_tensors(*values: Any) -> Any:
+        return compiled(*values[:count], *_with_tensors(numbers(values[count:]), dtypes))
+
+    return run_with_tensors if dtypes else run
 
 
 def _emit(build: Build) -> None:
@@ -251,7 +291,7 @@ def _emit(build: Build) -> None:
     input_slots = tuple(code.slot(node_id) for node_id in captured.guard_plan.tensors)
     compiled = build.compiled
     if build.numbers is not None:
-        compiled = _with_numbers(compiled, build.numbers, len(input_slots))
+        compiled = _with_numbers(compiled, build.numbers, build.float_dtypes, len(input_slots))
         input_slots += tuple(code.slot(node_id) for node_id in build.numbers.reads.nodes)
     left: list[ShapeGuard] = []
     if build.shape_guards is not None or build.numbers is not None:

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from magjit.plugin import BackendContext, CompiledGraph, uncollected
 from magjit.plugin.aot import aot, dump_graph
+from magjit.plugin.floats_on_device import floats_on_device
 from magjit_dvm.fuser import fuse
 from magjit_dvm.lowering import decompositions, lower_for_inference
 from magjit_dvm.schedule import Schedule
@@ -70,6 +71,7 @@ class DvmBackend:
 
     def _schedule(self, gm: GraphModule, context: BackendContext) -> CompiledGraph:
         simplify(gm.graph)
+        floats_on_device(gm.graph)
         schedule = Schedule(gm, fuse(gm.graph))
         _live.add(schedule)
         context.dump("dvm_schedule.py", schedule.source)

@@ -36,7 +36,26 @@ def _new_filled(builder: Builder, node: Any) -> Value:
 
 
 @register(aten.zeros_like.default, aten.ones_like.default, aten.full_like.default)
+@register(aten.fill.Scalar)
 def _filled_like(builder: Builder, node: Any) -> Value:
+    return _of_number(builder, node, _dims_like(builder, node), _number(node, 1))
+
+
+@register(aten.fill.Tensor)
+def _filled_with(builder: Builder, node: Any) -> Value:
+    """With the element of a tensor that has no dimensions."""
+    tensor, given = one_result(node), node.args[1]
+    if meta(given).device != tensor.device:
+        raise NotFusable("a number on another device")
+    dims, dtype = _dims_like(builder, node), computed_in(tensor.dtype)
+    made = builder.operand(given, tuple(tensor.shape), dims, dtype)
+    over = frozenset(dims) - {ONE}
+    made = builder.add(Node(NodeKind.BROADCAST, dtype, (made,), dims=over))
+    return Value(made, dtype, dims, tuple(tensor.shape), tensor.dtype)
+
+
+def _dims_like(builder: Builder, node: Any) -> tuple[int, ...]:
+    """The loops of a result that has the shape of the first operand."""
     given, tensor = node.args[0], one_result(node)
     if given in builder.values:
         value = builder.tensor(given)
@@ -46,12 +65,12 @@ def _filled_like(builder: Builder, node: Any) -> Value:
     else:
         dims = builder.loops_of(tensor.shape)
         builder.sized_as(given, dims)
-    return _of_number(builder, node, dims, _number(node, 1))
+    return dims
 
 
 def _number(node: Any, position: int) -> Any:
     name = str(node.target).split(".")[1]
-    if "full" not in name:
+    if "full" not in name and name != "fill":
         return int("ones" in name)
     return node.args[position]
 

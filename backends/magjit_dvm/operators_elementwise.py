@@ -266,10 +266,11 @@ def _select(builder: Builder, node: Any, condition: Any, left: Any, right: Any) 
     )
 
 
-@register(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default, aten.clamp.Tensor)
+@register(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default)
+@register(aten.clamp.Tensor, aten.clamp_min.Tensor, aten.clamp_max.Tensor)
 def _clamp(builder: Builder, node: Any) -> Value:
     low, high = argument(node, 1, "min"), argument(node, 2, "max")
-    if node.target is aten.clamp_max.default:
+    if node.target in (aten.clamp_max.default, aten.clamp_max.Tensor):
         low, high = None, node.args[1]
     given = [one for one in (node.args[0], low, high) if one is not None]
     block, result = elementwise(builder, node, given, Promotion.DEFAULT)

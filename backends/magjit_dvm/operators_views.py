@@ -45,6 +45,18 @@ def _to_copy(builder: Builder, node: Any) -> Value:
     return block.value(made, tensor.dtype, dtype)
 
 
+@register(aten.copy.default)
+def _copied_into(builder: Builder, node: Any) -> Value:
+    """What ``copy_`` leaves in its first operand."""
+    tensor, given = one_result(node), node.args[1]
+    if meta(given).device != tensor.device or meta(given).dtype != tensor.dtype:
+        raise NotFusable("a copy between devices or dtypes")
+    if [size_key(n) for n in meta(given).shape] != [size_key(n) for n in tensor.shape]:
+        raise NotFusable("a copy that repeats its operand")
+    block = Block(builder, (given,), tensor.shape, computed_in(tensor.dtype))
+    return block.value(block.made[0], tensor.dtype)
+
+
 def _inside(builder: Builder, node: Any) -> Value:
     """The operand of a view: views of tensors from outside stay with ATen."""
     value = builder.values.get(node.args[0])

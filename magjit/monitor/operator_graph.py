@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from magjit.monitor.float_forms import FloatForm
+
 _Part = TypeVar("_Part")
 
 
@@ -32,7 +34,8 @@ class ValueRef:
 class NumberRef:
     """A number that a replay computes anew, unless it turns out to be a constant.
 
-    ``number`` has ``live`` and ``original``: whether it may change, and what it is as a constant.
+    ``number`` has ``live`` and ``original``: whether it may change, and what it is as a constant;
+    ``obj``, the program's own object; and ``sym``, which is None unless it comes from sizes.
     """
 
     number: Any
@@ -71,7 +74,8 @@ class InputValue:
 class Operator:
     """One call of a torch function.
 
-    ``code`` and ``offset`` say which instruction of the user's program made it.
+    ``code`` and ``offset`` say which instruction of the user's program made it. ``floats`` is how
+    it takes floats that may change, where the backend gets tensors for them.
     """
 
     func: Callable[..., Any]
@@ -80,6 +84,7 @@ class Operator:
     result: Any = None
     code: CodeType | None = None
     offset: int = -1
+    floats: FloatForm | None = None
 
     def __str__(self) -> str:
         shown = [repr(a) for a in self.args] + [f"{k}={v!r}" for k, v in self.kwargs.items()]
@@ -112,6 +117,16 @@ class OperatorGraph:
         refs = [ref for op in self.operators for ref in _parts_in((op.args, op.kwargs), NumberRef)]
         return list({id(ref.number): ref.number for ref in refs if ref.number.live}.values())
 
+    def float_inputs(self) -> list[tuple[Any, torch.dtype]]:
+        """The floats that a replay has to give as tensors, and of which type each."""
+        pairs = [
+            (ref.number, op.floats.dtype)
+            for op in self.operators
+            if op.floats is not None
+            for ref in floats_in((op.args, op.kwargs))
+        ]
+        return list({(id(number), dtype): (number, dtype) for number, dtype in pairs}.values())
+
     def __str__(self) -> str:
         inputs = [
             f"%{i.value_id} = input {tuple(i.tensor.shape)} {i.tensor.dtype}" for i in self.inputs
@@ -122,6 +137,14 @@ class OperatorGraph:
 def refs_in(template: Any) -> Iterator[ValueRef]:
     """Every ValueRef of a template, depth first."""
     return _parts_in(template, ValueRef)
+
+
+def floats_in(template: Any) -> Iterator[NumberRef]:
+    """Every float of a template that a replay computes before the graph runs."""
+    for ref in _parts_in(template, NumberRef):
+        number = ref.number
+        if number.live and type(number.obj) is float and number.sym is None:
+            yield ref
 
 
 def _parts_in(template: Any, kind: type[_Part]) -> Iterator[_Part]:

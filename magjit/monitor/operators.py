@@ -375,13 +375,16 @@ class OperatorRecorder(TorchFunctionMode):
         args = spelled_out(func, args)
         if copies_array(func, args):
             func, args = ArrayOperator(func, args[0].copy()), args[1:]
-        return Operator(
+        made = Operator(
             func,
             tuple([self.template(a, inputs) for a in args]),
             {k: self.template(v, inputs) for k, v in kwargs.items()},
             code=code,
             offset=offset,
         )
+        if self.taken[1]:
+            self._observer.takes_numbers(made, args, kwargs)
+        return made
 
     def template(self, value: Any, inputs: list[Value]) -> Any:
         """An argument as part of an operator; its tensors are added to the inputs.

@@ -26,6 +26,7 @@ from magjit.plugin.protocol import (
     CompiledGraph,
     ConfigurableBackend,
     ExampleInputs,
+    FloatInputs,
     Streaming,
     StreamingBackend,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "DataMovement",
     "Edge",
     "ExampleInputs",
+    "FloatInputs",
     "GraphInput",
     "InputDescriber",
     "Moved",

@@ -69,6 +69,24 @@ def _with_grad(make: Maker) -> Maker:
     return make_with_grad
 
 
+def _floats(x: Any, y: Any, half: Any, a: Any, b: Any) -> Any:
+    """What a float becomes that changes from call to call; see ``FloatInputs``."""
+    z = torch.addcmul(x * a - b, y, b)
+    return torch.where(z > a, z, a).clamp(min=b), b - x / a, (half.float() * b).to(half.dtype)
+
+
+def _make_floats(device: torch.device) -> list[Any]:
+    """Floats are on the CPU whatever the device; they never ask for gradients."""
+    made = _normal((3, 4), (3, 4))(device)
+    half = torch.randn(5, device=device).to(torch.bfloat16)
+    return [*made, half, torch.rand(()) + 0.5, torch.rand(()) * 0.4]
+
+
+def _with_grad_but_floats(device: torch.device) -> list[Any]:
+    made = _make_floats(device)
+    return [value.requires_grad_() for value in made[:3]] + made[3:]
+
+
 def _views(x: Any) -> Any:
     return x.t(), x.view(-1)[2:7], x.unsqueeze(0).expand(3, -1, -1), x[:, ::2], x.reshape(2, -1)
 
@@ -283,6 +301,8 @@ CASES: tuple[Case, ...] = (
     Case("several inputs of one shape", _same_shapes, _normal((3, 4), (3, 4), (3, 4))),
     Case("one tensor as two inputs", _write_and_read, _make_same_twice),
     Case("inputs that overlap, one written", _write_and_read, _make_overlap),
+    Case("floats as tensors", _floats, _make_floats),
+    Case("floats as tensors, gradients", _floats, _with_grad_but_floats, training=True),
     Case("scalar inputs", _scalars, _make_scalars),
     Case("many outputs", lambda x: tuple(x + i for i in range(20)), _normal((3,))),
     Case("effects only, no outputs", _only_effects, _normal((3, 4)), by_hand=True),

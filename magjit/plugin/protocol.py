@@ -22,6 +22,7 @@ __all__ = [
     "CompiledGraph",
     "ConfigurableBackend",
     "ExampleInputs",
+    "FloatInputs",
     "Streaming",
     "StreamingBackend",
 ]
@@ -47,6 +48,20 @@ class ExampleInputs(Enum):
     """The backend looks at no example: ``example_inputs`` is empty and nothing is faked."""
 
 
+class FloatInputs(Enum):
+    """How a backend takes a Python float that changes from call to call."""
+
+    TENSORS = "tensors"
+    """As a tensor without dimensions, on the CPU, which each call makes anew: the default.
+    Operators that compute otherwise with a tensor than with a float keep it as a constant."""
+
+    NUMBERS = "numbers"
+    """As it is: the compiled graph is called with a ``float`` in its place."""
+
+    CONSTANTS = "constants"
+    """Not at all: each value is a compilation of its own."""
+
+
 @runtime_checkable
 class Backend(Protocol):
     """A compiler that MagJIT can hand a graph to.
@@ -55,6 +70,7 @@ class Backend(Protocol):
         ``example_inputs: ExampleInputs`` what ``compile`` wants to see, fakes by default;
         ``changes_graph: bool`` false when ``compile`` leaves ``gm`` as it is, which saves
         a copy for backends that look at no example;
+        ``float_inputs: FloatInputs`` how it takes floats that change, as tensors by default;
         ``exact_random: bool`` true when the compiled graph draws eager's random numbers.
     """
 

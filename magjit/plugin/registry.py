@@ -19,7 +19,13 @@ from torch.fx import GraphModule
 from magjit.errors import ArgumentError, BackendError, BackendOptionError, UnknownBackendError
 from magjit.plugin.context import BackendContext
 from magjit.plugin.fx_helpers import runnable
-from magjit.plugin.protocol import Backend, CompiledGraph, ConfigurableBackend, ExampleInputs
+from magjit.plugin.protocol import (
+    Backend,
+    CompiledGraph,
+    ConfigurableBackend,
+    ExampleInputs,
+    FloatInputs,
+)
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -41,6 +47,7 @@ class EagerBackend:
 
     name = "eager"
     example_inputs = ExampleInputs.NONE
+    float_inputs = FloatInputs.NUMBERS
     changes_graph = False
     exact_random = True
 

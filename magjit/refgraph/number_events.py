@@ -187,6 +187,8 @@ def _arithmetic(
 ) -> Any:
     symbol = state.info.instrs[offset].argval.rstrip("=")
     func = BINARY.get(symbol)
+    if symbol == "**" and all(type(n.obj) is float for n in rec.numbers.among(inputs)):
+        func = operator.pow if any(isinstance(one, torch.Tensor) for one in inputs) else None
     if func is not None and _goes_into_graph(rec, inputs):
         rec.numbers.offered = torch.Tensor.__rsub__  # this and others like it are Python functions
         verdict = handler(rec, state, offset, inputs)

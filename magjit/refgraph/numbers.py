@@ -75,6 +75,8 @@ class Numbers:
     on_needed_item: Callable[[Item], None] = _nothing
     into_graph: frozenset[type] = frozenset()
     """The types of the numbers that the backend takes as inputs of the graph."""
+    as_tensors: bool = False
+    """Floats among them are tensors there, where the operator has a form for that."""
     shapes: Shapes | None = None
     sizes: list[Size] = field(default_factory=list)
     arguments: list[Argument] = field(default_factory=list)

@@ -18,8 +18,10 @@ import torch
 
 from magjit import _C
 from magjit.annotations import Database
+from magjit.monitor.operator_graph import Operator
 from magjit.monitor.operators import OperatorRecorder
 from magjit.refgraph import relations as r
+from magjit.refgraph.float_inputs import choose_form
 from magjit.refgraph.frames import FrameState, arguments, cell_contents
 from magjit.refgraph.kinds import (
     CONTAINERS,
@@ -113,13 +115,19 @@ class StateRecorder(RunControl):
         in_region = self.checkpoint is not None or bool(self.function_calls)
         return self.numbers.for_graph(value, in_region=in_region)
 
+    def takes_numbers(self, op: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An operator has live numbers among its arguments."""
+        if self.numbers.as_tensors:
+            choose_form(self.numbers, op, args, kwargs)
+
     def reads_item(self, name: str, args: tuple[Any, ...], value: Any) -> bool:
         """Whether what is read of a tensor may be a number of the graph.
 
         Only where the instruction itself gives it to the program: what else C code does with it
         would go unseen.
         """
-        if type(value) is not float or float not in self.numbers.into_graph:
+        numbers = self.numbers
+        if type(value) is not float or float not in numbers.into_graph or numbers.as_tensors:
             return False
         if self.state is None or self.checkpoint is not None or self.function_calls:
             return False

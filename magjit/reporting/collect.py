@@ -9,10 +9,11 @@ from typing import Any
 
 from magjit.annotations import missing_entry, qualified_name
 from magjit.errors import Location
-from magjit.monitor.operator_graph import Operator, OperatorGraph, ValueRef
+from magjit.monitor.operator_graph import NumberRef, Operator, OperatorGraph, ValueRef
 from magjit.monitor.operator_graph import qualified_name as operator_name
 from magjit.records import Captured, SplitPoint
 from magjit.refgraph import relations as r
+from magjit.refgraph.number_values import text_of
 from magjit.reporting.content import Content, Function, OperatorCall, Split
 from magjit.reporting.effects import effect_text
 from magjit.reporting.guard_lines import guard_lines
@@ -90,10 +91,15 @@ def _name(op: Operator) -> str:
 
 
 def _template(value: Any) -> str:
-    """An argument or result of an operator; ``%3`` is a tensor of the graph."""
+    """An argument or result of an operator; ``%3`` is a tensor of the graph.
+
+    A number that each call computes anew is its expression.
+    """
     kind = type(value)
     if isinstance(value, ValueRef):
         return repr(value)
+    if isinstance(value, NumberRef):
+        return text_of(value.number) if value.number.live else repr(value)
     if isinstance(value, (tuple, list)):
         left, right = "()" if isinstance(value, tuple) else "[]"
         comma = "," if left == "(" and len(value) == 1 else ""

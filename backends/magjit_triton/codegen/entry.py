@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 
 from magjit.plugin import BackendContext, CompiledGraph, uncollected
 from magjit.plugin.aot import aot
+from magjit.plugin.floats_on_device import floats_on_device
 from magjit.plugin.virtual_tensors.accounts import account
 from magjit_triton.codegen.accounts import moved_by, virtual_in
 from magjit_triton.codegen.compiler import compile_graph
@@ -47,6 +48,7 @@ def compile_with_kernels(
         before = bytes_before(graph) if context.want_dumps else {}
         title = f"graph {len(context.movement) + 1}"
         with uncollected():
+            floats_on_device(graph.graph)
             made = compile_graph(graph, inputs, settings, **parts)
         context.dump("fusion_plan.txt", lambda: str(made.plan))
         context.dump("program.py", lambda: made.source)
