@@ -121,8 +121,9 @@ def _fits(limit: float, value: float) -> bool:
 
 
 def _bounds(limit: float, least: float, value: float) -> bool:
-    """What is nearest to zero is left out: which zero is the greater one, kernels disagree."""
-    return not math.isfinite(value) or least <= abs(value) <= limit
+    """Left out: what is nearest to zero, since kernels disagree on which zero is the greater one;
+    and NaN, which some versions of torch take for no bound."""
+    return math.isinf(value) or least <= abs(value) <= limit
 
 
 def _is_no_special_exponent(value: float) -> bool:
