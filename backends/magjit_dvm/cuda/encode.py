@@ -26,9 +26,9 @@ from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, NodeKind, Program
 from magjit_dvm.vm import NotEncodable
 
-__all__ = ["Encoded", "Machine", "encode"]
+__all__ = ["LIMITS", "REVERSED", "WRAPS", "Encoded", "Machine", "encode"]
 
-_REVERSED = {
+REVERSED = {
     "sub": "rsub",
     "div": "rdiv",
     "pow": "rpow",
@@ -39,9 +39,10 @@ _REVERSED = {
     **{name: name for name in ("add", "mul", "minimum", "maximum", "eq", "ne", "sub_square")},
     **{name: name for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
 }
-_WRAPS = frozenset({"neg", "add", "sub", "mul", "shift_left", "bitwise_not"})
+WRAPS = frozenset({"neg", "add", "sub", "mul", "shift_left", "bitwise_not"})
 """Results that may leave the 8 bits of a uint8."""
 _MOST_REGISTERS, _MOST_ACCUMULATORS, _MOST_WORDS = 16, 16, 224
+LIMITS = (_MOST_REGISTERS, _MOST_ACCUMULATORS, _MOST_WORDS)
 
 Place = tuple[int, int, int]
 """Of an operand: its descriptor's number, its argument, bytes from there."""
@@ -334,7 +335,7 @@ class _Encoder(Values):
                     name = "logical_not"
                 self.put(f"{kind}.{name}")
                 self.done_with(node.args[0])
-            if node.op in _WRAPS and self.dtype(n) is DType.U8:
+            if node.op in WRAPS and self.dtype(n) is DType.U8:
                 self.put("ik.bitwise_and", w2=255)
 
     def compute_binary(self, op: str, kind: str, left: int, right: int) -> None:
@@ -369,8 +370,8 @@ class _Encoder(Values):
 
     def apply_reversed(self, op: str, kind: str, x: int) -> None:
         """A ← op(x, A)."""
-        if op in _REVERSED:
-            self.apply(_REVERSED[op], kind, x)
+        if op in REVERSED:
+            self.apply(REVERSED[op], kind, x)
             return
         self.bring(x, "t", "swap")
         self.put(f"{kind}.{op}")
