@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from magjit_dvm.cuda.encode import Encoded, Machine, encode
@@ -74,3 +76,9 @@ def difference(
         elif one != other:
             lines.append(f"{name}: {one} and {other}")
     return "\n".join(lines)
+
+
+def memory() -> int:
+    """Bytes of this process that are in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -227,15 +227,15 @@ bool computes_long(const Prepared &prepared, int n, const std::vector<bool> &use
 PyObject *py_cuda_words(PyObject *, PyObject *args)
 {
     PyObject *numbers, *rows;
-    constexpr int expected[] = {HEADER_BYTES, IMAGE_BYTES,   COUNTER_AT,       INPUTS_AT, MAX_STAGED,
-                                MAX_PASSES,   MAX_REGISTERS, MAX_ACCUMULATORS, MOST_WORDS};
-    int limits[9];
-    if (!PyArg_ParseTuple(args, "O!O!(iiiiiiiii):cuda_words", &PyDict_Type, &numbers, &PyList_Type,
-                          &rows, &limits[0], &limits[1], &limits[2], &limits[3], &limits[4],
-                          &limits[5], &limits[6], &limits[7], &limits[8])) {
+    constexpr int expected[] = {FORM,       HEADER_BYTES, IMAGE_BYTES,   COUNTER_AT,       INPUTS_AT,
+                                MAX_STAGED, MAX_PASSES,   MAX_REGISTERS, MAX_ACCUMULATORS, MOST_WORDS};
+    int limits[10];
+    if (!PyArg_ParseTuple(args, "O!O!(iiiiiiiiii):cuda_words", &PyDict_Type, &numbers,
+                          &PyList_Type, &rows, &limits[0], &limits[1], &limits[2], &limits[3],
+                          &limits[4], &limits[5], &limits[6], &limits[7], &limits[8], &limits[9])) {
         return nullptr;
     }
-    if (!std::equal(limits, limits + 9, expected)) {
+    if (!std::equal(limits, limits + 10, expected)) {
         PyErr_SetString(PyExc_ValueError, "an image of another form");
         return nullptr;
     }

@@ -18,6 +18,7 @@ from magjit_dvm.vm import cuda_words
 __all__ = ["as_lists"]
 
 LIMITS = (
+    words.FORM,
     *(words.HEADER_BYTES, words.IMAGE_BYTES, words.COUNTER_AT, words.INPUTS_AT),
     *(words.MAX_INPUTS, words.MAX_PASSES),
     *encode.LIMITS,

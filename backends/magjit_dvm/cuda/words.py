@@ -28,10 +28,14 @@ from dataclasses import dataclass, field
 from magjit_dvm.cuda.functions import FLOATS, INTS
 
 __all__ = [
+    "COUNTER_AT",
+    "FORM",
     "HEADER_BYTES",
     "IMAGE_BYTES",
+    "INPUTS_AT",
     "LOADED",
     "MAX_INPUTS",
+    "MAX_PASSES",
     "NO_WORD",
     "NUMBER",
     "OPCODES",
@@ -88,6 +92,9 @@ time, ``b`` one element for four, ``e`` each by itself.  Stores are ``g`` contig
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
+FORM = 1
+"""Counts changes of what encoders make: of words, their order, places in memory.  The one in C++ has
+the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
 HEADER_BYTES, IMAGE_BYTES, COUNTER_AT, INPUTS_AT = 336, 4096, 136, 144
 _PATCH = "<IIq"
