@@ -21,7 +21,6 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +50,7 @@ from dvm_peers import (
     another,
     encodings,
     percentile,
+    resident,
     set_up,
 )
 from harness import Benchmark, Row, Task, argument_parser, median_times, no_collection
@@ -192,11 +192,6 @@ def part_products(benchmark: Benchmark, options: argparse.Namespace) -> None:
 
 
 # -- new shapes ---------------------------------------------------------------------------------
-
-
-def resident() -> int:
-    """Bytes of the process's memory that are in RAM."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def new_shapes(count: int) -> list[tuple[int, int, int]]:

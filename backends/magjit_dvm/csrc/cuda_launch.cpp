@@ -160,9 +160,11 @@ int launch(const Launch &one)
         memcpy(one.parameter + COUNTER_AT, &counter, sizeof(counter));
     }
     void *parameters[] = {one.parameter};
-    return failed(driver.launch((void *)one.function, one.blocks, 1, 1, one.threads, 1, 1,
-                                one.shared, one.stream, parameters, nullptr),
-                  "cuLaunchKernel");
+    PyThreadState *state = PyEval_SaveThread(); /* it waits where too many launches are under way */
+    Result result = driver.launch((void *)one.function, one.blocks, 1, 1, one.threads, 1, 1,
+                                  one.shared, one.stream, parameters, nullptr);
+    PyEval_RestoreThread(state);
+    return failed(result, "cuLaunchKernel");
 }
 
 PyObject *py_cuda_load(PyObject *, PyObject *args)

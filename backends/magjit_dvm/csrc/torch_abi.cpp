@@ -150,7 +150,11 @@ PyObject *new_tensor(int ndim, const int64_t *sizes, const int64_t *strides, DTy
 int is_negative(PyObject *tensor)
 {
     if (torch_library.is_negative) {
-        return torch_library.is_negative(tensor_handle(tensor));
+        try {
+            return torch_library.is_negative(tensor_handle(tensor));
+        } catch (...) { /* by a mode of Python that sees operators, say */
+            return -1;
+        }
     }
     PyObject *found = PyObject_CallMethod(tensor, "is_neg", nullptr);
     int negative = found ? PyObject_IsTrue(found) : -1;

@@ -51,7 +51,8 @@ inline bool is_plain_tensor(PyObject *object)
 PyObject *empty_tensor(int ndim, const int64_t *sizes, const int64_t *strides, DType dtype,
                        int32_t device_type, int32_t device, char **data);
 
-/* Whether the elements are those of memory, negated; −1 with an exception set if nobody knows. */
+/* Whether the elements are those of memory, negated; −1, it may be with an exception set, if nobody
+ * knows. */
 int is_negative(PyObject *tensor);
 
 /* A new CPU tensor; *data is where its elements are. NULL with an exception set if it fails. */

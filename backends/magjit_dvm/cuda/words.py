@@ -93,8 +93,8 @@ NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
 FORM = 1
-"""Counts changes of what encoders make: of words, their order, places in memory.  The one in C++ has
-the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
+"""Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
+has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
 HEADER_BYTES, IMAGE_BYTES, COUNTER_AT, INPUTS_AT = 336, 4096, 136, 144
 _PATCH = "<IIq"
