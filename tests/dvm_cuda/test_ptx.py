@@ -38,6 +38,17 @@ def test_rows(dtype: DType, shape: tuple[int, int]) -> None:
     checking.check_words(words.layer_norm(dtype), [x, weight, weight])
 
 
+@pytest.mark.parametrize("dtype", [F32, F16], ids=lambda one: one.text)
+@pytest.mark.parametrize("cols", [2100, 5000, 6144])
+def test_rows_of_several_warps(dtype: DType, cols: int) -> None:
+    """Few and many warps meet differently; the last one may have no element, or some."""
+    x, weight = words.values(dtype, 2, cols) + 3, words.values(dtype, cols)
+    image = checking.check_words(words.layer_norm(dtype), [x, weight, weight])
+    assert image is not None and image.group > 2 and image.chunks == 1
+    assert "row.f.stat" in [word.first for word in image.words]
+    checking.check_words(words.softmax(dtype), [x])
+
+
 def test_chunks() -> None:
     image = checking.check_words(words.softmax(F16), [words.values(F16, 1, 15500)], TINY)
     assert image is not None and image.chunks > 1

@@ -32,6 +32,7 @@ BYTES = {"32": 4, "f16": 2, "bf16": 2, "u8": 1, "i64": 8, "i64f": 8, "i64b": 8}
 
 COMBINE = {
     "f.sum": "add.rn.f32",
+    "f.squares": "add.rn.f32",
     "f.prod": "mul.rn.f32",
     "f.max": "max.NaN.f32",
     "f.min": "min.NaN.f32",
@@ -40,6 +41,7 @@ COMBINE = {
 }
 IDENTITY = {
     "f.sum": single(0.0),
+    "f.squares": single(0.0),
     "f.prod": single(1.0),
     "f.max": single(float("-inf")),
     "f.min": single(float("inf")),

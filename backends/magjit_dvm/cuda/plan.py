@@ -154,8 +154,8 @@ def _measure(image: Image) -> None:
     image.barriers_at = rounded(image.program_bytes + 32)
     image.rows_at = rounded(image.barriers_at + 20 * image.stages)
     registers = 128 * (1 + image.numbers + 2 * image.accumulators)
-    image.partials_at = rounded(image.rows_at + image.warps * registers, 256)
-    image.scratch_at = image.partials_at + 256 * (image.warps // image.group)
+    image.partials_at = rounded(image.rows_at + image.warps * registers, 512)
+    image.scratch_at = image.partials_at + 512 * (image.warps // image.group)
     image.ring_at = rounded(image.scratch_at + image.warps * image.scratch * 128 * image.each)
     # Loads read whole slices: of the last row of a tile, beyond the stage.
     reach = width

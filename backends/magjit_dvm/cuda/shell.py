@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__({each} == 32 ? 512 : 640, 1)
     if (warp < W) {{
         /* Where the row's warps leave their parts of a reduction; it turns with each. */
         *(u32 *)(mj_shared + h.rows_at + warp * each_rows + 4 * lane) =
-            base + h.partials_at + 256 * (warp / h.group);
+            base + h.partials_at + 512 * (warp / h.group);
     }}
     if (threadIdx.x == 0) {{
         for (u32 s = 0; s < S; s++) {{

@@ -49,6 +49,8 @@ LOADED = ("32", "f16", "bf16", "u8", "i64", "i64f", "i64b")
 STORED = ("32", "f16", "bf16", "u8", "i64", "i64f")
 """What stores make of A: ``i64`` is an int32 extended, ``i64f`` a float truncated."""
 REDUCTIONS = ("f.sum", "f.prod", "f.max", "f.min", "i.max", "i.min")
+ROW_REDUCTIONS = (*REDUCTIONS, "f.squares", "f.stat")
+"""Of a row in one stage, all at once."""
 SCALARS = (
     *("add", "sub", "rsub", "mul", "div", "rdiv", "maximum", "minimum"),
     *("neg", "reciprocal", "sqrt", "rsqrt", "exp", "log"),
@@ -75,7 +77,9 @@ OPCODES: tuple[str, ...] = (
     *(f"st.{how}.{what}" for how in "gue" for what in STORED),
     *(f"red.{name}" for name in REDUCTIONS),
     *(f"fin.{name}" for name in REDUCTIONS),
+    *(f"row.{name}" for name in ROW_REDUCTIONS),
     *(f"s.{name}" for name in SCALARS),
+    *(f"sk.{name}" for name in SCALARS if name in WITH_IMMEDIATE["f"]),
     *("s.k", "s.take"),
     *(f"s.ld.{what}" for what in LOADED),
     *(f"s.st.{what}" for what in STORED),
