@@ -57,6 +57,10 @@ class Cases:
             self.put("".join(f"mov.b32 {bank}{self.R - ways + i},f{i}; " for i in range(ways)))
         self.put(f"add.u32 c1,c1,{ways}; setp.ne.u32 q,c1,{self.R}; @q bra.uni {label};")
 
+    def part(self) -> None:
+        """What is before is not mixed with what is behind: a branch that is never taken."""
+        self.put(f"setp.gt.u32 q,{{NV}},{32 * self.R}; @q bra.uni DONE;")
+
     def label(self, stem: str) -> str:
         """A name that is used once."""
         self.n += 1

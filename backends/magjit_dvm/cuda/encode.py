@@ -20,7 +20,7 @@ from typing import Any
 from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
 from magjit_dvm.cuda.plan import Machine, arrange
 from magjit_dvm.cuda.rows import REVERSED, Place, RowEncoder
-from magjit_dvm.cuda.shapes import Layout, laid_out
+from magjit_dvm.cuda.shapes import Layout, Operand, laid_out
 from magjit_dvm.cuda.values import float_bits
 from magjit_dvm.cuda.words import WITH_IMMEDIATE, Image
 from magjit_dvm.instructions import DType
@@ -164,6 +164,8 @@ class _Encoder(RowEncoder):
         if number in image_arguments(image):
             aligned = by_four and one.low % min(4 * one.size, 16) == 0
             return "s" if aligned else "u", (0, number, 0)
+        if self.of_columns(one):
+            return "c", (space.cols, one.argument, one.offset)
         place = self.viewed(one, space.order)
         dims = image.descriptors[place[0]]
         inner, stride = dims[0]
@@ -175,6 +177,23 @@ class _Encoder(RowEncoder):
             if stride == one.size and one.low % four == 0 and rest:
                 return "v", place
         return "e", place
+
+    def of_columns(self, one: Operand) -> bool:
+        """Whether an operand is the same in all rows, and lies in memory as their columns do."""
+        space = self.space
+        if (
+            not space.reduced
+            or one.size not in (2, 4)
+            or space.cols % 4
+            or one.low % (4 * one.size)
+        ):
+            return False
+        expected = one.size
+        for d in reversed(space.order):
+            if one.strides[d] != (expected if d in space.reduced else 0):
+                return False
+            expected *= space.size[d]
+        return True
 
     def done_with(self, n: int) -> None:
         """One use of a value is behind it."""

@@ -51,9 +51,9 @@ _OPERANDS = {
     "ROW": ("r", "row", "number of the row"),
     "SCR": ("r", "scratch", "address of the lane's part of scratch memory"),
 }
-_HEAVY = 6
-"""Lines above which a function is not repeated for all R elements, but loops over some of them:
-ptxas would have so many of them under way at once that it spilled."""
+_HEAVY, _MEDIUM, _TOGETHER = 6, 14, 8
+"""Lines above which a function is not done for all R elements at once, but for 8 after 8, and those
+above which it loops over some of them: ptxas would have so many under way that it spilled."""
 _SLOW = ("div.rn", "sqrt.rn")
 
 OWN_TABLE = frozenset(
@@ -61,7 +61,7 @@ OWN_TABLE = frozenset(
     for head, names in {
         "f": "neg abs relu add sub rsub mul minimum maximum rsqrt exp sub_exp",
         "fk": "add sub rsub mul maximum minimum sub_exp",
-        "lt": "s.32 s.f16 s.bf16 u.32 u.f16 u.bf16 v.32 v.f16 v.bf16 scratch k r",
+        "lt": "s.32 s.f16 s.bf16 u.32 u.f16 u.bf16 c.32 c.f16 c.bf16 scratch k r",
         "la": "s.32 s.f16 s.bf16 scratch r",
         "lk": "r",
         "st": "g.32 g.f16 g.bf16",
@@ -206,8 +206,13 @@ class _Loop(Reductions):
         """A ← op(A, T), or op(A, scalar)."""
         body = elementwise(name, kind, self.approximate)
         slow = any(line[0].startswith(_SLOW) for line in body.lines)
-        if len(body.lines) <= _HEAVY and not slow:
-            self.apply(body, [(f"A{r}", scalar or f"T{r}") for r in range(self.R)])
+        if len(body.lines) <= _MEDIUM and not slow:
+            few = self.R if len(body.lines) <= _HEAVY else _TOGETHER
+            for first in range(0, self.R, few):
+                if first:
+                    self.part()
+                places = range(first, min(first + few, self.R))
+                self.apply(body, [(f"A{r}", scalar or f"T{r}") for r in places])
         else:
             with_t = is_binary(name, kind) and not scalar
             few = slow or len(body.lines) > 3 * _HEAVY
@@ -234,6 +239,8 @@ class _Loop(Reductions):
             self.from_stage(bank, what, how == "s")
         elif how == "e":
             self.each_global(bank, what)
+        elif how == "c":
+            self.of_columns(bank, what)
         else:
             self.four_global(bank, what, how == "v")
         self.second()
@@ -269,6 +276,25 @@ class _Loop(Reductions):
                 )
                 self.put(CONVERT[what].format(*to))
 
+    def of_columns(self, bank: str, what: str) -> None:
+        """Elements that are side by side and the same in all rows, of i1 columns."""
+        size, tail, head = BYTES[what], self.label("TAIL"), self.label("HEAD")
+        self.put(
+            "cvt.u32.u64 c0,{EL}; mul.lo.u32 c1,{ROW},i1; sub.u32 c0,c0,c1; mov.b64 p,{{F0,F1}};",
+            f"mul.wide.u32 e,c0,{size}; add.u64 p,p,e; @!full bra.uni {tail};",
+        )
+        for guarded in (False, True):
+            for j in range(self.J):
+                to = [f"{bank}{4 * j + i}" for i in range(4)]
+                if guarded:
+                    self.put(f"setp.gt.s32 q,{{NVL}},{128 * j}; mov.b32 u0,0; mov.b32 u1,0;")
+                    self.put("".join(f"mov.b32 {one},0; " for one in to))
+                self.put(*from_global(what, to, f"p+{128 * size * j}", "@q " * guarded))
+            self.put(f"bra.uni {head};" if guarded else f"{head}:")
+            if not guarded:
+                self.second()
+                self.put(f"{tail}:")
+
     def four_global(self, bank: str, what: str, vector: bool) -> None:
         """Four elements side by side have one address: of the first one."""
         self.put("cvt.u32.u64 c0,{EL};")
@@ -281,7 +307,7 @@ class _Loop(Reductions):
                 self.put("".join(f"mov.b32 {one},0; " for one in to))
                 at = f"o{j - first}"
                 if vector:
-                    self.put(*from_global(what, to, at))
+                    self.put(*from_global(what, to, at, "@q "))
                 else:
                     self.put(*one_from_global(what, to[0], at, "q"))
                     self.put("".join(f"mov.b32 {one},{to[0]}; " for one in to[1:]))
@@ -337,6 +363,7 @@ class _Loop(Reductions):
             for j in range(self.J):
                 self.put(*to_global(what, [f"A{4 * j + i}" for i in range(4)], j, ""))
             self.fetch()
+            self.own_table = False  # a tail is rare
             self.put(f"{tail}:")
         for j in range(self.J):
             a = [f"A{4 * j + i}" for i in range(4)]

@@ -245,6 +245,8 @@ class _Kernel:
             value = np.repeat(self.number(self.y)[:, None], self.slice, 1)
         elif how in ("s", "u"):
             value = self.from_stage(rest[0], how == "s")
+        elif how == "c":
+            value = self.from_columns(rest[0])
         else:
             value = self.from_global(how, rest[0])
         setattr(self, "A" if bank == "la" else "T", value)
@@ -294,6 +296,17 @@ class _Kernel:
             raise ImageError("four elements that are not aligned")
         step = np.arange(4) * (size if how == "v" else 0)
         addresses = (first + step).reshape(value.shape)
+        value[self.valid] = self.read(addresses[self.valid], what)
+        return value
+
+    def from_columns(self, what: str) -> Array:
+        """A vector that all rows share."""
+        if self.w1 != self.h["cols"] or (self.valid.sum(1) % 4).any():
+            raise ImageError("a vector of other rows")
+        if (self.pointer % (4 * _BYTES[what])) != 0:
+            raise ImageError("four elements that are not aligned")
+        addresses = self.pointer + (self.element - self.row * self.w1) * _BYTES[what]
+        value = np.zeros(self.empty.shape, np.uint32)
         value[self.valid] = self.read(addresses[self.valid], what)
         return value
 
