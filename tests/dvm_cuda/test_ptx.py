@@ -49,6 +49,20 @@ def test_rows_of_several_warps(dtype: DType, cols: int) -> None:
     checking.check_words(words.softmax(dtype), [x])
 
 
+@pytest.mark.parametrize("shape", words.WIDE[:5])
+def test_wide_rows_in_one_stage(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "BF16", F16)
+    words.test_wide_rows_in_one_stage(shape)
+
+
+def test_statistics_about_a_large_mean() -> None:
+    words.test_statistics_about_a_large_mean(1024)
+
+
+def test_vectors_of_columns() -> None:
+    words.test_vectors_of_columns_that_are_not_aligned()
+
+
 def test_chunks() -> None:
     image = checking.check_words(words.softmax(F16), [words.values(F16, 1, 15500)], TINY)
     assert image is not None and image.chunks > 1

@@ -58,8 +58,12 @@ class Cases:
         self.put(f"add.u32 c1,c1,{ways}; setp.ne.u32 q,c1,{self.R}; @q bra.uni {label};")
 
     def part(self) -> None:
-        """What is before is not mixed with what is behind: a branch that is never taken."""
-        self.put(f"setp.gt.u32 q,{{NV}},{32 * self.R}; @q bra.uni DONE;")
+        """What is before is not mixed with what is behind: a branch that is never taken.
+
+        Each asks something else, since a compiler would drop what has been asked before.
+        """
+        self.n += 1
+        self.put(f"setp.eq.u32 q,{{NV}},{32 * self.R + self.n}; @q bra.uni DONE;")
 
     def label(self, stem: str) -> str:
         """A name that is used once."""
@@ -81,6 +85,13 @@ class Cases:
                 texts = [one.format(a=a, t=t, n=number) for one in operands]
                 self.put(_line(opcode, texts))
         self.put("}}")
+
+    def from_lane(self) -> None:
+        """The register nvl ← elements that are there from the lane's first one on, signed.
+
+        Row registers' address tells the lane.
+        """
+        self.put("and.b32 nvl,{ROWS},124; sub.s32 nvl,{NV},nvl;")
 
     def row_register(self, to: str, shift: int) -> None:
         self.put(f"bfe.u32 d,i0,{shift},4; shl.b32 d,d,7; add.u32 d,d,{{ROWS}};")

@@ -30,8 +30,11 @@ from magjit_dvm.cuda.words import OPCODES
 
 __all__ = ["EACH", "OWN_TABLE", "inner_loop", "kernel_name", "source"]
 
-EACH = (8, 16, 32)
+EACH = (8, 16, 32, 64)
 """Values of R, each with a kernel of its own."""
+
+THREADS = {8: 640, 16: 640, 32: 512, 64: 384}
+"""Of a block, at most: with more, registers would not do."""
 
 _OPERANDS = {
     "PC": ("r", "pc", "address of the first word"),
@@ -39,7 +42,6 @@ _OPERANDS = {
     "LOC": ("r", "loc", "element within the stage's part of a tensor"),
     "EL": ("l", "el", "element in the whole"),
     "NV": ("r", "nv", "elements of the warp's slice that are there"),
-    "NVL": ("r", "nvl", "the same from the lane's first element on, signed"),
     "ROWS": ("r", "rowfile", "address of the lane's row registers"),
     "GW": (
         "r",
@@ -51,7 +53,7 @@ _OPERANDS = {
     "ROW": ("r", "row", "number of the row"),
     "SCR": ("r", "scratch", "address of the lane's part of scratch memory"),
 }
-_HEAVY, _MEDIUM, _TOGETHER = 6, 14, 8
+_HEAVY, _MEDIUM, _TOGETHER = 4, 14, 8
 """Lines above which a function is not done for all R elements at once, but for 8 after 8, and those
 above which it loops over some of them: ptxas would have so many under way that it spilled."""
 _SLOW = ("div.rn", "sqrt.rn")
@@ -91,7 +93,10 @@ def source(approximate: bool = False, each: tuple[int, ...] = EACH) -> str:
     """
     parts = [SHELL, _constants()]
     for one in each:
-        parts += [_block(one, approximate), ENTRY.format(each=one, name=kernel_name(one))]
+        parts += [
+            _block(one, approximate),
+            ENTRY.format(each=one, name=kernel_name(one), threads=THREADS[one]),
+        ]
     return "\n".join(parts)
 
 
@@ -127,11 +132,11 @@ class _Loop(Reductions):
         tiles = " ".join(f".reg .b32 {bank}<{self.R}>;" for bank in "AT")
         self.put(
             tiles,
-            ".reg .b32 pc,i0,i1,F0,F1,d,ad,M,k0,k1,c0,c1; .reg .b32 u<4>; .reg .b32 w<4>;",
+            ".reg .b32 pc,i0,i1,F0,F1,d,ad,nvl,k0,k1,c0,c1; .reg .b32 u<4>; .reg .b32 w<4>;",
             ".reg .b32 n<4>; .reg .b32 y<4>; .reg .b64 o<4>; .reg .b64 p,e,z; .reg .b16 h<4>;",
-            ".reg .pred q,q1,full,whole; .reg .b32 S0,S1,f<8>;",
+            ".reg .pred q,q1,full,whole; .reg .b32 S0,S1,f<8>,M<2>;",
             "TABLE: .branchtargets " + ", ".join(f"L{k}" for k in range(len(OPCODES))) + ";",
-            f"setp.eq.u32 full,{{NV}},{32 * self.R}; mov.b32 pc,{{PC}}; mov.b32 M,0; mov.b32 F1,0;",
+            f"setp.eq.u32 full,{{NV}},{32 * self.R}; mov.b32 pc,{{PC}}; mov.b32 M0,0; mov.b32 M1,0; mov.b32 F1,0;",
             *(f"mov.b32 A{r},0; mov.b32 T{r},0;" for r in range(self.R)),
             "ld.shared.v4.b32 {{i0,i1,F0,F1}},[pc]; and.b32 d,i0,255; brx.idx.uni d,TABLE;",
         )
@@ -176,17 +181,29 @@ class _Loop(Reductions):
         """Between tiles, the mask and scratch memory."""
         all_of = range(self.R)
         if name == "swap":
-            self.put(*(f"mov.b32 c0,A{r}; mov.b32 A{r},T{r}; mov.b32 T{r},c0;" for r in all_of))
+            for r in all_of:
+                if r % 16 == 0 and r:
+                    self.part()
+                self.put(f"xor.b32 A{r},A{r},T{r}; xor.b32 T{r},T{r},A{r}; xor.b32 A{r},A{r},T{r};")
         elif name == "keep":
             self.put(*(f"mov.b32 T{r},A{r};" for r in all_of))
         elif name == "take":
             self.put(*(f"mov.b32 A{r},T{r};" for r in all_of))
         elif name == "mask":
-            self.put("mov.b32 M,0;")
-            self.put(*(f"setp.ne.s32 q,A{r},0; @q or.b32 M,M,{1 << r};" for r in all_of))
+            self.put("mov.b32 M0,0; mov.b32 M1,0;")
+            for r in all_of:
+                if r == 32:
+                    self.part()
+                m = f"M{r // 32}"
+                self.put(f"setp.ne.s32 q,A{r},0; @q or.b32 {m},{m},{1 << r % 32};")
         elif name == "select":
             for r in all_of:
-                self.put(f"and.b32 c0,M,{1 << r}; setp.ne.s32 q,c0,0; selp.b32 A{r},A{r},T{r},q;")
+                if r == 32:
+                    self.part()
+                m = f"M{r // 32}"
+                self.put(
+                    f"and.b32 c0,{m},{1 << r % 32}; setp.ne.s32 q,c0,0; selp.b32 A{r},A{r},T{r},q;"
+                )
         else:
             self.put("add.u32 ad,{SCR},i1;")
             for j in range(self.J):
@@ -215,7 +232,7 @@ class _Loop(Reductions):
                 self.apply(body, [(f"A{r}", scalar or f"T{r}") for r in places])
         else:
             with_t = is_binary(name, kind) and not scalar
-            few = slow or len(body.lines) > 3 * _HEAVY
+            few = slow or len(body.lines) > 18
             ways = 2 if body.counts["d"] > 4 else 4 if few else 8
             with self.turning("AT" if with_t else "A", ways):
                 self.apply(body, [(f"A{r}", scalar or f"T{r}") for r in range(ways)])
@@ -284,10 +301,12 @@ class _Loop(Reductions):
             f"mul.wide.u32 e,c0,{size}; add.u64 p,p,e; @!full bra.uni {tail};",
         )
         for guarded in (False, True):
+            if guarded:
+                self.from_lane()
             for j in range(self.J):
                 to = [f"{bank}{4 * j + i}" for i in range(4)]
                 if guarded:
-                    self.put(f"setp.gt.s32 q,{{NVL}},{128 * j}; mov.b32 u0,0; mov.b32 u1,0;")
+                    self.put(f"setp.gt.s32 q,nvl,{128 * j}; mov.b32 u0,0; mov.b32 u1,0;")
                     self.put("".join(f"mov.b32 {one},0; " for one in to))
                 self.put(*from_global(what, to, f"p+{128 * size * j}", "@q " * guarded))
             self.put(f"bra.uni {head};" if guarded else f"{head}:")
@@ -297,13 +316,14 @@ class _Loop(Reductions):
 
     def four_global(self, bank: str, what: str, vector: bool) -> None:
         """Four elements side by side have one address: of the first one."""
+        self.from_lane()
         self.put("cvt.u32.u64 c0,{EL};")
         for first in range(0, self.J, 4):
             group = range(first, min(first + 4, self.J))
             self.addresses([(f"n{j - first}", f"o{j - first}", 128 * j) for j in group])
             for j in group:
                 to = [f"{bank}{4 * j + i}" for i in range(4)]
-                self.put(f"setp.gt.s32 q,{{NVL}},{128 * j}; mov.b32 u0,0; mov.b32 u1,0;")
+                self.put(f"setp.gt.s32 q,nvl,{128 * j}; mov.b32 u0,0; mov.b32 u1,0;")
                 self.put("".join(f"mov.b32 {one},0; " for one in to))
                 at = f"o{j - first}"
                 if vector:
@@ -314,8 +334,9 @@ class _Loop(Reductions):
 
     def each_global(self, bank: str, what: str) -> None:
         """Each element has an address of its own."""
+        self.from_lane()
         with self.turning(bank):
-            self.put("shl.b32 c0,c1,5; cvt.u32.u64 u3,{EL}; add.u32 u3,u3,c0; sub.s32 u2,{NVL},c0;")
+            self.put("shl.b32 c0,c1,5; cvt.u32.u64 u3,{EL}; add.u32 u3,u3,c0; sub.s32 u2,nvl,c0;")
             self.addresses([(f"n{i}", f"o{i}", i) for i in range(4)], "u3")
             for i in range(4):
                 self.put(f"setp.gt.s32 q,u2,{i}; mov.b32 {bank}{i},0;")
@@ -347,9 +368,10 @@ class _Loop(Reductions):
         how, _, what = name.partition(".")
         size = BYTES[what]
         if how == "e":
+            self.from_lane()
             with self.turning("A"):
                 self.put("shl.b32 c0,c1,5; cvt.u32.u64 u3,{EL}; add.u32 u3,u3,c0;")
-                self.put("sub.s32 u2,{NVL},c0;")
+                self.put("sub.s32 u2,nvl,c0;")
                 self.addresses([(f"n{i}", f"o{i}", i) for i in range(4)], "u3")
                 for i in range(4):
                     self.put(f"setp.gt.s32 q,u2,{i};")
@@ -365,15 +387,16 @@ class _Loop(Reductions):
             self.fetch()
             self.own_table = False  # a tail is rare
             self.put(f"{tail}:")
+        self.from_lane()
         for j in range(self.J):
             a = [f"A{4 * j + i}" for i in range(4)]
             if how == "g":
-                self.put(f"setp.gt.s32 whole,{{NVL}},{128 * j + 3};")
+                self.put(f"setp.gt.s32 whole,nvl,{128 * j + 3};")
                 self.put(*to_global(what, a, j, "@whole "))
             for i in range(3 if how == "g" else 4):
                 rest = ".and" if how == "g" else ""
                 unless = ",!whole" if how == "g" else ""
-                self.put(f"setp.gt{rest}.s32 q,{{NVL}},{128 * j + i}{unless};")
+                self.put(f"setp.gt{rest}.s32 q,nvl,{128 * j + i}{unless};")
                 self.put(*one_to_global(what, a[i], f"p+{size * (128 * j + i)}", "@q "))
         self.fetch()
 

@@ -83,8 +83,9 @@ class Reductions(Cases):
     def where_absent(self, labels: tuple[str, str], value: str) -> None:
         """Put a value into the elements of A that are not there, and go back."""
         self.put(f"{labels[0]}:")
+        self.from_lane()
         for r in range(self.R):
-            self.put(f"setp.gt.s32 q,{{NVL}},{128 * (r // 4) + r % 4}; @!q mov.b32 A{r},{value};")
+            self.put(f"setp.gt.s32 q,nvl,{128 * (r // 4) + r % 4}; @!q mov.b32 A{r},{value};")
         self.put(f"bra.uni {labels[1]};")
 
     def exchange(self, one: str, other: str, opcode: str, distances: tuple[int, ...]) -> None:
