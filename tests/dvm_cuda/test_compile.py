@@ -12,13 +12,13 @@ import pytest
 from magjit.plugin import BackendError
 from magjit_dvm.cuda import build
 from magjit_dvm.cuda.functions import FLOATS, INTS
-from magjit_dvm.cuda.interpreter import EACH, inner_loop, kernel_name, source
+from magjit_dvm.cuda.interpreter import EACH, OWN_TABLE, inner_loop, kernel_name, source
 from magjit_dvm.cuda.words import OPCODES
 from magjit_dvm.instructions import INSTRUCTIONS, DType, Kind
 
-_REGISTERS = {32: 128, 16: 102, 8: 102}
+_REGISTERS = {64: 168, 32: 128, 16: 102, 8: 102}
 """A lane's, with as many warps as a block may have."""
-_SPILLS = {("sm_80", 32): 64}
+_SPILLS = {("sm_80", 32): 64, **{(arch, 64): 64 for arch in ("sm_80", "sm_90", "sm_100")}}
 """Bytes that a lane may spill; 0 elsewhere."""
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
@@ -60,7 +60,15 @@ def test_every_operator_has_a_case() -> None:
     assert tuple(marks) == OPCODES
     text = "\n".join(lines)
     assert "{{" not in text and "}}" not in text
-    assert set(re.findall(r"%(\d+)", text)) == {str(k) for k in range(10)}
+    assert set(re.findall(r"%(\d+)", text)) == {str(k) for k in range(9)}
+
+
+def test_tables_of_jumps_fit_constant_memory() -> None:
+    """A table of each case that has its own, the shared one, and that of the first jump."""
+    assert set(OPCODES) >= OWN_TABLE
+    used = inner_loop(8)
+    tables = sum(line.count("brx.idx.uni") for line in used)
+    assert len(OWN_TABLE) < tables and 4 * tables * len(OPCODES) <= 1 << 16
 
 
 def test_instructions_without_words_are_named() -> None:

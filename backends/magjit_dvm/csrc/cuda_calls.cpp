@@ -31,13 +31,13 @@ struct CudaFused {
 
 /* ---- GPUs ---- */
 
-enum : int { MAX_GPUS = 64, N_KERNELS = 3 };
+enum : int { MAX_GPUS = 64, N_KERNELS = 4 };
 
 struct Gpu {
     bool known;
     Device machine;
     uint64_t counters, n_counters;
-    uint64_t kernels[N_KERNELS][2]; /* of R = 8, 16, 32; approximate */
+    uint64_t kernels[N_KERNELS][2]; /* of R = 8, 16, 32, 64; approximate */
 };
 
 Gpu gpus[MAX_GPUS];
@@ -61,7 +61,7 @@ uint64_t ask_for_kernel(int device, int each, bool approximate)
 
 uint64_t kernel_of(int device, int each, bool approximate)
 {
-    uint64_t &known = gpus[device].kernels[each == 8 ? 0 : each == 16 ? 1 : 2][approximate];
+    uint64_t &known = gpus[device].kernels[__builtin_ctz((unsigned)each) - 3][approximate];
     if (!known) {
         known = ask_for_kernel(device, each, approximate);
     }

@@ -125,9 +125,10 @@ void Encoder::emit_pass(int pass, int passes)
     }
     if (pass == 0 || chunked) {
         image.rest[image.n_rest++] = (uint16_t)image.n_words;
+        held = -1; /* a row's later chunks begin here */
     }
     for (int n = 0; n < n_nodes() && !stopped(); n++) {
-        if (is_reduced(n) && phase[n] == pass + 1) {
+        if (is_reduced(n) && phase[n] == pass + 1 && row_register[n] < 0) {
             emit_reduce(n);
         }
     }
@@ -148,6 +149,7 @@ void Encoder::forget()
     }
     n_saved = 0;
     std::copy(uses, uses + n_nodes(), left);
+    held = -1;
 }
 
 /* ---- row values ---- */
@@ -155,6 +157,9 @@ void Encoder::forget()
 void Encoder::emit_row_value(int n)
 {
     const Node &node = program.nodes[n];
+    if (row_register[n] >= 0) {
+        return;
+    }
     if (facts[n].load) {
         if (facts[n].loaded == N_LOADED) {
             return refuse("a cast of i64 to ", "", "", node.dtype);
@@ -177,6 +182,7 @@ void Encoder::emit_row_value(int n)
         compute(n);
         int x = new_register(n);
         put(words.row_take).x = (uint8_t)x;
+        held = -1;
     }
 }
 
@@ -193,6 +199,9 @@ bool Encoder::by_scalar_word(int n)
             return false;
         }
     }
+    if (node.args[1] >= 0 && with_number(n)) {
+        return true;
+    }
     for (int arg : node.args) {
         if (arg >= 0) {
             registers[count++] = register_of(arg);
@@ -203,6 +212,45 @@ bool Encoder::by_scalar_word(int n)
     word.x = (uint8_t)x;
     word.y = (uint8_t)registers[0];
     word.w1 = (uint32_t)registers[1];
+    return true;
+}
+
+namespace {
+
+/* The inverse of a float that is a power of two, by bits; 0 of any other. */
+uint32_t exact_inverse(uint32_t bits)
+{
+    uint32_t exponent = bits >> 23 & 255;
+    bool exact = !(bits & 0x7fffff) && exponent >= 1 && exponent <= 253;
+    return exact ? (bits & 0x80000000u) | (254 - exponent) << 23 : 0;
+}
+
+} // namespace
+
+/* One word on a row register and a number. */
+bool Encoder::with_number(int n)
+{
+    const Node &node = program.nodes[n];
+    bool first = facts[node.args[0]].number, second = facts[node.args[1]].number;
+    if (first == second) {
+        return false;
+    }
+    int y = register_of(node.args[first]);
+    uint32_t value = bits(node.args[!first]);
+    uint8_t op = first ? words.number_scalar[node.op] : words.scalar_number[node.op];
+    uint32_t inverse = !first && node.op == OP_div ? exact_inverse(value) : 0;
+    if (inverse) {
+        op = words.scalar_number[OP_mul];
+        value = inverse;
+    }
+    if (!op) {
+        leave();
+    }
+    int x = new_register(n);
+    Word &word = put(op);
+    word.x = (uint8_t)x;
+    word.y = (uint8_t)y;
+    word.w2 = value;
     return true;
 }
 
@@ -297,6 +345,12 @@ void Encoder::bring_load(int n, Bank bank, uint8_t second)
     if (bank == BANK_a && !direct) {
         second = words.take;
     }
+    if (way == WAY_columns) {
+        Word &word = put(words.load_columns[what], second);
+        set_place(word, where);
+        word.described = false; /* the number of columns instead */
+        return;
+    }
     Word &word = put(direct ? words.load_a[what] : words.load[way][what], second);
     set_place(word, where);
     if (way == WAY_staged || way == WAY_shifted) {
@@ -325,6 +379,10 @@ Way Encoder::way_of(int number, Where &where)
         where = {0, number, 0};
         return by_four && one.low % four == 0 ? WAY_staged : WAY_shifted;
     }
+    if (of_columns(one)) {
+        where = {(int)image.cols, one.argument, one.offset};
+        return WAY_columns;
+    }
     where = viewed(one, dims_in_order, n_order);
     if (stopped()) {
         return WAY_each;
@@ -348,6 +406,24 @@ Way Encoder::way_of(int number, Where &where)
         }
     }
     return WAY_each;
+}
+
+/* Whether an operand is the same in all rows, and lies in memory as their columns do. */
+bool Encoder::of_columns(const Operand &one) const
+{
+    bool known = one.size == 2 || one.size == 4;
+    if (!reduced || !known || image.cols % 4 || one.low % (4 * one.size)) {
+        return false;
+    }
+    int64_t expected = one.size;
+    for (int k = n_order; k-- > 0;) {
+        int d = dims_in_order[k];
+        if (one.strides[d] != (reduced >> d & 1 ? expected : 0)) {
+            return false;
+        }
+        expected *= size[d];
+    }
+    return true;
 }
 
 /* One use of a value is behind it. */
@@ -375,20 +451,29 @@ void Encoder::save(int n)
     put(words.save).w1 = (uint32_t)(at * 128 * image.each);
 }
 
-/* The value into A; `keep` it for one who comes back, if it is not used up by then. */
-void Encoder::generate(int n, bool keep)
+/* Before A changes: save what it holds if it has more uses left than these. */
+void Encoder::give_up(int more)
+{
+    if (held >= 0 && left[held] > more && !available(held)) {
+        save(held);
+    }
+    held = -1;
+}
+
+/* The value into A. */
+void Encoder::generate(int n)
 {
     n = canonical[n];
-    if (stopped()) {
+    if (stopped() || held == n) {
         return;
     }
     if (available(n)) {
-        return bring(n, BANK_a, words.nop);
+        give_up();
+        bring(n, BANK_a, words.nop);
+    } else {
+        compute(n);
     }
-    compute(n);
-    if (left[n] > 1 || keep) {
-        save(n);
-    }
+    held = n;
 }
 
 /* A ← the node's operator of its operands. */
@@ -401,6 +486,7 @@ void Encoder::compute(int n)
     bool copies = node.kind == NODE_compute && node.op == OP_copy;
     if (node.kind == NODE_broadcast || copies || node.kind == NODE_cast) {
         generate(node.args[0]);
+        give_up(1);
         for (int k = 0; k < facts[n].n_casts; k++) {
             uint8_t op = facts[n].casts[k];
             put(op).w2 = op == words.low_bits ? 255 : 0;
@@ -426,8 +512,13 @@ void Encoder::compute_operator(int n)
     }
     if (op.binary) {
         compute_binary(op, node.args[0], node.args[1]);
+    } else if (node.op == OP_exp && is_difference(node.args[0])) {
+        const int16_t *args = program.nodes[canonical[node.args[0]]].args;
+        compute_binary(words.of[OP_sub_exp][REGISTERS_f], args[0], args[1]);
+        done_with(node.args[0]);
     } else {
         generate(node.args[0]);
+        give_up(1);
         bool turns = node.op == OP_bitwise_not && node.dtype == DT_bool;
         put(turns ? words.logical_not : op.plain);
         done_with(node.args[0]);
@@ -442,13 +533,16 @@ void Encoder::compute_binary(const Operators &op, int left_arg, int right_arg)
     int x = canonical[left_arg], y = canonical[right_arg];
     if (x == y) {
         generate(x);
+        give_up(2);
         put(words.keep);
         put(op.plain);
-    } else if (available(y)) {
+    } else if (available(y) && !(held == y && available(x))) {
         generate(x);
+        give_up(1);
         apply(op.plain, op.immediate, y);
     } else if (available(x)) {
         generate(y);
+        give_up(1);
         if (op.reversed) {
             apply(op.reversed, op.reversed_immediate, x);
         } else {
@@ -456,8 +550,9 @@ void Encoder::compute_binary(const Operators &op, int left_arg, int right_arg)
             put(op.plain);
         }
     } else {
-        generate(y, true);
+        generate(y);
         generate(x);
+        give_up(1);
         apply(op.plain, op.immediate, y);
     }
     done_with(x);
@@ -487,12 +582,13 @@ void Encoder::compute_select(const Node &node)
     int yes = canonical[node.args[1]], no = canonical[node.args[2]];
     for (int one : {yes, no}) {
         if (!available(one)) {
-            compute(one);
-            save(one);
+            generate(one);
+            give_up();
         }
     }
     generate(condition);
     put(words.mask);
+    give_up(1);
     bring(yes, BANK_a, words.nop);
     bring(no, BANK_t, words.select);
     for (int one : {condition, yes, no}) {
@@ -505,6 +601,9 @@ void Encoder::compute_select(const Node &node)
 void Encoder::emit_reduce(int n)
 {
     int arg = program.nodes[n].args[0];
+    if (!chunked) {
+        return reduce_row(n);
+    }
     if (image.accumulators == MAX_ACCUMULATORS) {
         return refuse("too many reductions");
     }
@@ -512,6 +611,42 @@ void Encoder::emit_reduce(int n)
     accumulator[n] = (int8_t)image.accumulators++;
     int which = reduction(n);
     put(words.reduce[std::max(which, 0)]).x = (uint8_t)accumulator[n];
+    done_with(arg);
+}
+
+/* Of a row in one stage: statistics in one word, or squares, or what it is. */
+void Encoder::reduce_row(int n)
+{
+    int arg = program.nodes[n].args[0];
+    int squares = squares_about_mean(n), of = squared(arg), which = reduction(n);
+    if (stopped()) {
+        return;
+    }
+    if (squares >= 0) {
+        generate(arg);
+        int x = new_register(n), y = new_register(squares);
+        float inverse = (float)(1.0 / (double)image.cols);
+        Word &word = put(words.row_stat);
+        word.x = (uint8_t)x;
+        word.y = (uint8_t)y;
+        word.w1 = (uint32_t)image.cols;
+        memcpy(&word.w2, &inverse, 4);
+        /* What the sum of squares is of is not computed for it. */
+        int square = program.nodes[squares].args[0], away = squared(square);
+        for (int one : {square, away, away}) {
+            done_with(one);
+        }
+    } else if (of >= 0 && which == words.of[OP_sum][REGISTERS_f].reduction) {
+        generate(of);
+        int x = new_register(n);
+        put(words.row_squares).x = (uint8_t)x;
+        done_with(of);
+        done_with(of);
+    } else {
+        generate(arg);
+        int x = new_register(n);
+        put(words.row_reduce[which]).x = (uint8_t)x;
+    }
     done_with(arg);
 }
 

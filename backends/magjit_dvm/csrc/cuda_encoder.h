@@ -18,7 +18,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 1, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 2, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 336,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 136,
@@ -43,7 +43,8 @@ enum Loaded : uint8_t {
     N_LOADED
 };
 enum : int { N_STORED = LOADED_i64b, N_REDUCTIONS = 6 }; /* stores make all but the last */
-enum Way : uint8_t { WAY_staged, WAY_shifted, WAY_four, WAY_broadcast, WAY_each, N_WAYS };
+enum : int { N_OF_COLUMNS = LOADED_bf16 + 1 };           /* loads of what all rows share */
+enum Way : uint8_t { WAY_staged, WAY_shifted, WAY_four, WAY_broadcast, WAY_each, N_WAYS, WAY_columns = N_WAYS };
 enum Store : uint8_t { STORE_aligned, STORE_shifted, STORE_each, N_STORES };
 enum Bank : uint8_t { BANK_t, BANK_a };
 enum Registers : uint8_t { REGISTERS_f, REGISTERS_i };
@@ -63,12 +64,15 @@ struct Words {
     uint8_t scalar_row;                    /* lk.r */
     uint8_t load[N_WAYS][N_LOADED], load_a[3];
     uint8_t store[N_STORES][N_STORED];
+    uint8_t load_columns[N_OF_COLUMNS];
     uint8_t reduce[N_REDUCTIONS], finish[N_REDUCTIONS];
+    uint8_t row_reduce[N_REDUCTIONS], row_squares, row_stat; /* of a row in one stage */
     uint8_t row_number, row_take, row_load[N_LOADED], row_store[N_STORED];
     uint8_t to_half, to_bfloat, to_int, to_byte, to_bool, int_to_float, int_to_bool, low_bits;
     uint8_t logical_not;
     Operators of[N_OPS][2];
     uint8_t scalar[N_OPS]; /* on row registers */
+    uint8_t scalar_number[N_OPS], number_scalar[N_OPS]; /* and a number; a number and those */
     bool wraps[N_OPS];     /* its results may leave 8 bits */
 };
 extern Words words;
@@ -239,8 +243,10 @@ struct Encoder {
     void arrange();
     void refuse_slow();
     void divide(int64_t widest, int64_t together);
+    int64_t each_for_rows(int64_t wanted, int64_t together) const;
     void count();
-    bool shrink();
+    bool may_shrink() const;
+    void shrink();
     void measure();
     void fit();
 
@@ -253,13 +259,16 @@ struct Encoder {
         return in_row(n) && canonical[n] == n && !facts[n].number && uses[n] > 0;
     }
     int reduction(int n);
+    bool is_difference(int n) const;
+    int squared(int n) const;
+    int squares_about_mean(int n);
+    bool is_mean(int mean, int total);
     int stored(int n) const;
     uint32_t bits(int n);
 
     /* cuda_encode.cpp */
     Word &put(uint8_t first, uint8_t second);
     Word &put(uint8_t first) { return put(first, words.nop); }
-    void put_row(uint8_t first, int x, int y, const Where &where);
     void emit();
     void emit_pass(int pass, int passes);
     int count_passes() const;
@@ -267,6 +276,7 @@ struct Encoder {
     void forget();
     void emit_row_value(int n);
     bool by_scalar_word(int n);
+    bool with_number(int n);
     int register_of(int n);
     int new_register(int n);
     Where row_view(const Operand &one);
@@ -276,15 +286,18 @@ struct Encoder {
     void bring(int n, Bank bank, uint8_t second);
     void bring_load(int n, Bank bank, uint8_t second);
     Way way_of(int number, Where &where);
+    bool of_columns(const Operand &one) const;
+    void give_up(int more = 0);
     void done_with(int n);
     void save(int n);
-    void generate(int n, bool keep = false);
+    void generate(int n);
     void compute(int n);
     void compute_operator(int n);
     void compute_binary(const Operators &op, int left, int right);
     void apply(uint8_t plain, uint8_t immediate, int y);
     void compute_select(const Node &node);
     void emit_reduce(int n);
+    void reduce_row(int n);
     void store_tile(int o);
     int stage_of(int number) const;
 
@@ -306,6 +319,7 @@ struct Encoder {
     int32_t uses[MAX_NODES], left[MAX_NODES];
     int8_t row_register[MAX_NODES], accumulator[MAX_NODES]; /* −1: none */
     int16_t slot[MAX_NODES];                                /* in scratch memory; −1: not saved */
+    int held = -1;                                          /* the value that A has; −1: none */
     int n_saved = 0, n_free = 0;
     int16_t saved[MAX_NODES], free_slots[MOST_WORDS + 2]; /* in the order of saving, of freeing */
 };

@@ -1,5 +1,6 @@
 /* How a launch divides its work: R, warps, stages, blocks, and places in shared memory. */
 #include <algorithm>
+#include <utility>
 
 #include "cuda_encoder.h"
 
@@ -11,7 +12,7 @@ constexpr int64_t STAGES = 3;
 constexpr int64_t SMALL = 1 << 17, LONG = 1 << 16; /* elements and columns, see cuda/plan.py */
 
 /* Warps that compute, besides the one that feeds them: what registers allow. */
-int64_t most_warps(int64_t each) { return each == 32 ? 15 : 19; }
+int64_t most_warps(int64_t each) { return each == 64 ? 11 : each == 32 ? 15 : 19; }
 
 int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -77,16 +78,37 @@ void Encoder::divide(int64_t widest, int64_t together)
         image.group = 1;
         image.warps = std::max<int64_t>(1, std::min(most_warps(image.each), wanted));
     } else {
-        image.each = 8;
-        while (image.each < most && image.cols > image.slice()) {
-            image.each *= 2;
-        }
+        int64_t wanted = quotient_up(image.rows, machine.multiprocessors);
+        int64_t found = each_for_rows(wanted, together);
+        image.each = found ? found : most;
         int64_t warps = most_warps(image.each);
         image.group = std::min(warps, quotient_up(image.cols, image.slice()));
-        int64_t wanted = quotient_up(image.rows, machine.multiprocessors);
         image.warps = image.group * std::max<int64_t>(1, std::min(warps / image.group, wanted));
     }
     count();
+}
+
+/* R for rows that fit a block's warps, and shared memory with two tiles saved; 0 without one: the most
+ * elements under way at once, as far as there is room for two stages of them; of equals the fewest
+ * lanes without elements, then the most warps. */
+int64_t Encoder::each_for_rows(int64_t wanted, int64_t together) const
+{
+    if (image.cols > machine.shared_bytes || image.cols * (together + 8) > machine.shared_bytes) {
+        return 0;
+    }
+    int64_t room = machine.shared_bytes * 7 / (16 * std::max<int64_t>(together, 1));
+    std::pair<int64_t, int64_t> best = {0, 0};
+    int64_t found = 0;
+    for (int64_t each : {8, 16, 32, 64}) {
+        int64_t group = quotient_up(image.cols, 32 * each);
+        int64_t rows = std::min(most_warps(each) / group, wanted);
+        std::pair<int64_t, int64_t> score = {std::min(rows * image.cols, room), -group * each};
+        if (rows && score > best) {
+            best = score;
+            found = each;
+        }
+    }
+    return found;
 }
 
 /* Chunks, tiles and blocks for these warps. */
@@ -104,18 +126,21 @@ void Encoder::count()
     image.blocks = std::min(image.tiles, machine.multiprocessors);
 }
 
-/* Fewer warps, if there may be. */
-bool Encoder::shrink()
+/* Whether there may be fewer warps. */
+bool Encoder::may_shrink() const
+{
+    return image.warps > image.group || (image.chunks > 1 && image.group > 1);
+}
+
+/* Fewer warps. */
+void Encoder::shrink()
 {
     if (image.warps > image.group) {
         image.warps -= image.group;
-    } else if (image.chunks > 1 && image.group > 1) {
-        image.warps = --image.group;
     } else {
-        return false;
+        image.warps = --image.group;
     }
     count();
-    return true;
 }
 
 /* Places in shared memory for these warps and stages. */
@@ -138,14 +163,14 @@ void Encoder::measure()
     image.barriers_at = rounded(image.program_bytes() + 32);
     image.rows_at = rounded(image.barriers_at + 20 * image.stages);
     int64_t registers = 128 * (1 + image.numbers + 2 * image.accumulators);
-    image.partials_at = rounded(image.rows_at + image.warps * registers, 256);
-    image.scratch_at = image.partials_at + 256 * (image.warps / image.group);
+    image.partials_at = rounded(image.rows_at + image.warps * registers, 512);
+    image.scratch_at = image.partials_at + 512 * (image.warps / image.group);
     image.ring_at = rounded(image.scratch_at + image.warps * image.scratch * 128 * image.each);
     int64_t last = image.ring_at + (image.stages - 1) * image.stage_bytes;
     image.shared_bytes = rounded(last + std::max(image.stage_bytes, seen));
 }
 
-/* Fewer stages, then fewer warps, until everything fits into shared memory. */
+/* Two stages, then fewer warps, then one stage, until everything fits into shared memory. */
 void Encoder::fit()
 {
     if (HEADER_BYTES + image.program_bytes() > IMAGE_BYTES) {
@@ -155,7 +180,8 @@ void Encoder::fit()
         return refuse("too many passes over long rows");
     }
     while (!stopped()) {
-        for (int64_t stages = std::min(STAGES, image.stages); stages > 0; stages--) {
+        int64_t fewest = may_shrink() ? 2 : 1;
+        for (int64_t stages = std::min(STAGES, image.stages); stages >= fewest; stages--) {
             image.stages = stages;
             measure();
             if (image.shared_bytes <= machine.shared_bytes) {
@@ -163,9 +189,10 @@ void Encoder::fit()
             }
         }
         image.stages = STAGES;
-        if (!shrink()) {
-            refuse("values of a row that shared memory has no room for");
+        if (!may_shrink()) {
+            return refuse("values of a row that shared memory has no room for");
         }
+        shrink();
     }
 }
 

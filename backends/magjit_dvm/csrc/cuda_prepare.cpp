@@ -52,10 +52,12 @@ void find_tables(Names &names, Words &found)
     }
     for (int what = 0; what < 3; what++) {
         names.find(found.load_a[what], "la.s.%s", LOADS[what]);
+        names.find(found.load_columns[what], "lt.c.%s", LOADS[what]);
     }
     for (int k = 0; k < N_REDUCTIONS; k++) {
         names.find(found.reduce[k], "red.%s", REDUCTIONS[k]);
         names.find(found.finish[k], "fin.%s", REDUCTIONS[k]);
+        names.find(found.row_reduce[k], "row.%s", REDUCTIONS[k]);
     }
     for (int bank : {BANK_t, BANK_a}) {
         const char *letter = bank == BANK_a ? "a" : "t";
@@ -87,27 +89,32 @@ void find_singles(Names &names, Words &found)
     names.find(found.int_to_bool, "i.to_bool");
     names.find(found.low_bits, "ik.bitwise_and");
     names.find(found.logical_not, "i.logical_not");
+    names.find(found.row_squares, "row.f.squares");
+    names.find(found.row_stat, "row.f.stat");
 }
 
 bool read_row(PyObject *row, int op, Words &found)
 {
-    int of[2][6], scalar, wraps;
-    if (!PyArg_ParseTuple(row, "(iiiiii)(iiiiii)ii:row", &of[0][0], &of[0][1], &of[0][2], &of[0][3],
+    int of[2][6], scalar[3], wraps;
+    if (!PyArg_ParseTuple(row, "(iiiiii)(iiiiii)iiii:row", &of[0][0], &of[0][1], &of[0][2], &of[0][3],
                           &of[0][4], &of[0][5], &of[1][0], &of[1][1], &of[1][2], &of[1][3],
-                          &of[1][4], &of[1][5], &scalar, &wraps)) {
+                          &of[1][4], &of[1][5], &scalar[0], &scalar[1], &scalar[2], &wraps)) {
         return false;
     }
     for (int kind : {REGISTERS_f, REGISTERS_i}) {
         const int *given = of[kind];
         if (*std::max_element(given, given + 4) > 255 || *std::min_element(given, given + 4) < 0 ||
-            given[5] < -1 || given[5] >= N_REDUCTIONS || scalar < 0 || scalar > 255) {
+            given[5] < -1 || given[5] >= N_REDUCTIONS || *std::max_element(scalar, scalar + 3) > 255 ||
+            *std::min_element(scalar, scalar + 3) < 0) {
             PyErr_SetString(PyExc_ValueError, "an operator of no number");
             return false;
         }
         found.of[op][kind] = {(uint8_t)given[0], (uint8_t)given[1], (uint8_t)given[2],
                               (uint8_t)given[3], given[4] != 0,     (int8_t)given[5]};
     }
-    found.scalar[op] = (uint8_t)scalar;
+    found.scalar[op] = (uint8_t)scalar[0];
+    found.scalar_number[op] = (uint8_t)scalar[1];
+    found.number_scalar[op] = (uint8_t)scalar[2];
     found.wraps[op] = wraps != 0;
     return true;
 }

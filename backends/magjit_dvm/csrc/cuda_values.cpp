@@ -138,6 +138,67 @@ int Encoder::reduction(int n)
     return found;
 }
 
+/* ---- patterns ---- */
+
+/* Whether a value is a difference of floats that is used once. */
+bool Encoder::is_difference(int n) const
+{
+    n = canonical[n];
+    const Node &node = program.nodes[n];
+    return node.kind == NODE_compute && node.op == OP_sub && uses[n] == 1 && facts[n].floating;
+}
+
+/* What a value that is used once is the square of, a float tile; −1 if it is none. */
+int Encoder::squared(int n) const
+{
+    n = canonical[n];
+    const Node &node = program.nodes[n];
+    bool product = node.kind == NODE_compute && node.op == OP_mul && facts[n].floating;
+    if (!product || uses[n] != 1 || in_row(n)) {
+        return -1;
+    }
+    int of = canonical[node.args[0]];
+    return of == canonical[node.args[1]] ? of : -1;
+}
+
+/* The sum of squares about the mean that is found from the sum `n`; −1 without one. */
+int Encoder::squares_about_mean(int n)
+{
+    int sum = words.of[OP_sum][REGISTERS_f].reduction;
+    if (reduction(n) != sum) {
+        return -1;
+    }
+    int arg = canonical[program.nodes[n].args[0]];
+    for (int other = 0; other < n_nodes(); other++) {
+        const Node &node = program.nodes[other];
+        bool sums = node.kind == NODE_reduce && node.op == OP_sum && uses[other];
+        int away = sums && canonical[other] == other ? squared(node.args[0]) : -1;
+        if (away < 0 || program.nodes[away].kind != NODE_compute ||
+            program.nodes[away].op != OP_sub) {
+            continue;
+        }
+        const int16_t *args = program.nodes[away].args;
+        if (canonical[args[0]] == arg && is_mean(canonical[args[1]], n)) {
+            return other;
+        }
+    }
+    return -1;
+}
+
+/* Whether a value is a sum divided by the row's length. */
+bool Encoder::is_mean(int mean, int total)
+{
+    const Node &node = program.nodes[mean];
+    if (node.kind != NODE_compute || node.op != OP_div || canonical[node.args[0]] != total ||
+        !facts[node.args[1]].number) {
+        return false;
+    }
+    float cols = (float)image.cols;
+    uint32_t expected;
+    memcpy(&expected, &cols, 4);
+    return bits(node.args[1]) == expected;
+}
+
 /* How a value is stored. */
 int Encoder::stored(int n) const
 {

@@ -10,6 +10,7 @@ from typing import Any
 
 from magjit_dvm.cuda import encode, words
 from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
+from magjit_dvm.cuda.rows import REVERSED
 from magjit_dvm.cuda.support import reduction_name
 from magjit_dvm.instructions import INSTRUCTIONS, DType
 from magjit_dvm.program import MAX_DIMS, Program
@@ -37,12 +38,14 @@ def as_lists(program: Program) -> Any:
 
 
 def _rows() -> list[Any]:
-    """Of each instruction: numbers for floats, for ints, on row registers; whether it wraps."""
+    """Of each instruction: numbers for floats, ints, and row registers; whether it wraps."""
     return [
         (
             _operators(one.name, "f", DType.F32),
             _operators(one.name, "i", DType.I32),
-            words.NUMBER[f"s.{one.name}"] if one.name in words.SCALARS else 0,
+            words.NUMBER.get(f"s.{one.name}", 0) if one.name in words.SCALARS else 0,
+            words.NUMBER.get(f"sk.{one.name}", 0),
+            words.NUMBER.get(f"sk.{REVERSED.get(one.name, '')}", 0),
             one.name in encode.WRAPS,
         )
         for one in INSTRUCTIONS
@@ -51,7 +54,7 @@ def _rows() -> list[Any]:
 
 def _operators(name: str, kind: str, dtype: DType) -> tuple[int, ...]:
     """Numbers of a function: plain, with an immediate, both reversed; if binary; reduction."""
-    turned = encode.REVERSED.get(name, "")
+    turned = REVERSED.get(name, "")
     names = (f"{kind}.{name}", f"{kind}k.{name}", f"{kind}.{turned}", f"{kind}k.{turned}")
     known = name in (FLOATS if kind == "f" else INTS)
     numbers = [words.NUMBER.get(one, 0) if known else 0 for one in names]

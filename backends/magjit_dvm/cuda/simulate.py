@@ -245,6 +245,8 @@ class _Kernel:
             value = np.repeat(self.number(self.y)[:, None], self.slice, 1)
         elif how in ("s", "u"):
             value = self.from_stage(rest[0], how == "s")
+        elif how == "c":
+            value = self.from_columns(rest[0])
         else:
             value = self.from_global(how, rest[0])
         setattr(self, "A" if bank == "la" else "T", value)
@@ -297,6 +299,17 @@ class _Kernel:
         value[self.valid] = self.read(addresses[self.valid], what)
         return value
 
+    def from_columns(self, what: str) -> Array:
+        """A vector that all rows share."""
+        if self.w1 != self.h["cols"] or (self.valid.sum(1) % 4).any():
+            raise ImageError("a vector of other rows")
+        if (self.pointer % (4 * _BYTES[what])) != 0:
+            raise ImageError("four elements that are not aligned")
+        addresses = self.pointer + (self.element - self.row * self.w1) * _BYTES[what]
+        value = np.zeros(self.empty.shape, np.uint32)
+        value[self.valid] = self.read(addresses[self.valid], what)
+        return value
+
     def number(self, k: int) -> Array:
         if k not in self.numbers or k >= self.h["numbers"]:
             raise ImageError("a row register is read before it is written")
@@ -314,8 +327,12 @@ class _Kernel:
             self.reduce(rest)
         elif head == "fin":
             self.finish(rest)
+        elif head == "row":
+            self.row_reduction(rest)
         elif head == "s":
             self.scalar(rest)
+        elif head == "sk":
+            self.set_number(self.x, self.scalars(rest, np.full(self.group, self.F0, np.uint32)))
         elif name == "swap":
             self.A, self.T = self.T, self.A
         elif name == "keep":
@@ -375,7 +392,37 @@ class _Kernel:
             if name == "f.sum":
                 values = np.where(np.isfinite(values), values + low, values)
             total = _FOLD[op].reduce(values)
-        self.numbers[self.x] = np.full(self.group, total).view(np.uint32)
+        self.set_number(self.x, np.full(self.group, total).view(np.uint32))
+
+    def row_reduction(self, name: str) -> None:
+        """As ``reduce`` and ``finish``, of a row in one stage."""
+        if self.h["chunks"] > 1:
+            raise ImageError("a row that is not in one stage")
+        kind, op = name.split(".")
+        parts = [v[m] for v, m in zip(self.A, self.valid, strict=True)]
+        whole = np.concatenate(parts).view(np.float32 if kind == "f" else np.int32)
+        with np.errstate(all="ignore"):
+            if op == "stat":
+                if self.w1 != len(whole):
+                    raise ImageError("statistics of another row")
+                total = whole.sum(dtype=np.float32)
+                mean = total * np.uint32(self.F0).view(np.float32)
+                about = np.square(whole - mean).sum(dtype=np.float32)
+                self.set_number(self.y, np.full(self.group, about).view(np.uint32))
+            elif op == "squares":
+                total = np.square(whole).sum(dtype=np.float32)
+            else:
+                total = _FOLD[op].reduce(whole, initial=_identity(name), dtype=whole.dtype)
+        self.set_number(self.x, np.full(self.group, total, whole.dtype).view(np.uint32))
+
+    def scalars(self, name: str, t: Array) -> Array:
+        operands = {"a": self.number(self.y), "t": t}
+        return evaluate(elementwise(name, "f").lines, operands, tables())["a"]
+
+    def set_number(self, k: int, value: Array) -> None:
+        if k >= self.h["numbers"]:
+            raise ImageError("a row register that is not there")
+        self.numbers[k] = value
 
     def scalar(self, name: str) -> None:
         head, _, rest = name.partition(".")
@@ -391,12 +438,9 @@ class _Kernel:
         elif name == "take":
             value = self.A[:, 0].copy()
         else:
-            a = self.number(self.y)
-            t = self.number(self.w1) if is_binary(name, "f") else a
-            value = evaluate(elementwise(name, "f").lines, {"a": a, "t": t}, tables())["a"]
-        if self.x >= self.h["numbers"]:
-            raise ImageError("a row register that is not there")
-        self.numbers[self.x] = value
+            second = self.w1 if is_binary(name, "f") else self.y
+            value = self.scalars(name, self.number(second))
+        self.set_number(self.x, value)
 
 
 def _identity(name: str) -> float:

@@ -14,7 +14,7 @@ from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, NodeKind
 from magjit_dvm.vm import NotEncodable
 
-__all__ = ["Values"]
+__all__ = ["Values", "exact_inverse", "float_bits"]
 
 _NUMBERS = frozenset({NodeKind.CONSTANT, NodeKind.SCALAR, NodeKind.NUMEL})
 _HALVES = {DType.F16: "to_half", DType.BF16: "to_bfloat"}
@@ -27,6 +27,19 @@ _WHAT = {
     DType.BOOL: "u8",
     DType.I64: "i64",
 }
+
+
+def float_bits(value: float) -> int:
+    """A float32 as a word has it."""
+    return int(np.float32(value).view(np.uint32))
+
+
+def exact_inverse(bits: int) -> int:
+    """The inverse of a float32 that is a power of two, by bits; 0 of any other."""
+    exponent = bits >> 23 & 255
+    if bits & 0x7FFFFF or not 1 <= exponent <= 253:
+        return 0
+    return bits & 0x80000000 | (254 - exponent) << 23
 
 
 class Values:
@@ -165,6 +178,47 @@ class Values:
         if node.kind is NodeKind.CAST and not users:
             return
         raise NotEncodable("a value of i64")
+
+    # -- patterns --
+
+    def difference(self, n: int) -> bool:
+        """Whether a value is a difference of floats that is used once."""
+        n = self.canonical[n]
+        return self.nodes[n].op == "sub" and self.uses[n] == 1 and self.kind(n) == "f"
+
+    def squared(self, n: int) -> int:
+        """What a value that is used once is the square of, a float tile; −1 if it is none."""
+        n = self.canonical[n]
+        node = self.nodes[n]
+        if node.op != "mul" or self.uses[n] != 1 or self.kind(n) != "f" or self.in_row(n):
+            return -1
+        left, right = (self.canonical[arg] for arg in node.args)
+        return left if left == right else -1
+
+    def squares_about_mean(self, n: int) -> int:
+        """The sum of squares about the mean that is found from the sum ``n``; −1 without one."""
+        if self.reduction(n) != "f.sum":
+            return -1
+        (arg,) = self.nodes[n].args
+        for other, node in enumerate(self.nodes):
+            if node.kind is not NodeKind.REDUCE or node.op != "sum" or not self.uses[other]:
+                continue
+            away = self.squared(node.args[0]) if self.canonical[other] == other else -1
+            if away < 0 or self.nodes[away].op != "sub":
+                continue
+            of, mean = (self.canonical[one] for one in self.nodes[away].args)
+            if of == self.canonical[arg] and self.is_mean(mean, n):
+                return other
+        return -1
+
+    def is_mean(self, mean: int, total: int) -> bool:
+        """Whether a value is a sum divided by the row's length."""
+        node = self.nodes[mean]
+        if node.op != "div" or self.canonical[node.args[0]] != total:
+            return False
+        return self.is_number(node.args[1]) and self.bits(node.args[1]) == float_bits(
+            self.space.cols
+        )
 
     # -- numbers --
 
