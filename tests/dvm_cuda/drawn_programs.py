@@ -56,7 +56,8 @@ class Drawer:
         for _ in range(self.random.randint(1, 4)):
             self.tensor(self.random.choice(LOADED))
         for _ in range(self.random.choice((1, 3, 6, 12, 12, 30, 60, 150))):
-            self.step()
+            if len(self.nodes) < 200 and len(self.inputs) < 50:
+                self.step()
         for _ in range(self.random.choice((1, 1, 2, 3, 8))):
             self.output()
         parts = (tuple(one) for one in (self.inputs, self.nodes, self.outputs))
@@ -126,7 +127,9 @@ class Drawer:
     def step(self) -> None:
         draws = self.random.random()
         n = self.pick()
-        if draws < 0.12:
+        if draws < 0.03:
+            self.moments(n)
+        elif draws < 0.12:
             to = self.random.choice(LOADED)
             self.add(Node(NodeKind.CAST, to, (n,)))
         elif draws < 0.22:
@@ -155,6 +158,28 @@ class Drawer:
         if known and (fits or self.chance(0.05)):
             op = self.random.choice(known).name
             self.add(Node(NodeKind.REDUCE, dtype, (n,), op, dims=self.reduced))
+
+    def moments(self, n: int) -> None:
+        """Mean, variance and exponentials as norms and softmax have them, or nearly."""
+        if self.nodes[n].dtype is not DType.F32:
+            n = self.add(Node(NodeKind.CAST, DType.F32, (n,)))
+        if not {d for d in self.reduced if self.size[d] != 1} <= self.varies(n):
+            return
+        f32 = DType.F32
+        total = self.add(Node(NodeKind.REDUCE, f32, (n,), "sum", dims=self.reduced))
+        count = math.prod(self.size[d] for d in self.reduced) + self.chance(0.1)
+        length = Node(NodeKind.NUMEL, f32, dims=self.reduced)
+        if self.chance(0.3):
+            length = Node(NodeKind.CONSTANT, f32, number=float(count))
+        divided = (total, self.add(length))
+        mean = self.add(Node(NodeKind.COMPUTE, f32, divided, "div"))
+        away = self.add(Node(NodeKind.COMPUTE, f32, (n, mean), "sub"))
+        if self.chance(0.3):
+            self.add(Node(NodeKind.COMPUTE, f32, (away,), "exp"))
+        square = self.add(Node(NodeKind.COMPUTE, f32, (away, away), "mul"))
+        self.add(Node(NodeKind.REDUCE, f32, (square,), "sum", dims=self.reduced))
+        if self.chance(0.5):
+            self.add(Node(NodeKind.COMPUTE, f32, (len(self.nodes) - 1, divided[1]), "div"))
 
     def partner(self, dtype: DType) -> int:
         """Another value of the dtype: one that is there, a number, or a cast."""
