@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 import dvm_gpu
+import dvm_gpu_shapes
 import dvm_models
 import dvm_training
 import magjit
@@ -351,6 +352,7 @@ def on_gpu(options: argparse.Namespace) -> int:
     with torch.no_grad():
         benchmark = Benchmark.start(options)
         dvm_gpu.part_gpu(benchmark, options)
+        dvm_gpu_shapes.part_new_shapes(benchmark, options)
         benchmark.finish()
     return int(any("magjit" in row.note for row in benchmark.rows))
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import magjit
-from dvm_peers import add_encoding, encodings, percentile, resident
+from dvm_peers import percentile
 from harness import Benchmark, Row
 
-_CALLS, _NEW_SHAPES = 2000, 10_000
+_CALLS = 2000
 _TURNS = 20
 _SIZES = {"100 KB": 100 << 10, "16 MB": 16 << 20, "256 MB": 256 << 20, "1 GB": 1 << 30}
 _QUICK = ("100 KB", "16 MB")
@@ -100,38 +100,6 @@ def host_times(run: Callable[[], Any]) -> list[float]:
     return times
 
 
-def measure_new_shapes(benchmark: Benchmark, case: str, function: Any, count: int) -> None:
-    """Host time and encoding at shapes of which none comes twice, and what memory is left taken."""
-    compiled = magjit.compile(function, backend="dvm", dynamic=True)
-    whole = torch.randn(1 << 22, device="cuda")
-    shapes = [(2 + k // 100, 64 + 7 * (k % 100)) for k in range(count + 200)]
-    given = [whole[: rows * cols].view(rows, cols) for rows, cols in shapes]
-
-    def timed(x: Tensor) -> float:
-        start = time.perf_counter()
-        compiled(x)
-        return (time.perf_counter() - start) * 1e6
-
-    def run_all() -> None:
-        for number, x in enumerate(given[200:]):
-            if number % 100 == 0:
-                torch.cuda.synchronize()
-            times.append(timed(x))
-
-    for x in given[:200]:
-        timed(x)
-    times: list[float] = []
-    before = resident(), torch.cuda.memory_allocated()
-    taken = encodings(run_all, 1)
-    after = resident(), torch.cuda.memory_allocated()
-    for share, name in ((0.5, "median"), (0.99, "99th percentile")):
-        benchmark.add(Row(case, f"host time, {name}", "us", percentile(times, share)))
-    add_encoding(benchmark, case, taken)
-    benchmark.add(Row(case, "growth of resident memory", "MB", (after[0] - before[0]) / 1e6))
-    benchmark.add(Row(case, "growth of GPU memory", "MB", (after[1] - before[1]) / 1e6))
-    benchmark.add(Row(case, "captures", "count", magjit.stats(compiled).captures))
-
-
 def part_gpu(benchmark: Benchmark, options: argparse.Namespace) -> None:
     """Chains of operators, then norms."""
     sizes = _QUICK if options.quick else tuple(_SIZES)
@@ -148,6 +116,3 @@ def part_gpu(benchmark: Benchmark, options: argparse.Namespace) -> None:
             for function in (layer_norm, rms_norm, softmax):
                 case = f"gpu: {function.__name__}, {kind}, {rows} x {width}"
                 measure(benchmark, case, function, x)
-    count = 500 if options.quick else _NEW_SHAPES
-    measure_new_shapes(benchmark, f"gpu: {count} new shapes, 4 operators", chain(4), count)
-    measure_new_shapes(benchmark, f"gpu: {count} new shapes, softmax", softmax, count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def check_encoders(program: Program, arguments: Sequence[Any], machine: Machine)
         "encoded", "left" (to the one in Python) or the reason.
     """
     fused = operator_of(program)
-    native = outcome(fused.encode, machine.multiprocessors, machine.shared_bytes, *arguments)
+    native = outcome(fused.encode, astuple(machine), *arguments)
     if native is None:
         return "left"
     reference = outcome(lambda: described(encode(program, arguments, machine)))

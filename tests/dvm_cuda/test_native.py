@@ -7,6 +7,7 @@ import math
 import random
 import sys
 from collections import Counter
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from tests.dvm_cuda.test_encoder import layer_norm, softmax, values
 
 F32, F16, BF16, I32 = DType.F32, DType.F16, DType.BF16, DType.I32
 U8, BOOL, I64 = DType.U8, DType.BOOL, DType.I64
+GPU = astuple(BIG)
 
 
 def check_seeds(first: int, count: int) -> Counter[str]:
@@ -75,7 +77,7 @@ def test_programs_that_are_left_to_python(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(native, "_READY", False)
     program = softmax()
     fused = DeviceFused(program, lambda x: "otherwise")
-    assert fused.encode(132, 1 << 17, torch.zeros(3, 4)) is None
+    assert fused.encode(GPU, torch.zeros(3, 4)) is None
     assert fused(torch.zeros(3, 4)) == "otherwise"
     monkeypatch.undo()
     wide = Node(NodeKind.CONSTANT, F32, number=1 << 63)
@@ -223,10 +225,10 @@ def test_arguments_that_have_no_words() -> None:
         ((x, 2, torch.zeros(4)), "refused: sizes do not agree"),
     ]
     for arguments, reason in cases:
-        assert outcome(fused.encode, 132, 1 << 17, *arguments) == reason
-    assert fused.encode(132, 1 << 17, x, torch.nn.Parameter(x)) is None, "too few"
-    assert fused.encode(132, 1 << 17, x, 1 << 70, x) is None, "more than 64 bits"
-    assert fused.encode(132, 1 << 17, torch.nn.Parameter(x), True, x) is not None
+        assert outcome(fused.encode, GPU, *arguments) == reason
+    assert fused.encode(GPU, x, torch.nn.Parameter(x)) is None, "too few"
+    assert fused.encode(GPU, x, 1 << 70, x) is None, "more than 64 bits"
+    assert fused.encode(GPU, torch.nn.Parameter(x), True, x) is not None
 
 
 def test_a_call_of_the_cpu_goes_elsewhere() -> None:
@@ -251,9 +253,9 @@ def test_new_shapes_leave_nothing_behind() -> None:
     def encode_all(rows: int) -> None:
         for cols in range(1, 251):
             x, y = (one[: rows * cols].view(rows, cols) for one in (whole, half))
-            programs[0].encode(132, 232448, x)
-            programs[1].encode(132, 232448, y, y[0], y[0])
-            outcome(programs[2].encode, 132, 232448, x, y[0], y[0])  # of another dtype
+            programs[0].encode(GPU, x)
+            programs[1].encode(GPU, y, y[0], y[0])
+            outcome(programs[2].encode, GPU, x, y[0], y[0])  # of another dtype
 
     encode_all(1)
     gc.collect()
@@ -269,11 +271,11 @@ def test_new_shapes_leave_nothing_behind() -> None:
 def test_encoding_is_timed_when_asked() -> None:
     fused, x = DeviceFused(softmax()), values(F32, 7, 9)
     vm.timing(True)
-    fused.encode(132, 232448, x)
-    fused.encode(132, 232448, x)
+    fused.encode(GPU, x)
+    fused.encode(GPU, x)
     taken = vm.timing(False)
     assert len(taken) == 2 and all(0 < one < 10**9 for one in taken)
-    fused.encode(132, 232448, x)
+    fused.encode(GPU, x)
     assert vm.timing(False) == []
 
 
@@ -290,5 +292,5 @@ def test_the_reference_takes_what_is_left() -> None:
     """A number that torch has to convert: C++ leaves the call, and Python has words for it."""
     node = Node(NodeKind.CONSTANT, I32, number=3e9)
     program, x = _added(node), values(F32, 5)
-    assert DeviceFused(program).encode(132, 1 << 17, x) is None
+    assert DeviceFused(program).encode(GPU, x) is None
     assert encode(program, [x], BIG).image is not None

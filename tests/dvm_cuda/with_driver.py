@@ -11,6 +11,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from magjit_dvm.program import Input, InputKind, Node, NodeKind, Output, Program
 from magjit_dvm.vm import CudaFused, DeviceError
 from tests.dvm.checking import compute, load, output, require_close, tensor, tolerance_of
 from tests.dvm_cuda.agreeing import memory
+from tests.dvm_cuda.checking import BIG
 from tests.dvm_cuda.test_encoder import layer_norm, softmax, values
 
 F32, F16 = DType.F32, DType.F16
@@ -33,7 +35,7 @@ KEPT = (ctypes.c_uint64 * 8).in_dll(DRIVER, "kept")
 PARAMETER = (ctypes.c_ubyte * 4096).in_dll(DRIVER, "kept_parameter")
 REFUSAL = ctypes.c_int.in_dll(DRIVER, "refusal")
 COUNTERS = torch.zeros(64, 2, dtype=torch.int32)
-MACHINE = 132, 232448
+MACHINE = astuple(BIG)
 asked: list[tuple[int, int, int]] = []
 
 
@@ -41,7 +43,7 @@ def kernel(index: int, each: int, approximate: int) -> int:
     """As the backend's: tells of the GPU, loads a kernel."""
     asked.append((index, each, approximate))
     if not each:
-        vm.cuda_gpu(index, *MACHINE, COUNTERS.data_ptr(), len(COUNTERS))
+        vm.cuda_gpu(index, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))
         return 0
     return vm.cuda_load(index, bytes([1 + approximate]) * 8, f"interpret_{each}", MACHINE[1])
 

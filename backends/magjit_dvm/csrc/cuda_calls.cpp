@@ -398,25 +398,39 @@ PyObject *describe(const Program &program, const Encoded &encoded)
         (long long)encoded.shared_bytes, encoded.draws ? Py_True : Py_False);
 }
 
+/* The sizes of a GPU, as plan.py's Machine has them. */
+int read_device(PyObject *tuple, Device &machine)
+{
+    long long multiprocessors, shared;
+    if (!PyTuple_Check(tuple)) {
+        PyErr_SetString(PyExc_TypeError, "the sizes of a GPU are a tuple");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(tuple, "LL:machine", &multiprocessors, &shared)) {
+        return -1;
+    }
+    if (multiprocessors < 1) {
+        PyErr_SetString(PyExc_ValueError, "a GPU has a multiprocessor at least");
+        return -1;
+    }
+    machine = {multiprocessors, shared};
+    return 0;
+}
+
 PyObject *cuda_encode(PyObject *object, PyObject *const *args, Py_ssize_t n)
 {
     CudaFused *self = (CudaFused *)object;
-    if (n < 2) {
-        PyErr_SetString(PyExc_TypeError, "encode(multiprocessors, shared bytes, *args)");
-        return nullptr;
-    }
-    Device machine = {PyLong_AsLongLong(args[0]), PyLong_AsLongLong(args[1])};
-    if (PyErr_Occurred()) {
-        return nullptr;
-    }
-    if (machine.multiprocessors < 1) {
-        PyErr_SetString(PyExc_ValueError, "a GPU has a multiprocessor at least");
+    Device machine;
+    if (n < 1 || read_device(args[0], machine)) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_TypeError, "encode(machine, *args)");
+        }
         return nullptr;
     }
     Argument given[MAX_INPUTS];
     int device;
     const char *reason = nullptr;
-    Taken taken = take_all(self, args + 2, n - 2, torch_library.cpu, given, device, reason);
+    Taken taken = take_all(self, args + 1, n - 1, torch_library.cpu, given, device, reason);
     if (taken == NOT_TAKEN) {
         PyErr_SetString(not_encodable, reason);
         return nullptr;
@@ -514,9 +528,9 @@ void cuda_fused_dealloc(PyObject *object)
 
 PyMethodDef cuda_fused_methods[] = {
     {"encode", (PyCFunction)(void (*)(void))cuda_encode, METH_FASTCALL,
-     "encode(multiprocessors, shared bytes, *args): (layouts, image, patches, R, (blocks, threads, "
-     "shared bytes), whether tiles are drawn) for tensors on the CPU that stand for a GPU's; None "
-     "where it is left to Python."},
+     "encode(machine, *args): (layouts, image, patches, R, (blocks, threads, shared bytes), whether "
+     "tiles are drawn) for tensors on the CPU that stand for a GPU's; None where it is left to "
+     "Python."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyMemberDef cuda_fused_members[] = {
@@ -554,17 +568,18 @@ PyObject *py_cuda_hooks(PyObject *, PyObject *args)
 PyObject *py_cuda_gpu(PyObject *, PyObject *args)
 {
     int device;
-    long long multiprocessors, shared;
+    PyObject *sizes;
+    Device machine;
     unsigned long long counters, n_counters;
-    if (!PyArg_ParseTuple(args, "iLLKK:cuda_gpu", &device, &multiprocessors, &shared, &counters,
-                          &n_counters)) {
+    if (!PyArg_ParseTuple(args, "iOKK:cuda_gpu", &device, &sizes, &counters, &n_counters) ||
+        read_device(sizes, machine)) {
         return nullptr;
     }
-    if (device < 0 || device >= MAX_GPUS || multiprocessors < 1) {
-        PyErr_SetString(PyExc_ValueError, "a GPU of no number, or without multiprocessors");
+    if (device < 0 || device >= MAX_GPUS) {
+        PyErr_SetString(PyExc_ValueError, "a GPU of no number");
         return nullptr;
     }
-    gpus[device] = Gpu{true, {multiprocessors, shared}, counters, n_counters, {}};
+    gpus[device] = Gpu{true, machine, counters, n_counters, {}};
     Py_RETURN_NONE;
 }
 

@@ -12,7 +12,7 @@ namespace magjit_dvm {
  * allocate(sizes, strides, dtype, device) is a tensor, or raises as torch does; device −1 is the CPU. */
 PyObject *py_cuda_hooks(PyObject *, PyObject *args);
 
-/* cuda_gpu(device, multiprocessors, shared bytes, counters, n_counters). */
+/* cuda_gpu(device, machine, counters, n_counters): tells of a GPU; see plan.py of Machine. */
 PyObject *py_cuda_gpu(PyObject *, PyObject *args);
 
 /* Adds CudaFused. */

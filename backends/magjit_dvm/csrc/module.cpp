@@ -293,7 +293,7 @@ PyMethodDef functions[] = {
     {"cuda_hooks", py_cuda_hooks, METH_VARARGS,
      "cuda_hooks(kernel, allocate): functions that are asked for kernels and for memory."},
     {"cuda_gpu", py_cuda_gpu, METH_VARARGS,
-     "cuda_gpu(device, multiprocessors, shared bytes, counters, n_counters): tells of a GPU."},
+     "cuda_gpu(device, machine, counters, n_counters): tells of a GPU."},
     {"level", py_level, METH_NOARGS, "level(): of x86-64, whose kernels run."},
     {nullptr, nullptr, 0, nullptr}};
 

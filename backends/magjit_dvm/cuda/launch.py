@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from functools import partial
 from typing import Any, Self
 
@@ -59,10 +60,7 @@ class Gpu:
         self.machine = Machine(int(properties.multi_processor_count), shared)
         self.counters = torch.zeros(_COUNTERS, 2, dtype=torch.int32, device=f"cuda:{index}")
         torch.cuda.synchronize(index)  # zeros before any stream's first launch
-        cuda_gpu(
-            *(index, self.machine.multiprocessors, self.machine.shared_bytes),
-            *(self.counters.data_ptr(), _COUNTERS),
-        )
+        cuda_gpu(index, astuple(self.machine), self.counters.data_ptr(), _COUNTERS)
         self._functions: dict[tuple[int, bool], int] = {}
         self._lock = threading.Lock()
 
