@@ -351,7 +351,7 @@ def on_gpu(options: argparse.Namespace) -> int:
         return 2
     with torch.no_grad():
         benchmark = Benchmark.start(options)
-        dvm_gpu.part_gpu(benchmark, options)
+        dvm_gpu.part_gpu(benchmark, dvm_gpu.quick() if options.quick else dvm_gpu.chosen([]))
         dvm_gpu_shapes.part_new_shapes(benchmark, options)
         benchmark.finish()
     return int(any("magjit" in row.note for row in benchmark.rows))

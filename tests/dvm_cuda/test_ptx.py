@@ -59,6 +59,11 @@ def test_statistics_about_a_large_mean() -> None:
     words.test_statistics_about_a_large_mean(1024)
 
 
+@pytest.mark.parametrize("cols", [250, 2050])
+def test_special_rows(cols: int) -> None:
+    words.test_special_rows(cols)
+
+
 def test_vectors_of_columns() -> None:
     words.test_vectors_of_columns_that_are_not_aligned()
 

@@ -87,6 +87,53 @@ def test_norms(shape: tuple[int, int], dtype: DType) -> None:
     check_gpu(words.layer_norm(dtype), [x, weight, weight])
 
 
+NORM_ROWS = (
+    *((3000, 512), (1999, 768), (2003, 1024), (1500, 1536), (1400, 2048), (800, 3072)),
+    *((700, 4096), (701, 4095), (400, 8192), (300, 12288), (270, 16384), (150, 20001)),
+)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=lambda x: x.text)
+@pytest.mark.parametrize("shape", NORM_ROWS)
+def test_rows_of_all_widths(shape: tuple[int, int], dtype: DType) -> None:
+    """Each R and number of warps a row, with more tiles than blocks; means far from 0."""
+    x, weight = words.values(dtype, *shape), words.values(dtype, shape[1])
+    check_gpu(words.softmax(dtype), [x])
+    check_gpu(words.layer_norm(dtype), [x + 4, weight, weight])
+    check_gpu(words.masked_rms_norm(dtype), [x, weight])
+
+
+def test_statistics_of_special_rows() -> None:
+    for cols in (256, 1024, 4096, 8192):
+        words.check_special_rows(400, cols)
+
+
+def test_exponentials() -> None:
+    """All of their range: denormal results, overflow, and what is no number."""
+    line = torch.linspace(-110.0, 95.0, 2_000_001)
+    ends = [float("inf"), float("-inf"), float("nan"), 0.0, -0.0, 88.72283, 88.7229, -87.34]
+    x = torch.cat([line, torch.tensor(ends)])
+    nodes = (load(0, F32), compute("exp", F32, 0))
+    program = Program(1, (tensor(F32, 0),), nodes, (output(1, 0),))
+    got = DeviceFused(program)(x.cuda())
+    got = (got[0] if isinstance(got, tuple) else got).cpu().double()
+    exact = x.double().exp()
+    normal = (exact >= 2.0**-126) & (exact <= torch.finfo(torch.float32).max)
+    error = ((got - exact).abs() / exact)[normal].max() * 2.0**24
+    assert error <= 2 * 2.5, float(error)
+    assert bool(((got - exact).abs() <= 2.0**-148)[exact < 2.0**-126].all())
+    assert bool((got[x > 88.7229] == float("inf")).all())
+    assert bool(got[x.isnan()].isnan().all()) and bool((got[x == -float("inf")] == 0).all())
+
+
+def test_vectors_of_columns() -> None:
+    """From aligned places and others, of rows of any length."""
+    weight = words.values(F16, 520)
+    for first, cols in ((0, 512), (4, 512), (1, 512), (2, 511)):
+        given = [words.values(F16, 300, cols), weight[first : first + cols]]
+        check_gpu(words.masked_rms_norm(F16), given)
+
+
 @pytest.mark.parametrize("dtype", [F32, F16], ids=lambda x: x.text)
 def test_long_rows_come_in_chunks(dtype: DType) -> None:
     check_gpu(words.softmax(dtype), [words.values(dtype, 64, 50001)])

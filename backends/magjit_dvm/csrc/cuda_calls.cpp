@@ -401,19 +401,19 @@ PyObject *describe(const Program &program, const Encoded &encoded)
 /* The sizes of a GPU, as plan.py's Machine has them. */
 int read_device(PyObject *tuple, Device &machine)
 {
-    long long multiprocessors, shared;
+    long long multiprocessors, shared, widest;
     if (!PyTuple_Check(tuple)) {
         PyErr_SetString(PyExc_TypeError, "the sizes of a GPU are a tuple");
         return -1;
     }
-    if (!PyArg_ParseTuple(tuple, "LL:machine", &multiprocessors, &shared)) {
+    if (!PyArg_ParseTuple(tuple, "LLL:machine", &multiprocessors, &shared, &widest)) {
         return -1;
     }
     if (multiprocessors < 1) {
         PyErr_SetString(PyExc_ValueError, "a GPU has a multiprocessor at least");
         return -1;
     }
-    machine = {multiprocessors, shared};
+    machine = {multiprocessors, shared, widest};
     return 0;
 }
 

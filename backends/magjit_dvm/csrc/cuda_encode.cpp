@@ -44,18 +44,6 @@ Word &Encoder::put(uint8_t first, uint8_t second)
     return word;
 }
 
-namespace {
-
-void set_place(Word &word, const Where &where)
-{
-    word.described = true;
-    word.w1 = (uint32_t)where.descriptor;
-    word.pointer = (int16_t)where.argument;
-    word.offset = where.offset;
-}
-
-} // namespace
-
 /* ---- passes ---- */
 
 bool Encoder::is_reduced(int n) const
@@ -152,157 +140,6 @@ void Encoder::forget()
     held = -1;
 }
 
-/* ---- row values ---- */
-
-void Encoder::emit_row_value(int n)
-{
-    const Node &node = program.nodes[n];
-    if (row_register[n] >= 0) {
-        return;
-    }
-    if (facts[n].load) {
-        if (facts[n].loaded == N_LOADED) {
-            return refuse("a cast of i64 to ", "", "", node.dtype);
-        }
-        int x = new_register(n);
-        Where where = row_view(inputs[facts[n].input]);
-        Word &word = put(words.row_load[facts[n].loaded]);
-        word.x = (uint8_t)x;
-        set_place(word, where);
-    } else if (node.kind == NODE_reduce) {
-        int which = reduction(n);
-        if (stopped() || accumulator[n] < 0) {
-            return leave();
-        }
-        int x = new_register(n);
-        Word &word = put(words.finish[which]);
-        word.x = (uint8_t)x;
-        word.y = (uint8_t)accumulator[n];
-    } else if (!by_scalar_word(n)) {
-        compute(n);
-        int x = new_register(n);
-        put(words.row_take).x = (uint8_t)x;
-        held = -1;
-    }
-}
-
-/* One word on row registers, where there is one. */
-bool Encoder::by_scalar_word(int n)
-{
-    const Node &node = program.nodes[n];
-    if (node.kind != NODE_compute || !words.scalar[node.op] || !facts[n].floating) {
-        return false;
-    }
-    int registers[3] = {0, 0, 0}, count = 0;
-    for (int arg : node.args) {
-        if (arg >= 0 && !facts[arg].floating) {
-            return false;
-        }
-    }
-    if (node.args[1] >= 0 && with_number(n)) {
-        return true;
-    }
-    for (int arg : node.args) {
-        if (arg >= 0) {
-            registers[count++] = register_of(arg);
-        }
-    }
-    int x = new_register(n);
-    Word &word = put(words.scalar[node.op]);
-    word.x = (uint8_t)x;
-    word.y = (uint8_t)registers[0];
-    word.w1 = (uint32_t)registers[1];
-    return true;
-}
-
-namespace {
-
-/* The inverse of a float that is a power of two, by bits; 0 of any other. */
-uint32_t exact_inverse(uint32_t bits)
-{
-    uint32_t exponent = bits >> 23 & 255;
-    bool exact = !(bits & 0x7fffff) && exponent >= 1 && exponent <= 253;
-    return exact ? (bits & 0x80000000u) | (254 - exponent) << 23 : 0;
-}
-
-} // namespace
-
-/* One word on a row register and a number. */
-bool Encoder::with_number(int n)
-{
-    const Node &node = program.nodes[n];
-    bool first = facts[node.args[0]].number, second = facts[node.args[1]].number;
-    if (first == second) {
-        return false;
-    }
-    int y = register_of(node.args[first]);
-    uint32_t value = bits(node.args[!first]);
-    uint8_t op = first ? words.number_scalar[node.op] : words.scalar_number[node.op];
-    uint32_t inverse = !first && node.op == OP_div ? exact_inverse(value) : 0;
-    if (inverse) {
-        op = words.scalar_number[OP_mul];
-        value = inverse;
-    }
-    if (!op) {
-        leave();
-    }
-    int x = new_register(n);
-    Word &word = put(op);
-    word.x = (uint8_t)x;
-    word.y = (uint8_t)y;
-    word.w2 = value;
-    return true;
-}
-
-/* The row register of a row value, or a new one with a number. */
-int Encoder::register_of(int n)
-{
-    n = canonical[n];
-    if (row_register[n] < 0) {
-        if (!facts[n].number) {
-            leave();
-            return 0;
-        }
-        int x = new_register(n);
-        uint32_t value = bits(n);
-        Word &word = put(words.row_number);
-        word.x = (uint8_t)x;
-        word.w2 = value;
-    }
-    return std::max<int>(row_register[n], 0);
-}
-
-int Encoder::new_register(int n)
-{
-    if (image.numbers == MAX_REGISTERS) {
-        refuse("too many values of a row");
-        return 0;
-    }
-    row_register[n] = (int8_t)image.numbers++;
-    return row_register[n];
-}
-
-/* Where a row's element of an operand is. */
-Where Encoder::row_view(const Operand &one)
-{
-    return viewed(one, dims_in_order, reduced ? n_kept : 0);
-}
-
-Where Encoder::viewed(const Operand &one, const int8_t *dims, int n)
-{
-    return {describe(one, dims, n), one.argument, one.offset};
-}
-
-void Encoder::store_row(int o)
-{
-    int n = program.outputs[o].node;
-    int y = register_of(n);
-    Where where = row_view(outputs[o]);
-    Word &word = put(words.row_store[stored(n)]);
-    word.y = (uint8_t)y;
-    set_place(word, where);
-}
-
 /* ---- tiles ---- */
 
 /* Whether one word brings a value into A or T. */
@@ -347,12 +184,12 @@ void Encoder::bring_load(int n, Bank bank, uint8_t second)
     }
     if (way == WAY_columns) {
         Word &word = put(words.load_columns[what], second);
-        set_place(word, where);
+        word.set_place(where);
         word.described = false; /* the number of columns instead */
         return;
     }
     Word &word = put(direct ? words.load_a[what] : words.load[way][what], second);
-    set_place(word, where);
+    word.set_place(where);
     if (way == WAY_staged || way == WAY_shifted) {
         word.described = false;
         word.staged = true;
@@ -663,7 +500,7 @@ void Encoder::store_tile(int o)
         word.offset = one.offset;
     } else {
         Where where = viewed(one, dims_in_order, n_order);
-        set_place(put(words.store[STORE_each][stored(n)]), where);
+        put(words.store[STORE_each][stored(n)]).set_place(where);
     }
     done_with(n);
 }

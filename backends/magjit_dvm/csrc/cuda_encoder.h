@@ -2,7 +2,7 @@
  * what cuda/encode.py does in the same order, bit by bit:
  * cuda_prepare.cpp what the program alone says; cuda_shapes.cpp sizes and places in memory;
  * cuda_plan.cpp how a launch divides its work; cuda_values.cpp what values are, and numbers;
- * cuda_encode.cpp words; cuda_image.cpp the kernel's parameter. */
+ * cuda_rows.cpp words of row values; cuda_encode.cpp all others; cuda_image.cpp the kernel's parameter. */
 #ifndef MAGJIT_DVM_CUDA_ENCODER_H
 #define MAGJIT_DVM_CUDA_ENCODER_H
 
@@ -115,7 +115,7 @@ struct Argument {
 };
 
 struct Device {
-    int64_t multiprocessors, shared_bytes;
+    int64_t multiprocessors, shared_bytes, widest;
 };
 
 enum Verdict : uint8_t {
@@ -150,12 +150,25 @@ void encode(const Prepared &prepared, const Argument *given, const Device &machi
 
 /* ---- its parts ---- */
 
+struct Where { /* a descriptor's number, its argument, bytes from there */
+    int descriptor, argument;
+    int64_t offset;
+};
+
 struct Word {
     uint8_t first, second, x, y;
     bool described, staged; /* w1 is a descriptor's number, or is where a stage has the operand */
     int16_t pointer;        /* an argument, or −1 */
     uint32_t w1, w2;
     int64_t offset;
+
+    void set_place(const Where &where)
+    {
+        described = true;
+        w1 = (uint32_t)where.descriptor;
+        pointer = (int16_t)where.argument;
+        offset = where.offset;
+    }
 };
 
 struct Operand {
@@ -163,11 +176,6 @@ struct Operand {
     int64_t offset;
     int16_t argument;
     uint8_t low, size; /* of the address modulo 16; bytes an element */
-};
-
-struct Where { /* a descriptor's number, its argument, bytes from there */
-    int descriptor, argument;
-    int64_t offset;
 };
 
 struct Stage {
@@ -266,7 +274,7 @@ struct Encoder {
     int stored(int n) const;
     uint32_t bits(int n);
 
-    /* cuda_encode.cpp */
+    /* cuda_encode.cpp, and cuda_rows.cpp of row values */
     Word &put(uint8_t first, uint8_t second);
     Word &put(uint8_t first) { return put(first, words.nop); }
     void emit();

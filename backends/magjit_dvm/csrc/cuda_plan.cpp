@@ -103,7 +103,7 @@ int64_t Encoder::each_for_rows(int64_t wanted, int64_t together) const
         int64_t group = quotient_up(image.cols, 32 * each);
         int64_t rows = std::min(most_warps(each) / group, wanted);
         std::pair<int64_t, int64_t> score = {std::min(rows * image.cols, room), -group * each};
-        if (rows && score > best) {
+        if (rows && score > best && each <= machine.widest) {
             best = score;
             found = each;
         }

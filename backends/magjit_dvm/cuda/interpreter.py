@@ -136,7 +136,8 @@ class _Loop(Reductions):
             ".reg .b32 n<4>; .reg .b32 y<4>; .reg .b64 o<4>; .reg .b64 p,e,z; .reg .b16 h<4>;",
             ".reg .pred q,q1,full,whole; .reg .b32 S0,S1,f<8>,M<2>;",
             "TABLE: .branchtargets " + ", ".join(f"L{k}" for k in range(len(OPCODES))) + ";",
-            f"setp.eq.u32 full,{{NV}},{32 * self.R}; mov.b32 pc,{{PC}}; mov.b32 M0,0; mov.b32 M1,0; mov.b32 F1,0;",
+            f"setp.eq.u32 full,{{NV}},{32 * self.R}; mov.b32 pc,{{PC}};",
+            "mov.b32 M0,0; mov.b32 M1,0; mov.b32 F1,0;",
             *(f"mov.b32 A{r},0; mov.b32 T{r},0;" for r in range(self.R)),
             "ld.shared.v4.b32 {{i0,i1,F0,F1}},[pc]; and.b32 d,i0,255; brx.idx.uni d,TABLE;",
         )

@@ -57,7 +57,8 @@ class Gpu:
             raise BackendError(f"{properties.name} is older than the interpreter's instructions")
         self.arch = f"sm_{properties.major}{properties.minor}"
         shared = int(getattr(properties, "shared_memory_per_block_optin", _LEAST_SHARED))
-        self.machine = Machine(int(properties.multi_processor_count), shared)
+        widest = 64 if properties.major >= 9 else 32
+        self.machine = Machine(int(properties.multi_processor_count), shared, widest)
         self.counters = torch.zeros(_COUNTERS, 2, dtype=torch.int32, device=f"cuda:{index}")
         torch.cuda.synchronize(index)  # zeros before any stream's first launch
         cuda_gpu(index, astuple(self.machine), self.counters.data_ptr(), _COUNTERS)

@@ -25,10 +25,12 @@ class Machine:
     Attributes:
         multiprocessors: how many blocks run at once.
         shared_bytes: of one block.
+        widest: the largest R; before sm_90, a compiler takes a minute for that of 64.
     """
 
     multiprocessors: int = 132
     shared_bytes: int = 232448
+    widest: int = 64
 
     def place(self, image: Image) -> None:
         """Two stages, then fewer warps, then one stage, until everything fits into shared memory.
@@ -126,7 +128,7 @@ def _each_for_rows(cols: int, wanted: int, together: int, machine: Machine) -> i
         group = -(-cols // (32 * each))
         rows = min(warps // group, wanted)
         score = min(rows * cols, room), -group * each
-        if rows and score > best:
+        if rows and score > best and each <= machine.widest:
             best, found = score, each
     return found
 
