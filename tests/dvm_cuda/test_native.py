@@ -187,7 +187,7 @@ def test_limits() -> None:
     sums.append(compute("add", F32, total - 1, total - 2))
     for k in range(3, 18):
         sums.append(compute("add", F32, len(sums) - 1, total - k))
-    assert outcome_of(sums, x, out=0) == "refused: too many reductions"
+    assert outcome_of(sums, long, out=0) == "refused: too many reductions"
     chain = [load(0, F32), compute("neg", F32, 0)]
     huge = torch.zeros(1).expand(1 << 30, 1 << 26)
     assert outcome_of(chain, huge) == "refused: too many tiles"
