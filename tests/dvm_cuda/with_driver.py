@@ -135,6 +135,23 @@ def test_the_context_is_the_kernels_and_the_one_before_comes_back() -> None:
     assert KEPT[6] == 0x1000 and KEPT[7] == changes
 
 
+def test_what_cpp_leaves_goes_to_python() -> None:
+    class Watched(OnCpu):
+        """The reference as the test sees it."""
+
+        def by_reference(self, *arguments: Any) -> Any:
+            return arguments
+
+    number = Node(NodeKind.CONSTANT, DType.I32, number=3e9)
+    nodes = (load(0, DType.I32), number, compute("add", DType.I32, 0, 1))
+    program = Program(1, (tensor(DType.I32, 0),), nodes, (output(2, 0),))
+    x, before = torch.zeros(4, dtype=torch.int32), KEPT[0]
+    assert Watched(program)(x) == (x,) and KEPT[0] == before
+    assert Watched(negated())(x, x) == (x, x), "of another number"
+    found = Watched(negated())(x.float())
+    assert isinstance(found, torch.Tensor) and KEPT[0] == before + 1
+
+
 def test_nothing_to_compute_launches_nothing() -> None:
     before = KEPT[0]
     found = OnCpu(negated())(torch.zeros(0))

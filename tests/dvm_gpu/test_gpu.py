@@ -17,12 +17,13 @@ from magjit.plugin.inputs import InputDescriber
 from magjit_dvm import backend, reference
 from magjit_dvm.cuda.launch import DeviceFused
 from magjit_dvm.instructions import DType
-from magjit_dvm.program import Program
+from magjit_dvm.program import Input, InputKind, Output, Program
 from magjit_dvm.vm import NotEncodable
 from tests.dvm.checking import compute, load, output, require_close, tensor, tolerance_of
 from tests.dvm.random_graphs import Grower
 from tests.dvm.test_fuzz import check_results
 from tests.dvm_cuda import test_encoder as words
+from tests.dvm_cuda.agreeing import memory
 
 pytestmark = pytest.mark.gpu
 
@@ -206,6 +207,57 @@ def test_no_memory_is_torchs_error() -> None:
     x = torch.zeros(1, device="cuda").expand(1 << 40)
     with pytest.raises((torch.OutOfMemoryError, NotEncodable)):
         DeviceFused(_chain(1))(x)
+
+
+def test_no_memory_for_results_is_torchs_error() -> None:
+    """Where the allocator refuses C++, torch is asked again for its own exception."""
+    inputs = tensor(F32, 0), *[Input(InputKind.INT, DType.I64)] * 2
+    nodes = (load(0, F32), compute("neg", F32, 0))
+    placed = Output(1, (0,), (0,), along=0, total=1, offset=2)
+    fused, x = DeviceFused(Program(1, inputs, nodes, (placed,))), torch.ones(8, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError):
+        fused(x, 1 << 45, 4)
+    assert fused(x, 20, 4)[4:12].tolist() == [-1.0] * 8
+
+
+def test_new_shapes_leave_nothing_behind() -> None:
+    fused, whole = DeviceFused(words.softmax()), torch.randn(1 << 18, device="cuda")
+
+    def call_all(rows: int) -> None:
+        for cols in range(1, 251):
+            fused(whole[: rows * cols].view(rows, cols))
+        torch.cuda.synchronize()
+
+    call_all(1)
+    call_all(300)
+    resident, allocated = memory(), torch.cuda.memory_allocated()
+    for rows in range(2, 42):
+        call_all(rows)
+    assert torch.cuda.memory_allocated() == allocated
+    assert memory() - resident < 4 << 20
+
+
+def test_both_encoders_compute_the_same() -> None:
+    """C++ leaves few calls to Python, which has to be able to make them."""
+    x = torch.randn(300, 700, device="cuda")
+    for program in (words.softmax(), _chain(4)):
+        fused = DeviceFused(program)
+        given = x if program.rank == 2 else x.flatten()
+        one, other = fused(given), fused.by_reference(given)
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_stream_that_is_current() -> None:
+    """A call waits for what is before it on its stream, and for nothing else."""
+    fused, stream = DeviceFused(_chain(1)), torch.cuda.Stream()
+    x = torch.zeros(1000, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        x.fill_(2.0)
+        found = fused(x)
+    stream.synchronize()
+    assert found.tolist() == [-2.0] * 1000
 
 
 def _model() -> torch.nn.Module:
