@@ -71,7 +71,7 @@ OWN_TABLE = frozenset(
         "red": "f.sum f.max",
         "fin": "f.sum f.max",
         "s": "add sub mul sqrt rsqrt reciprocal k",
-        "sk": "add sub mul div",
+        "sk": "add mul div scaled_rsqrt",
     }.items()
     for name in names.split()
 ) | {"swap", "keep", "mask", "select", "save"}
@@ -430,6 +430,9 @@ class _Loop(Reductions):
     def scalar_and_number(self, name: str) -> None:
         """S[x] ← op(S[y], F0)."""
         self.row_register("S0", 20)
-        self.apply(elementwise(name, "f", self.approximate), [("S0", "F0")])
+        if name == "scaled_rsqrt":
+            self.put("mul.rn.f32 S0,S0,F0; add.rn.f32 S0,S0,F1; rsqrt.approx.f32 S0,S0;")
+        else:
+            self.apply(elementwise(name, "f", self.approximate), [("S0", "F0")])
         self.set_row_register("S0")
         self.fetch()

@@ -83,6 +83,7 @@ OPCODES: tuple[str, ...] = (
     *(f"row.{name}" for name in ROW_REDUCTIONS),
     *(f"s.{name}" for name in SCALARS),
     *(f"sk.{name}" for name in SCALARS if name in WITH_IMMEDIATE["f"]),
+    "sk.scaled_rsqrt",
     *("s.k", "s.take"),
     *(f"s.ld.{what}" for what in LOADED),
     *(f"s.st.{what}" for what in STORED),
