@@ -191,6 +191,15 @@ class Values:
         n = self.canonical[n]
         return self.nodes[n].op == "sub" and self.uses[n] == 1 and self.kind(n) == "f"
 
+    def below_largest(self, n: int, row: int) -> bool:
+        """Whether ``row`` is the largest of ``n``, and tiles are stored in 16 bits alone."""
+        node = self.nodes[self.canonical[row]]
+        if node.kind is not NodeKind.REDUCE or node.op != "max":
+            return False
+        tiles = [one.node for one in self.program.outputs if not self.in_row(one.node)]
+        halves = all(self.dtype(one) in _HALVES for one in tiles)
+        return halves and self.canonical[node.args[0]] == self.canonical[n]
+
     def squared(self, n: int) -> int:
         """What a value that is used once is the square of, a float tile; −1 if it is none."""
         n = self.canonical[n]

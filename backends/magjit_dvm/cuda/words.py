@@ -61,7 +61,7 @@ SCALARS = (
 WITH_IMMEDIATE = {
     "f": (
         *("add", "sub", "rsub", "mul", "div", "rdiv", "maximum", "minimum"),
-        *("sub_exp", "sub_square"),
+        *("sub_exp", "sub_exp_small", "sub_square"),
     ),
     "i": ("add", "mul", "bitwise_and"),
 }
