@@ -196,6 +196,12 @@ def test_wide_rows_in_one_stage(shape: tuple[int, int]) -> None:
             assert image.chunks == 1 and image.each == (32 if shape[1] == 3000 else 64)
 
 
+def test_exponentials_below_the_largest() -> None:
+    for dtype, word in ((F16, "fk.sub_exp_small"), (BF16, "fk.sub_exp_small"), (F32, "fk.sub_exp")):
+        image = check_words(softmax(dtype), [values(dtype, 3, 300) * 20])
+        assert image is not None and word in [one.second for one in image.words]
+
+
 def test_older_machines_have_fewer_elements_a_lane() -> None:
     older = Machine(multiprocessors=1, shared_bytes=166912, widest=32)
     image = check_words(softmax(F16), [values(F16, 5, 4096)], older)

@@ -40,7 +40,7 @@ Word &Encoder::put(uint8_t first, uint8_t second)
         refuse("too many words");
     }
     Word &word = image.words[stopped() ? MOST_WORDS + 1 : image.n_words++];
-    word = {first, second, 0, 0, false, false, -1, 0, 0, 0};
+    word = {first, second, 0, 0, false, false, -1, 0, 0, 0, 0};
     return word;
 }
 
@@ -351,7 +351,12 @@ void Encoder::compute_operator(int n)
         compute_binary(op, node.args[0], node.args[1]);
     } else if (node.op == OP_exp && is_difference(node.args[0])) {
         const int16_t *args = program.nodes[canonical[node.args[0]]].args;
-        compute_binary(words.of[OP_sub_exp][REGISTERS_f], args[0], args[1]);
+        Operators exp = words.of[OP_sub_exp][REGISTERS_f];
+        if (below_largest(args[0], args[1])) {
+            exp.plain = words.sub_exp_small;
+            exp.immediate = words.sub_exp_small_number;
+        }
+        compute_binary(exp, args[0], args[1]);
         done_with(node.args[0]);
     } else {
         generate(node.args[0]);

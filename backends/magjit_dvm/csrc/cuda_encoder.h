@@ -18,7 +18,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 2, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 3, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 336,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 136,
@@ -67,6 +67,7 @@ struct Words {
     uint8_t load_columns[N_OF_COLUMNS];
     uint8_t reduce[N_REDUCTIONS], finish[N_REDUCTIONS];
     uint8_t row_reduce[N_REDUCTIONS], row_squares, row_stat; /* of a row in one stage */
+    uint8_t scaled_rsqrt, sub_exp_small, sub_exp_small_number;
     uint8_t row_number, row_take, row_load[N_LOADED], row_store[N_STORED];
     uint8_t to_half, to_bfloat, to_int, to_byte, to_bool, int_to_float, int_to_bool, low_bits;
     uint8_t logical_not;
@@ -159,7 +160,7 @@ struct Word {
     uint8_t first, second, x, y;
     bool described, staged; /* w1 is a descriptor's number, or is where a stage has the operand */
     int16_t pointer;        /* an argument, or −1 */
-    uint32_t w1, w2;
+    uint32_t w1, w2, w3;
     int64_t offset;
 
     void set_place(const Where &where)
@@ -206,6 +207,11 @@ struct Image {
 
     int64_t slice() const { return 32 * each; } /* elements of a warp */
     int64_t program_bytes() const { return 16 * (n_words + n_descriptors + n_described); }
+};
+
+/* Of rsqrt(given / number + number). */
+struct Scaled {
+    int given, quotient, total;
 };
 
 struct Encoder {
@@ -264,10 +270,12 @@ struct Encoder {
     bool in_row(int n) const { return !(has[n] & (reduced ? reduced : ~0u)); }
     bool is_row_value(int n) const
     {
-        return in_row(n) && canonical[n] == n && !facts[n].number && uses[n] > 0;
+        return in_row(n) && canonical[n] == n && !folded[n] && !facts[n].number && uses[n] > 0;
     }
     int reduction(int n);
     bool is_difference(int n) const;
+    bool below_largest(int n, int row) const;
+    bool find_scaled(int n, Scaled &found) const;
     int squared(int n) const;
     int squares_about_mean(int n);
     bool is_mean(int mean, int total);
@@ -285,6 +293,7 @@ struct Encoder {
     void emit_row_value(int n);
     bool by_scalar_word(int n);
     bool with_number(int n);
+    void put_scaled_rsqrt(int n, const Scaled &parts);
     int register_of(int n);
     int new_register(int n);
     Where row_view(const Operand &one);
@@ -327,6 +336,7 @@ struct Encoder {
     int32_t uses[MAX_NODES], left[MAX_NODES];
     int8_t row_register[MAX_NODES], accumulator[MAX_NODES]; /* −1: none */
     int16_t slot[MAX_NODES];                                /* in scratch memory; −1: not saved */
+    bool folded[MAX_NODES]; /* row values that are part of another's word */
     int held = -1;                                          /* the value that A has; −1: none */
     int n_saved = 0, n_free = 0;
     int16_t saved[MAX_NODES], free_slots[MOST_WORDS + 2]; /* in the order of saving, of freeing */

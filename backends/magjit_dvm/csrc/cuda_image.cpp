@@ -104,7 +104,7 @@ void Encoder::pack_words()
         } else if (word.staged) {
             w1 = (uint32_t)image.inputs[stage_of(word.pointer)].at;
         }
-        uint32_t packed[4] = {head, w1, word.w2, 0};
+        uint32_t packed[4] = {head, w1, word.w2, word.w3};
         memcpy(encoded.image + at, packed, 16);
         if (word.pointer >= 0) {
             encoded.patches[encoded.n_patches++] = {(uint32_t)(at + 8), (uint32_t)word.pointer,

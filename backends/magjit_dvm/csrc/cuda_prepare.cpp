@@ -91,6 +91,9 @@ void find_singles(Names &names, Words &found)
     names.find(found.logical_not, "i.logical_not");
     names.find(found.row_squares, "row.f.squares");
     names.find(found.row_stat, "row.f.stat");
+    names.find(found.scaled_rsqrt, "sk.scaled_rsqrt");
+    names.find(found.sub_exp_small, "f.sub_exp_small");
+    names.find(found.sub_exp_small_number, "fk.sub_exp_small");
 }
 
 bool read_row(PyObject *row, int op, Words &found)

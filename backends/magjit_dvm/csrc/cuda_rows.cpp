@@ -50,6 +50,11 @@ bool Encoder::by_scalar_word(int n)
             return false;
         }
     }
+    Scaled parts;
+    if (node.op == OP_rsqrt && find_scaled(n, parts)) {
+        put_scaled_rsqrt(n, parts);
+        return true;
+    }
     if (node.args[1] >= 0 && with_number(n)) {
         return true;
     }
@@ -77,6 +82,26 @@ uint32_t exact_inverse(uint32_t bits)
 }
 
 } // namespace
+
+/* rsqrt(given / number + number) in one word, by the quotient's inverse. */
+void Encoder::put_scaled_rsqrt(int n, const Scaled &parts)
+{
+    uint32_t by_bits = bits(program.nodes[parts.quotient].args[1]);
+    float by;
+    memcpy(&by, &by_bits, 4);
+    if (by != by) {
+        leave();
+    }
+    int y = register_of(parts.given);
+    uint32_t added = bits(program.nodes[parts.total].args[1]);
+    float inverse = by != 0 ? (float)(1.0 / (double)by) : __builtin_inff();
+    int x = new_register(n);
+    Word &word = put(words.scaled_rsqrt);
+    word.x = (uint8_t)x;
+    word.y = (uint8_t)y;
+    memcpy(&word.w2, &inverse, 4);
+    word.w3 = added;
+}
 
 /* One word on a row register and a number. */
 bool Encoder::with_number(int n)

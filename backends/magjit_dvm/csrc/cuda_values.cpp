@@ -103,6 +103,14 @@ void Encoder::survey()
     for (const Output &out : program.outputs) {
         uses[canonical[out.node]]++;
     }
+    std::fill(folded, folded + MAX_NODES, false);
+    for (int n = 0; n < n_nodes(); n++) {
+        Scaled parts;
+        bool is_rsqrt = program.nodes[n].kind == NODE_compute && program.nodes[n].op == OP_rsqrt;
+        if (is_rsqrt && find_scaled(n, parts)) {
+            folded[parts.quotient] = folded[parts.total] = true;
+        }
+    }
     std::copy(uses, uses + n_nodes(), left);
 }
 
@@ -146,6 +154,40 @@ bool Encoder::is_difference(int n) const
     n = canonical[n];
     const Node &node = program.nodes[n];
     return node.kind == NODE_compute && node.op == OP_sub && uses[n] == 1 && facts[n].floating;
+}
+
+/* Whether `row` is the largest of `n`, and tiles are stored in 16 bits alone. */
+bool Encoder::below_largest(int n, int row) const
+{
+    const Node &node = program.nodes[canonical[row]];
+    if (node.kind != NODE_reduce || node.op != OP_max) {
+        return false;
+    }
+    bool halves = true;
+    for (const Output &out : program.outputs) {
+        DType dtype = program.nodes[out.node].dtype;
+        halves &= in_row(out.node) || dtype == DT_f16 || dtype == DT_bf16;
+    }
+    return halves && canonical[node.args[0]] == canonical[n];
+}
+
+/* Whether a value is rsqrt(given / number + number). */
+bool Encoder::find_scaled(int n, Scaled &found) const
+{
+    found.total = canonical[program.nodes[n].args[0]];
+    const Node &node = program.nodes[found.total];
+    if (node.kind != NODE_compute || node.op != OP_add || !in_row(n) ||
+        !facts[node.args[1]].number) {
+        return false;
+    }
+    found.quotient = canonical[node.args[0]];
+    const Node &divided = program.nodes[found.quotient];
+    if (divided.kind != NODE_compute || divided.op != OP_div || uses[found.total] != 1 ||
+        uses[found.quotient] != 1) {
+        return false;
+    }
+    found.given = canonical[divided.args[0]];
+    return !facts[found.given].number && facts[divided.args[1]].number && facts[n].floating;
 }
 
 /* What a value that is used once is the square of, a float tile; −1 if it is none. */

@@ -252,7 +252,9 @@ class _Encoder(RowEncoder):
             if is_binary(node.op, kind):
                 self.compute_binary(node.op, kind, *node.args)
             elif node.op == "exp" and self.difference(node.args[0]):
-                self.compute_binary("sub_exp", "f", *self.nodes[self.canonical[node.args[0]]].args)
+                left, right = self.nodes[self.canonical[node.args[0]]].args
+                name = "sub_exp_small" if self.below_largest(left, right) else "sub_exp"
+                self.compute_binary(name, "f", left, right)
                 self.done_with(node.args[0])
             else:
                 self.generate(node.args[0])

@@ -280,6 +280,8 @@ def _to_byte(b: Body, a: Reg) -> Reg:
     return b.bits("and", low, 255)
 
 
+# ``sub_exp_small`` is for differences d of at most 0 whose exponentials are stored in 16 bits: it
+# is off by |d| · 2^-24 of the result, which is less than 2^-24.
 _COMPARES = {name: _compare(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 
 FLOATS: dict[str, Function] = {
@@ -331,6 +333,7 @@ FLOATS: dict[str, Function] = {
     "rpow": lambda b, a, t: power(b, t, a),
     **_COMPARES,
     "sub_exp": lambda b, a, t: _exp(b, a - t),
+    "sub_exp_small": lambda b, a, t: _ex2(b, (a - t) * _LOG2E),
     "sub_square": lambda b, a, t: (a - t) * (a - t),
     # Casts; to the other kind of registers, or to what another dtype can hold.
     "to_half": _one(_to_half),

@@ -62,7 +62,7 @@ OWN_TABLE = frozenset(
     f"{head}.{name}"
     for head, names in {
         "f": "neg abs relu add sub rsub mul minimum maximum rsqrt exp sub_exp",
-        "fk": "add sub rsub mul maximum minimum sub_exp",
+        "fk": "add sub rsub mul sub_exp sub_exp_small",
         "lt": "s.32 s.f16 s.bf16 u.32 u.f16 u.bf16 c.32 c.f16 c.bf16 scratch k r",
         "la": "s.32 s.f16 s.bf16 scratch r",
         "lk": "r",
@@ -71,7 +71,7 @@ OWN_TABLE = frozenset(
         "red": "f.sum f.max",
         "fin": "f.sum f.max",
         "s": "add sub mul sqrt rsqrt reciprocal k",
-        "sk": "add sub mul div",
+        "sk": "add mul div scaled_rsqrt",
     }.items()
     for name in names.split()
 ) | {"swap", "keep", "mask", "select", "save"}
@@ -430,6 +430,9 @@ class _Loop(Reductions):
     def scalar_and_number(self, name: str) -> None:
         """S[x] ← op(S[y], F0)."""
         self.row_register("S0", 20)
-        self.apply(elementwise(name, "f", self.approximate), [("S0", "F0")])
+        if name == "scaled_rsqrt":
+            self.put("mul.rn.f32 S0,S0,F0; add.rn.f32 S0,S0,F1; rsqrt.approx.f32 S0,S0;")
+        else:
+            self.apply(elementwise(name, "f", self.approximate), [("S0", "F0")])
         self.set_row_register("S0")
         self.fetch()

@@ -7,7 +7,7 @@ from typing import Any
 
 from magjit_dvm.cuda.plan import Machine
 from magjit_dvm.cuda.shapes import Operand, Space
-from magjit_dvm.cuda.values import Values, exact_inverse
+from magjit_dvm.cuda.values import Values, exact_inverse, float_bits
 from magjit_dvm.cuda.words import SCALARS, Image, Word
 from magjit_dvm.program import NodeKind
 from magjit_dvm.vm import NotEncodable
@@ -62,12 +62,13 @@ class RowEncoder(Values):
         y: int = 0,
         w1: int = 0,
         w2: int = 0,
+        w3: int = 0,
         place: Place = (0, -1, 0),
     ) -> None:
         if len(self.image.words) > MOST_WORDS:
             raise NotEncodable("too many words")
         at, pointer, offset = place
-        self.image.words.append(Word(first, second, x, y, w1 or at, w2, 0, pointer, offset))
+        self.image.words.append(Word(first, second, x, y, w1 or at, w2, w3, pointer, offset))
 
     def compute(self, n: int) -> None:
         raise NotImplementedError
@@ -96,12 +97,23 @@ class RowEncoder(Values):
             return False
         if any(self.kind(arg) != "f" for arg in node.args):
             return False
+        if node.op == "rsqrt" and self.scaled(n):
+            self.scaled_rsqrt(n)
+            return True
         if len(node.args) == 2 and self.with_number(n, *node.args):
             return True
         registers = [self.register_of(arg) for arg in node.args]
         second = registers[1] if len(registers) > 1 else 0
         self.put(f"s.{node.op}", x=self.new_register(n), y=registers[0], w1=second)
         return True
+
+    def scaled_rsqrt(self, n: int) -> None:
+        """rsqrt(s / number + number) in one word, by the quotient's inverse."""
+        given, quotient, total = self.scaled(n)
+        by = float(self.number(self.nodes[quotient].args[1]))
+        y, w3 = self.register_of(given), self.bits(self.nodes[total].args[1])
+        w2 = float_bits(1.0 / by if by else float("inf"))
+        self.put("sk.scaled_rsqrt", x=self.new_register(n), y=y, w2=w2, w3=w3)
 
     def with_number(self, n: int, left: int, right: int) -> bool:
         """One word on a row register and a number."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from magjit_dvm.cuda.formats import elements_of, registers_of
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
 from magjit_dvm.cuda.ptx import evaluate
 from magjit_dvm.cuda.words import HEADER_BYTES, NO_WORD, OPCODES
@@ -121,7 +122,7 @@ class _Kernel:
         if (addresses % size).any():
             raise ImageError("an element that is not aligned")
         memory, places = self.places(addresses, size)
-        return _registers(memory.data[places], what)
+        return registers_of(memory.data[places], what)
 
     def write(self, addresses: Array, what: str, values: Array) -> None:
         """Registers to elements at addresses."""
@@ -130,7 +131,7 @@ class _Kernel:
         if (addresses % _BYTES[what]).any():
             raise ImageError("an element that is not aligned")
         memory, places = self.places(addresses, _BYTES[what], write=True)
-        memory.data[places] = _elements(values, what)
+        memory.data[places] = elements_of(values, what)
 
     # -- tiles --
 
@@ -222,7 +223,7 @@ class _Kernel:
                 raise ImageError("words without an end")
             named = head >> 24
             self.x, self.y, self.w1 = head >> 16 & 15, head >> 20 & 15, w1
-            self.F0, self.pointer = w2, w2 | w3 << 32
+            self.F0, self.F1, self.pointer = w2, w3, w2 | w3 << 32
             if first.startswith(("lt.", "la.", "lk.")):
                 self.load(first)
                 self.operate(OPCODES[head >> 8 & 255])
@@ -332,7 +333,7 @@ class _Kernel:
         elif head == "s":
             self.scalar(rest)
         elif head == "sk":
-            self.set_number(self.x, self.scalars(rest, np.full(self.group, self.F0, np.uint32)))
+            self.scalar_and_number(rest)
         elif name == "swap":
             self.A, self.T = self.T, self.A
         elif name == "keep":
@@ -415,6 +416,17 @@ class _Kernel:
                 total = _FOLD[op].reduce(whole, initial=_identity(name), dtype=whole.dtype)
         self.set_number(self.x, np.full(self.group, total, whole.dtype).view(np.uint32))
 
+    def scalar_and_number(self, name: str) -> None:
+        t = np.full(self.group, self.F0, np.uint32)
+        if name == "scaled_rsqrt":
+            number = np.uint32(self.F1).view(np.float32)
+            with np.errstate(all="ignore"):
+                total = self.number(self.y).view(np.float32) * t.view(np.float32) + number
+                value = (1 / np.sqrt(total.astype(np.float64))).astype(np.float32).view(np.uint32)
+        else:
+            value = self.scalars(name, t)
+        self.set_number(self.x, value)
+
     def scalars(self, name: str, t: Array) -> Array:
         operands = {"a": self.number(self.y), "t": t}
         return evaluate(elementwise(name, "f").lines, operands, tables())["a"]
@@ -452,42 +464,3 @@ def _identity(name: str) -> float:
         "i.max": -(2**31),
         "i.min": 2**31 - 1,
     }[name]
-
-
-def _registers(raw: Array, what: str) -> Array:
-    """Bytes of elements as the 32 bits that a register gets."""
-    raw = np.ascontiguousarray(raw)
-    if what == "32":
-        return raw.view(np.uint32)[..., 0]
-    if what == "f16":
-        return raw.view(np.float16)[..., 0].astype(np.float32).view(np.uint32)
-    if what == "bf16":
-        return raw.view(np.uint16)[..., 0].astype(np.uint32) << 16
-    if what == "u8":
-        return raw[..., 0].astype(np.uint32)
-    long = raw.view(np.int64)[..., 0]
-    if what == "i64":
-        return long.astype(np.uint32)
-    if what == "i64f":
-        return long.astype(np.float32).view(np.uint32)
-    return (long != 0).astype(np.uint32)
-
-
-def _elements(values: Array, what: str) -> Array:
-    """Registers as the bytes of elements."""
-    if what == "32":
-        made = values
-    elif what == "f16":
-        with np.errstate(over="ignore"):
-            made = values.view(np.float32).astype(np.float16)
-    elif what == "bf16":
-        line = torch.from_numpy(values.view(np.float32).copy()).to(torch.bfloat16)
-        made = line.view(torch.int16).numpy()
-    elif what == "u8":
-        made = values.astype(np.uint8)
-    elif what == "i64":
-        made = values.view(np.int32).astype(np.int64)
-    else:
-        wide = np.nan_to_num(values.view(np.float32).astype(np.float64), nan=0.0)
-        made = np.clip(wide, -(2.0**63), 2.0**63 - 1024).astype(np.int64)
-    return np.ascontiguousarray(made).view(np.uint8).reshape(*values.shape, -1)

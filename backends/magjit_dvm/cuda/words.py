@@ -65,7 +65,7 @@ SCALARS = (
 WITH_IMMEDIATE = {
     "f": (
         *("add", "sub", "rsub", "mul", "div", "rdiv", "maximum", "minimum"),
-        *("sub_exp", "sub_square"),
+        *("sub_exp", "sub_exp_small", "sub_square"),
     ),
     "i": ("add", "mul", "bitwise_and"),
 }
@@ -87,6 +87,7 @@ OPCODES: tuple[str, ...] = (
     *(f"row.{name}" for name in ROW_REDUCTIONS),
     *(f"s.{name}" for name in SCALARS),
     *(f"sk.{name}" for name in SCALARS if name in WITH_IMMEDIATE["f"]),
+    "sk.scaled_rsqrt",
     *("s.k", "s.take"),
     *(f"s.ld.{what}" for what in LOADED),
     *(f"s.st.{what}" for what in STORED),
@@ -100,7 +101,7 @@ in all rows, with the number of columns in w1.  Stores are ``g`` contiguous and 
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 2
+FORM = 3
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
