@@ -182,7 +182,10 @@ class Drawer:
         square = self.add(Node(NodeKind.COMPUTE, f32, (away, away), "mul"))
         self.add(Node(NodeKind.REDUCE, f32, (square,), "sum", dims=self.reduced))
         if self.chance(0.5):
-            self.add(Node(NodeKind.COMPUTE, f32, (len(self.nodes) - 1, divided[1]), "div"))
+            quotient = (len(self.nodes) - 1, divided[1])
+            quotient = self.add(Node(NodeKind.COMPUTE, f32, quotient, "div")), self.partner(f32)
+            shifted = self.add(Node(NodeKind.COMPUTE, f32, quotient, "add"))
+            self.add(Node(NodeKind.COMPUTE, f32, (shifted,), "rsqrt"))
 
     def partner(self, dtype: DType) -> int:
         """Another value of the dtype: one that is there, a number, or a cast."""
