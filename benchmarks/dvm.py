@@ -21,13 +21,13 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import dvm_gpu
+import dvm_gpu_shapes
 import dvm_models
 import dvm_training
 import magjit
@@ -51,6 +51,7 @@ from dvm_peers import (
     another,
     encodings,
     percentile,
+    resident,
     set_up,
 )
 from harness import Benchmark, Row, Task, argument_parser, median_times, no_collection
@@ -192,11 +193,6 @@ def part_products(benchmark: Benchmark, options: argparse.Namespace) -> None:
 
 
 # -- new shapes ---------------------------------------------------------------------------------
-
-
-def resident() -> int:
-    """Bytes of the process's memory that are in RAM."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def new_shapes(count: int) -> list[tuple[int, int, int]]:
@@ -356,7 +352,8 @@ def on_gpu(options: argparse.Namespace) -> int:
         return 2
     with torch.no_grad():
         benchmark = Benchmark.start(options)
-        dvm_gpu.part_gpu(benchmark, options)
+        dvm_gpu.part_gpu(benchmark, dvm_gpu.quick() if options.quick else dvm_gpu.chosen([]))
+        dvm_gpu_shapes.part_new_shapes(benchmark, options)
         benchmark.finish()
     return int(any("magjit" in row.note for row in benchmark.rows))
 

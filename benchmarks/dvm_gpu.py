@@ -1,25 +1,58 @@
-"""Fused operators on a GPU: host time of a call, and bandwidth beside a copy and eager mode."""
+"""Fused operators on a GPU: bandwidth beside a copy, eager mode and Inductor, and host time.
+
+    python benchmarks/dvm_gpu.py --programs norms special --dtypes float16 --sizes "256 MB"
+
+A call is timed between two events behind a kernel that sleeps until the host has queued it, after
+128 MB of something else have been written, so that neither the host nor the L2 cache takes part.
+All entrants take turns; a figure is the median over turns of bytes that have to move, by time, as a
+fraction of what `copy_` of as many bytes reaches. `--seconds` starts no case after so long: the
+first ones are those that matter most.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._dynamo.config
 from torch import Tensor
 from torch.nn import functional as F
 
 import magjit
-from dvm_peers import percentile
-from harness import Benchmark, Row
+from dvm_peers import another, percentile
+from harness import Benchmark, Row, argument_parser
 
 _CALLS = 2000
-_TURNS = 20
-_SIZES = {"100 KB": 100 << 10, "16 MB": 16 << 20, "256 MB": 256 << 20, "1 GB": 1 << 30}
-_QUICK = ("100 KB", "16 MB")
-_WIDTHS = (1024, 2048, 4096)
+_FLUSHED = 160 << 20
+_SIZES = {
+    "100 KB": 100 << 10,
+    "16 MB": 16 << 20,
+    "64 MB": 64 << 20,
+    "256 MB": 256 << 20,
+    "1 GB": 1 << 30,
+}
+_WIDTHS = (1024, 4096, 2048, 512, 8192, 16384, 768)
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_PEERS = ("eager", "static", "dynamic")
+_CYCLES = 2000
+"""Of the GPU's clock, a microsecond, at most."""
+
+Make = Callable[[int, torch.dtype], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, and how its arguments of so many bytes are made."""
+
+    group: str
+    name: str
+    function: Callable[..., Tensor]
+    make: Make
 
 
 def why_not() -> str:
@@ -27,6 +60,9 @@ def why_not() -> str:
     if not torch.cuda.is_available():
         return "--device cuda: torch sees no NVIDIA GPU here; --device cpu measures the CPU"
     return ""
+
+
+# -- programs --
 
 
 def chain(operators: int) -> Callable[[Tensor], Tensor]:
@@ -40,50 +76,215 @@ def chain(operators: int) -> Callable[[Tensor], Tensor]:
     return run
 
 
+def mixed(x: Tensor) -> Tensor:
+    """Six special functions among six cheap ones."""
+    x = (x * 0.5).sigmoid() + 0.5
+    x = (x.log() * 1.5).exp() + 0.25
+    return ((x.rsqrt() * 1.25).tanh() - 0.5).exp() * 2
+
+
 def layer_norm(x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:])
 
 
-def softmax(x: Tensor) -> Tensor:
-    return x.softmax(-1)
+def layer_norm_weights(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
 
 
 def rms_norm(x: Tensor) -> Tensor:
     return F.rms_norm(x, x.shape[-1:])
 
 
-def microseconds(run: Callable[[], Any]) -> float:
-    """Of the GPU, a call, in the median of some turns."""
-    run()
-    times = []
-    for _ in range(_TURNS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+def rms_norm_weight(x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], weight)
+
+
+def add_rms_norm(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x + y, x.shape[-1:], weight)
+
+
+def softmax(x: Tensor) -> Tensor:
+    return x.softmax(-1)
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    return x.log_softmax(-1)
+
+
+def gate(x: Tensor, y: Tensor) -> Tensor:
+    return F.silu(x) * y
+
+
+def multiply_add(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    return x * y + z
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+
+
+# -- arguments --
+
+
+def line(count: int, offset: int = 0) -> Make:
+    """Tensors of one dimension, from an element on."""
+
+    def make(size: int, dtype: torch.dtype) -> list[Tensor]:
+        n = size // dtype.itemsize
+        return [_drawn((n + offset,), dtype)[offset:] for _ in range(count)]
+
+    return make
+
+
+def rows(width: int, count: int = 1, vectors: int = 0) -> Make:
+    """Tensors of rows, then vectors of a row's length."""
+
+    def make(size: int, dtype: torch.dtype) -> list[Tensor]:
+        shape = (max(size // dtype.itemsize // width, 1), width)
+        made = [_drawn(shape, dtype) for _ in range(count)]
+        return made + [_drawn((width,), dtype) for _ in range(vectors)]
+
+    return make
+
+
+def square(how: str) -> Make:
+    """Two matrices, of which the second is seen otherwise."""
+
+    def make(size: int, dtype: torch.dtype) -> list[Tensor]:
+        n = int((size // dtype.itemsize) ** 0.5) // 64 * 64
+        x = _drawn((n, n), dtype)
+        other = {
+            "transposed": lambda: _drawn((n, n), dtype).t(),
+            "a row": lambda: _drawn((n,), dtype),
+            "a column": lambda: _drawn((n, 1), dtype),
+        }
+        return [x, other[how]()]
+
+    return make
+
+
+def _drawn(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def cases() -> Iterator[Case]:
+    """All programs, those that matter most first."""
+    for width in _WIDTHS:
+        for norm in (layer_norm, rms_norm, softmax):
+            yield Case("norms", f"{norm.__name__} {width}", norm, rows(width))
+    for count in (4, 12, 1, 2, 8):
+        yield Case("chains", f"{count} operators", chain(count), line(1))
+    for width in (1024, 4096, 8192):
+        weighted = rows(width, vectors=2)
+        yield Case("weights", f"layer_norm {width}, weights", layer_norm_weights, weighted)
+        weighted = rows(width, vectors=1)
+        yield Case("weights", f"rms_norm {width}, weight", rms_norm_weight, weighted)
+        weighted = rows(width, 2, 1)
+        yield Case("weights", f"add, rms_norm {width}, weight", add_rms_norm, weighted)
+        yield Case("weights", f"log_softmax {width}", log_softmax, rows(width))
+    yield Case("inputs", "add", add, line(2))
+    yield Case("inputs", "silu(x) * y", gate, line(2))
+    yield Case("inputs", "x * y + z", multiply_add, line(3))
+    for special in (torch.exp, torch.tanh, torch.sigmoid, F.gelu, F.silu, torch.log, torch.sin):
+        yield Case("special", special.__name__, _of_one(special), line(1))
+    yield Case("special", "6 special, 6 cheap", mixed, line(1))
+    for how in ("transposed", "a row", "a column"):
+        yield Case("views", f"add, {how}", add, square(how))
+    yield Case("offsets", "4 operators, from element 1", chain(4), line(1, 1))
+    yield Case("offsets", "add, from element 3", add, line(2, 3))
+    yield Case("offsets", "layer_norm 1023", layer_norm, rows(1023))
+    yield Case("offsets", "softmax 4095", softmax, rows(4095))
+
+
+def _of_one(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        return function(x)
+
+    return run
+
+
+GROUPS = tuple(dict.fromkeys(one.group for one in cases()))
+
+
+# -- measurement --
+
+
+def microseconds(runs: dict[str, Callable[[], Any]], turns: int) -> dict[str, float]:
+    """Of the GPU, a call of each, in the median of some turns."""
+    longest = max(_host_time(run) for run in runs.values())
+    flushed = torch.empty(_FLUSHED, dtype=torch.int8, device="cuda")
+    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {one: [] for one in runs}
+    for _ in range(turns):
+        for name, run in runs.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            flushed.zero_()
+            torch.cuda._sleep(int(_CYCLES * (2 * longest + 20)))
+            start.record()
+            run()
+            end.record()
+            events[name].append((start, end))
+        torch.cuda.synchronize()
+    return {
+        name: percentile([start.elapsed_time(end) * 1e3 for start, end in pairs], 0.5)
+        for name, pairs in events.items()
+    }
+
+
+def _host_time(run: Callable[[], Any]) -> float:
+    """Microseconds until a call returns, at most of a few, once it is warm."""
+    for _ in range(3):
         run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return percentile(times, 0.5)
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - start) * 1e6)
+    torch.cuda.synchronize()
+    return max(times)
 
 
-def measure(benchmark: Benchmark, case: str, function: Any, x: Tensor) -> None:
-    """The fraction of a copy's bandwidth, and host time where that is what counts."""
-    compiled = magjit.compile(function, backend="dvm")
-    wanted = function(x)
-    found = compiled(x)
-    tolerance = 2e-2 if x.dtype is torch.bfloat16 else 2e-3
-    wrong = not torch.allclose(found.float(), wanted.float(), rtol=tolerance, atol=tolerance)
-    note = "magjit: not eager's result" if wrong else ""
-    other = torch.empty_like(x)
-    copied = microseconds(lambda: other.copy_(x))
-    runs = {"magjit": lambda: compiled(x), "eager": lambda: function(x)}
-    values = {name: copied / microseconds(run) for name, run in runs.items()}
-    benchmark.add(Row.of(case, "fraction of copy bandwidth", "", values, note))
-    if x.numel() * x.element_size() <= 1 << 20:
-        taken = {name: host_times(run) for name, run in runs.items()}
-        for share, name in ((0.5, "median"), (0.99, "99th percentile")):
-            found_times = {which: percentile(times, share) for which, times in taken.items()}
-            benchmark.add(Row.of(case, f"host time, {name}", "us", found_times))
+def moved(tensors: Sequence[Tensor]) -> int:
+    """Bytes of memory that tensors are of."""
+    return sum(one.numel() * one.element_size() for one in tensors)
+
+
+def entrants(case: Case, given: list[Tensor], peers: Sequence[str]) -> dict[str, Callable[[], Any]]:
+    """What takes turns; Inductor is asked for code of its own for each case."""
+    compiled = magjit.compile(case.function, backend="dvm")
+    runs: dict[str, Callable[[], Any]] = {"magjit": lambda: compiled(*given)}
+    for peer in peers:
+        function: Callable[..., Any] = case.function
+        if peer != "eager":
+            torch._dynamo.reset()
+            function = torch.compile(another(function, peer), dynamic=peer == "dynamic")
+        runs[peer] = lambda function=function: function(*given)  # type: ignore[misc]
+    return runs
+
+
+def measure(
+    benchmark: Benchmark, case: Case, dtype: torch.dtype, size: str, options: argparse.Namespace
+) -> None:
+    """Fractions of a copy's bandwidth, and host time where that is what counts."""
+    given = case.make(_SIZES[size], dtype)
+    name = f"gpu: {case.name}, {str(dtype).removeprefix('torch.')}, {size}"
+    runs = entrants(case, given, options.peers)
+    wanted, found = case.function(*(one.float() for one in given)), runs["magjit"]()
+    tolerance = 2e-2 if dtype is torch.bfloat16 else 2e-3
+    wrong = not torch.allclose(found.float(), wanted, tolerance, tolerance, equal_nan=True)
+    note = "magjit: not eager's result in float32" if wrong else ""
+    work = moved([*given, found])
+    source = torch.empty(work // 2, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    del wanted, found
+    taken = microseconds({"copy": lambda: target.copy_(source), **runs}, options.turns)
+    values = {one: taken["copy"] / taken[one] for one in runs}
+    benchmark.add(Row.of(name, "fraction of copy bandwidth", "", values, note))
+    if size == "100 KB":
+        times = {one: host_times(run) for one, run in runs.items()}
+        for share, text in ((0.5, "median"), (0.99, "99th percentile")):
+            shown = {which: percentile(list_of, share) for which, list_of in times.items()}
+            benchmark.add(Row.of(name, f"host time, {text}", "us", shown))
 
 
 def host_times(run: Callable[[], Any]) -> list[float]:
@@ -100,19 +301,56 @@ def host_times(run: Callable[[], Any]) -> list[float]:
     return times
 
 
+# -- what is run --
+
+
 def part_gpu(benchmark: Benchmark, options: argparse.Namespace) -> None:
-    """Chains of operators, then norms."""
-    sizes = _QUICK if options.quick else tuple(_SIZES)
-    for dtype in (torch.float16, torch.float32):
-        kind = str(dtype).removeprefix("torch.")
-        for size in sizes:
-            for operators in (1, 4) if options.quick else (1, 2, 4, 8, 12):
-                x = torch.randn(_SIZES[size] // dtype.itemsize, device="cuda").to(dtype)
-                case = f"gpu: {operators} operators, {kind}, {size}"
-                measure(benchmark, case, chain(operators), x)
-        for width in _WIDTHS[:1] if options.quick else _WIDTHS:
-            rows = (16 << 20 if options.quick else 256 << 20) // dtype.itemsize // width
-            x = torch.randn(rows, width, device="cuda").to(dtype)
-            for function in (layer_norm, rms_norm, softmax):
-                case = f"gpu: {function.__name__}, {kind}, {rows} x {width}"
-                measure(benchmark, case, function, x)
+    """All that is asked for, until time is up; a table of it so far is shown when a group ends."""
+    until = time.monotonic() + options.seconds
+    for dtype in options.dtypes:
+        for size in options.sizes:
+            for case in cases():
+                if case.group not in options.programs:
+                    continue
+                if options.widths and not {*case.name.split()} & {*map(str, options.widths)}:
+                    continue
+                if time.monotonic() > until:
+                    print(f"time is up before {case.name}, {dtype}, {size}", file=sys.stderr)
+                    return
+                measure(benchmark, case, _DTYPES[dtype], size, options)
+
+
+def chosen(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What to run."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--programs", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--dtypes", nargs="+", choices=_DTYPES, default=list(_DTYPES))
+    parser.add_argument("--sizes", nargs="+", choices=_SIZES, default=list(_SIZES))
+    parser.add_argument("--widths", nargs="+", type=int, help="only programs of these")
+    parser.add_argument("--peers", nargs="*", choices=_PEERS, default=list(_PEERS))
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no case after so long")
+    return parser.parse_args(arguments)
+
+
+def quick() -> argparse.Namespace:
+    """The essentials."""
+    return chosen(["--dtypes", "float16", "--sizes", "256 MB", "--peers", "eager"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = chosen(arguments)
+    if reason := why_not():
+        print(reason, file=sys.stderr)
+        return 2
+    with torch.no_grad():
+        limits = torch._dynamo.config
+        limits.recompile_limit = limits.accumulated_recompile_limit = 1 << 20
+        benchmark = Benchmark.start(options)
+        part_gpu(benchmark, options)
+        benchmark.finish()
+    return int(any("magjit" in row.note for row in benchmark.rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import statistics
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -145,6 +147,11 @@ def encodings(task: Task, calls: int) -> list[int]:
     finally:
         taken: list[int] = timing(False)
     return taken
+
+
+def resident() -> int:
+    """Bytes of the process's memory that are in RAM."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def percentile(values: Sequence[float], share: float) -> float:

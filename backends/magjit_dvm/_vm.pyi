@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 class NotEncodable(ValueError): ...
 class DeviceError(RuntimeError): ...
@@ -28,7 +28,35 @@ class Fused:
         *args: Any,
     ) -> tuple[Any, ...]: ...
 
+class CudaFused:
+    fallback: Callable[..., Any] | None
+    def __new__(
+        cls,
+        program: Any,
+        fallback: Callable[..., Any] | None = None,
+        approximate: bool = False,
+        device_type: int = ...,
+        /,
+    ) -> Self: ...
+    def __call__(self, *args: Any) -> Any: ...
+    def encode(
+        self, machine: tuple[int, ...], /, *args: Any
+    ) -> (
+        tuple[
+            list[tuple[tuple[int, ...], tuple[int, ...]]],
+            bytes,
+            bytes,
+            int,
+            tuple[int, int, int],
+            bool,
+        ]
+        | None
+    ): ...
+
 def bind(example: Any, impl: int, tensor: type, parameter: type, steal: Any, /) -> None: ...
+def cuda_gpu(device: int, machine: tuple[int, ...], counters: int, n_counters: int, /) -> None: ...
+def cuda_hooks(kernel: Callable[[int, int, int], int], allocate: Callable[..., Any], /) -> None: ...
+def cuda_words(numbers: dict[str, int], rows: list[Any], limits: tuple[int, ...], /) -> None: ...
 def cuda_load(device: int, cubin: bytes, name: str, shared_bytes: int, /) -> int: ...
 def cuda_launch(
     function: int,

@@ -7,11 +7,15 @@ import torch
 import magjit_dvm._vm as _vm
 
 __all__ = [
+    "CudaFused",
     "DeviceError",
     "Fused",
     "NotEncodable",
+    "cuda_gpu",
+    "cuda_hooks",
     "cuda_launch",
     "cuda_load",
+    "cuda_words",
     "level",
     "machine",
     "observe",
@@ -29,11 +33,15 @@ def _bind() -> None:
 
 _bind()
 
+CudaFused = _vm.CudaFused
 DeviceError = _vm.DeviceError
 Fused = _vm.Fused
 NotEncodable = _vm.NotEncodable
+cuda_gpu = _vm.cuda_gpu
+cuda_hooks = _vm.cuda_hooks
 cuda_launch = _vm.cuda_launch
 cuda_load = _vm.cuda_load
+cuda_words = _vm.cuda_words
 level = _vm.level
 machine = _vm.machine
 observe = _vm.observe

@@ -13,6 +13,7 @@ from magjit_dvm.cuda.simulate import run_image
 from magjit_dvm.cuda.words import Image
 from magjit_dvm.program import Program
 from tests.dvm.checking import apart, fresh, places, require_close, tolerance_of
+from tests.dvm_cuda.agreeing import check_encoders
 
 BIG = Machine()
 SMALL = Machine(multiprocessors=2, shared_bytes=60000)
@@ -38,6 +39,7 @@ def simulated(
     program: Program, arguments: Sequence[Any], machine: Machine = BIG
 ) -> tuple[Image | None, list[torch.Tensor]]:
     """The image of a call, and the results by the simulator."""
+    assert check_encoders(program, arguments, machine) != "left"
     encoded = encode(program, arguments, machine)
     made = results_for(program, encoded)
     results = [one for one in made if one is not None]

@@ -105,7 +105,6 @@ class _PtxKernel(_Kernel):
                 own,
                 start + own,
                 np.full(32, count),
-                count - 4 * _LANES,
                 h["rows_at"] + member * self.each_rows + 128 + 4 * _LANES,
                 facts | owns.astype(np.int64) << 31,
                 np.full(32, self.row),

@@ -71,6 +71,17 @@ def test_float_functions_are_of_single_precision(name: str) -> None:
     assert bool(fine.all()), (name, x[~fine][:5], got[~fine][:5], exact[~fine][:5])
 
 
+def test_small_exponentials_are_good_relative_to_1() -> None:
+    """And to their own 16 bits."""
+    t = np.concatenate([np.linspace(0, 90, 50001), [np.inf]]).astype(np.float32)
+    got = computed("sub_exp_small", "f", np.zeros_like(t), t).view(torch.float32).double()
+    exact = torch.from_numpy(-t).double().exp()
+    assert float((got - exact).abs().max()) <= 2.0**-24
+    assert float(((got - exact).abs() / exact)[exact > 1.2e-38].max()) <= 2.0**-16
+    of_nan = computed("sub_exp_small", "f", t[:1] * np.nan, t[:1]).view(torch.float32)
+    assert bool(of_nan.isnan().all())
+
+
 @pytest.mark.parametrize("name", [name for name in INTS if name in _ROWS])
 def test_int_functions_are_exact(name: str) -> None:
     made = np.random.default_rng(0)

@@ -38,6 +38,36 @@ def test_rows(dtype: DType, shape: tuple[int, int]) -> None:
     checking.check_words(words.layer_norm(dtype), [x, weight, weight])
 
 
+@pytest.mark.parametrize("dtype", [F32, F16], ids=lambda one: one.text)
+@pytest.mark.parametrize("cols", [2100, 5000, 6144])
+def test_rows_of_several_warps(dtype: DType, cols: int) -> None:
+    """Few and many warps meet differently; the last one may have no element, or some."""
+    x, weight = words.values(dtype, 2, cols) + 3, words.values(dtype, cols)
+    image = checking.check_words(words.layer_norm(dtype), [x, weight, weight])
+    assert image is not None and image.group > 2 and image.chunks == 1
+    assert "row.f.stat" in [word.first for word in image.words]
+    checking.check_words(words.softmax(dtype), [x])
+
+
+@pytest.mark.parametrize("shape", words.WIDE[:5])
+def test_wide_rows_in_one_stage(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "BF16", F16)
+    words.test_wide_rows_in_one_stage(shape)
+
+
+def test_statistics_about_a_large_mean() -> None:
+    words.test_statistics_about_a_large_mean(1024)
+
+
+@pytest.mark.parametrize("cols", [250, 2050])
+def test_special_rows(cols: int) -> None:
+    words.test_special_rows(cols)
+
+
+def test_vectors_of_columns() -> None:
+    words.test_vectors_of_columns_that_are_not_aligned()
+
+
 def test_chunks() -> None:
     image = checking.check_words(words.softmax(F16), [words.values(F16, 1, 15500)], TINY)
     assert image is not None and image.chunks > 1

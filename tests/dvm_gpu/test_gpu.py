@@ -17,12 +17,13 @@ from magjit.plugin.inputs import InputDescriber
 from magjit_dvm import backend, reference
 from magjit_dvm.cuda.launch import DeviceFused
 from magjit_dvm.instructions import DType
-from magjit_dvm.program import Program
+from magjit_dvm.program import Input, InputKind, Output, Program
 from magjit_dvm.vm import NotEncodable
 from tests.dvm.checking import compute, load, output, require_close, tensor, tolerance_of
 from tests.dvm.random_graphs import Grower
 from tests.dvm.test_fuzz import check_results
 from tests.dvm_cuda import test_encoder as words
+from tests.dvm_cuda.agreeing import memory
 
 pytestmark = pytest.mark.gpu
 
@@ -85,6 +86,53 @@ def test_norms(shape: tuple[int, int], dtype: DType) -> None:
     x, weight = words.values(dtype, *shape), words.values(dtype, shape[1])
     check_gpu(words.softmax(dtype), [x])
     check_gpu(words.layer_norm(dtype), [x, weight, weight])
+
+
+NORM_ROWS = (
+    *((3000, 512), (1999, 768), (2003, 1024), (1500, 1536), (1400, 2048), (800, 3072)),
+    *((700, 4096), (701, 4095), (400, 8192), (300, 12288), (270, 16384), (150, 20001)),
+)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=lambda x: x.text)
+@pytest.mark.parametrize("shape", NORM_ROWS)
+def test_rows_of_all_widths(shape: tuple[int, int], dtype: DType) -> None:
+    """Each R and number of warps a row, with more tiles than blocks; means far from 0."""
+    x, weight = words.values(dtype, *shape), words.values(dtype, shape[1])
+    check_gpu(words.softmax(dtype), [x])
+    check_gpu(words.layer_norm(dtype), [x + 4, weight, weight])
+    check_gpu(words.masked_rms_norm(dtype), [x, weight])
+
+
+def test_statistics_of_special_rows() -> None:
+    for cols in (256, 1024, 4096, 8192):
+        words.check_special_rows(400, cols)
+
+
+def test_exponentials() -> None:
+    """All of their range: denormal results, overflow, and what is no number."""
+    line = torch.linspace(-110.0, 95.0, 2_000_001)
+    ends = [float("inf"), float("-inf"), float("nan"), 0.0, -0.0, 88.72283, 88.7229, -87.34]
+    x = torch.cat([line, torch.tensor(ends)])
+    nodes = (load(0, F32), compute("exp", F32, 0))
+    program = Program(1, (tensor(F32, 0),), nodes, (output(1, 0),))
+    got = DeviceFused(program)(x.cuda())
+    got = (got[0] if isinstance(got, tuple) else got).cpu().double()
+    exact = x.double().exp()
+    normal = (exact >= 2.0**-126) & (exact <= torch.finfo(torch.float32).max)
+    error = ((got - exact).abs() / exact)[normal].max() * 2.0**24
+    assert error <= 2 * 2.5, float(error)
+    assert bool(((got - exact).abs() <= 2.0**-148)[exact < 2.0**-126].all())
+    assert bool((got[x > 88.7229] == float("inf")).all())
+    assert bool(got[x.isnan()].isnan().all()) and bool((got[x == -float("inf")] == 0).all())
+
+
+def test_vectors_of_columns() -> None:
+    """From aligned places and others, of rows of any length."""
+    weight = words.values(F16, 520)
+    for first, cols in ((0, 512), (4, 512), (1, 512), (2, 511)):
+        given = [words.values(F16, 300, cols), weight[first : first + cols]]
+        check_gpu(words.masked_rms_norm(F16), given)
 
 
 @pytest.mark.parametrize("dtype", [F32, F16], ids=lambda x: x.text)
@@ -159,6 +207,57 @@ def test_no_memory_is_torchs_error() -> None:
     x = torch.zeros(1, device="cuda").expand(1 << 40)
     with pytest.raises((torch.OutOfMemoryError, NotEncodable)):
         DeviceFused(_chain(1))(x)
+
+
+def test_no_memory_for_results_is_torchs_error() -> None:
+    """Where the allocator refuses C++, torch is asked again for its own exception."""
+    inputs = tensor(F32, 0), *[Input(InputKind.INT, DType.I64)] * 2
+    nodes = (load(0, F32), compute("neg", F32, 0))
+    placed = Output(1, (0,), (0,), along=0, total=1, offset=2)
+    fused, x = DeviceFused(Program(1, inputs, nodes, (placed,))), torch.ones(8, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError):
+        fused(x, 1 << 45, 4)
+    assert fused(x, 20, 4)[4:12].tolist() == [-1.0] * 8
+
+
+def test_new_shapes_leave_nothing_behind() -> None:
+    fused, whole = DeviceFused(words.softmax()), torch.randn(1 << 18, device="cuda")
+
+    def call_all(rows: int) -> None:
+        for cols in range(1, 251):
+            fused(whole[: rows * cols].view(rows, cols))
+        torch.cuda.synchronize()
+
+    call_all(1)
+    call_all(300)
+    resident, allocated = memory(), torch.cuda.memory_allocated()
+    for rows in range(2, 42):
+        call_all(rows)
+    assert torch.cuda.memory_allocated() == allocated
+    assert memory() - resident < 4 << 20
+
+
+def test_both_encoders_compute_the_same() -> None:
+    """C++ leaves few calls to Python, which has to be able to make them."""
+    x = torch.randn(300, 700, device="cuda")
+    for program in (words.softmax(), _chain(4)):
+        fused = DeviceFused(program)
+        given = x if program.rank == 2 else x.flatten()
+        one, other = fused(given), fused.by_reference(given)
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_stream_that_is_current() -> None:
+    """A call waits for what is before it on its stream, and for nothing else."""
+    fused, stream = DeviceFused(_chain(1)), torch.cuda.Stream()
+    x = torch.zeros(1000, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        x.fill_(2.0)
+        found = fused(x)
+    stream.synchronize()
+    assert found.tolist() == [-2.0] * 1000
 
 
 def _model() -> torch.nn.Module:

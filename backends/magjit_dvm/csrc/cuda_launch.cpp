@@ -91,17 +91,27 @@ int failed(Result result, const char *what)
 /* Of each kernel, the context that it was loaded into: torch's own, the device's primary one. */
 std::map<uint64_t, void *> *contexts;
 
-/* A thread that has not used torch's runtime yet has no context. */
-Result enter_context(uint64_t function)
-{
-    void *current = nullptr;
-    Result result = driver.current_context(&current);
-    if (result != SUCCESS || current) {
-        return result;
+/* A context is the current one for as long as this lives: a thread that has not used torch's runtime
+ * yet has none, and another device may be the current one. */
+class ContextGuard {
+public:
+    Result enter(void *context)
+    {
+        Result result = driver.current_context(&before);
+        changed = result == SUCCESS && context && before != context;
+        return changed ? driver.set_context(context) : result;
     }
-    auto found = contexts->find(function);
-    return found == contexts->end() ? SUCCESS : driver.set_context(found->second);
-}
+    ~ContextGuard()
+    {
+        if (changed && before) {
+            driver.set_context(before);
+        }
+    }
+
+private:
+    void *before = nullptr;
+    bool changed = false;
+};
 
 /* The tile counter of a launch. Launches of one stream come after one another and leave zeros, so that
  * they share one. A captured launch has its own for good: a graph may be replayed beside anything. */
@@ -130,6 +140,33 @@ uint64_t counter_for(void *stream, uint64_t counters, uint64_t n_counters, Resul
 
 } // namespace
 
+int launch(const Launch &one)
+{
+    if (load_driver()) {
+        return -1;
+    }
+    auto found = contexts->find(one.function);
+    ContextGuard guard;
+    if (failed(guard.enter(found == contexts->end() ? nullptr : found->second),
+               "cuCtxSetCurrent")) {
+        return -1;
+    }
+    if (one.n_counters) {
+        Result result;
+        uint64_t counter = counter_for(one.stream, one.counters, one.n_counters, result);
+        if (failed(result, "cuStreamIsCapturing")) {
+            return -1;
+        }
+        memcpy(one.parameter + COUNTER_AT, &counter, sizeof(counter));
+    }
+    void *parameters[] = {one.parameter};
+    PyThreadState *state = PyEval_SaveThread(); /* it waits where too many launches are under way */
+    Result result = driver.launch((void *)one.function, one.blocks, 1, 1, one.threads, 1, 1,
+                                  one.shared, one.stream, parameters, nullptr);
+    PyEval_RestoreThread(state);
+    return failed(result, "cuLaunchKernel");
+}
+
 PyObject *py_cuda_load(PyObject *, PyObject *args)
 {
     const char *image, *name;
@@ -140,8 +177,9 @@ PyObject *py_cuda_load(PyObject *, PyObject *args)
         return nullptr;
     }
     void *context, *module, *function; /* for as long as the process lives */
+    ContextGuard guard;
     if (failed(driver.primary_context(&context, device), "cuDevicePrimaryCtxRetain") ||
-        failed(driver.set_context(context), "cuCtxSetCurrent") ||
+        failed(guard.enter(context), "cuCtxSetCurrent") ||
         failed(driver.module_load(&module, image), "cuModuleLoadData") ||
         failed(driver.module_function(&function, module, name), "cuModuleGetFunction") ||
         failed(driver.function_attribute(function, MAX_DYNAMIC_SHARED, shared),
@@ -187,21 +225,8 @@ PyObject *py_cuda_launch(PyObject *, PyObject *args)
         address += (uint64_t)patch.offset;
         memcpy(parameter + patch.at, &address, sizeof(address));
     }
-    if (failed(enter_context(function), "cuCtxSetCurrent")) {
-        return nullptr;
-    }
-    if (n_counters) {
-        Result result;
-        uint64_t counter = counter_for((void *)stream, counters, n_counters, result);
-        if (failed(result, "cuStreamIsCapturing")) {
-            return nullptr;
-        }
-        memcpy(parameter + COUNTER_AT, &counter, sizeof(counter));
-    }
-    void *parameters[] = {parameter};
-    if (failed(driver.launch((void *)function, blocks, 1, 1, threads, 1, 1, shared, (void *)stream,
-                             parameters, nullptr),
-               "cuLaunchKernel")) {
+    if (launch({function, blocks, threads, shared, (void *)stream, parameter, counters,
+                n_counters})) {
         return nullptr;
     }
     Py_RETURN_NONE;

@@ -5,7 +5,22 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <cstdint>
+
 namespace magjit_dvm {
+
+/* One launch; `parameter` is the kernel's, all 4 KB of it, aligned to 16 bytes. */
+struct Launch {
+    uint64_t function;
+    unsigned blocks, threads, shared;
+    void *stream;
+    char *parameter;
+    uint64_t counters, n_counters; /* see py_cuda_launch */
+};
+
+/* On the device whose kernel it is, whatever device is current. −1 with DeviceError set. */
+int launch(const Launch &one);
+
 
 /* cuda_load(device, cubin, name, shared): a kernel's handle in the device's primary context. */
 PyObject *py_cuda_load(PyObject *, PyObject *args);

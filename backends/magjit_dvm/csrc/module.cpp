@@ -1,4 +1,6 @@
 /* The Python module: fused operators as callables, and what shows what they do. */
+#include "cuda_calls.h"
+#include "cuda_encoder.h"
 #include "cuda_launch.h"
 #include "module.h"
 #include "torch_abi.h"
@@ -287,6 +289,12 @@ PyMethodDef functions[] = {
     {"cuda_launch", py_cuda_launch, METH_VARARGS,
      "cuda_launch(function, blocks, threads, shared bytes, stream, image, patches, addresses, counters, "
      "n_counters): run an image on a stream."},
+    {"cuda_words", cuda::py_cuda_words, METH_VARARGS,
+     "cuda_words(numbers, rows, limits): operators by name, and those of each instruction."},
+    {"cuda_hooks", py_cuda_hooks, METH_VARARGS,
+     "cuda_hooks(kernel, allocate): functions that are asked for kernels and for memory."},
+    {"cuda_gpu", py_cuda_gpu, METH_VARARGS,
+     "cuda_gpu(device, machine, counters, n_counters): tells of a GPU."},
     {"level", py_level, METH_NOARGS, "level(): of x86-64, whose kernels run."},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -327,7 +335,7 @@ int fill_module(PyObject *module)
         return -1;
     }
     Py_DECREF(type);
-    return add_cuda(module);
+    return add_cuda(module) || add_cuda_fused(module) ? -1 : 0;
 }
 
 PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)fill_module}, {0, nullptr}};

@@ -55,6 +55,8 @@ int bind_torch(PyObject *example, unsigned long long impl, PyObject *tensor, PyO
     FIND(get_data, "aoti_torch_get_data_ptr")
     FIND(get_dtype, "aoti_torch_get_dtype")
     FIND(get_device_type, "aoti_torch_get_device_type")
+    FIND(get_device_index, "aoti_torch_get_device_index")
+    FIND(get_layout, "aoti_torch_get_layout")
     FIND(empty_strided, "aoti_torch_empty_strided")
     FIND(delete_tensor, "aoti_torch_delete_tensor_object")
 #undef FIND
@@ -70,10 +72,14 @@ int bind_torch(PyObject *example, unsigned long long impl, PyObject *tensor, PyO
         lib.dtypes[i] = number();
     }
     auto device = (int32_t(*)())dlsym(cpu, "aoti_torch_device_type_cpu");
-    if (!device) {
+    auto gpu = (int32_t(*)())dlsym(cpu, "aoti_torch_device_type_cuda");
+    if (!device || !gpu) {
         return missing("aoti_torch_device_type_cpu");
     }
     lib.cpu = device();
+    lib.cuda = gpu();
+    lib.is_negative =
+        (decltype(lib.is_negative))dlsym(cpu, "_ZN2at4_ops6is_neg4callERKNS_6TensorE");
     lib.wrap = python ? (decltype(lib.wrap))dlsym(python, "_Z16THPVariable_WrapRKN2at10TensorBaseE")
                       : nullptr;
     lib.num_threads = (decltype(lib.num_threads))dlsym(cpu, "_ZN2at15get_num_threadsEv");
@@ -90,27 +96,27 @@ int bind_torch(PyObject *example, unsigned long long impl, PyObject *tensor, PyO
     if (!lib.offset) {
         return missing("a tensor at a known place in its Python object");
     }
+    if (lib.get_layout(tensor_handle(example), &lib.strided)) {
+        return missing("the layout of a tensor");
+    }
     Py_XSETREF(lib.tensor, (PyTypeObject *)Py_NewRef(tensor));
     Py_XSETREF(lib.parameter, (PyTypeObject *)Py_NewRef(parameter));
     Py_XSETREF(lib.steal, Py_NewRef(steal));
     return 0;
 }
 
-PyObject *new_tensor(int ndim, const int64_t *sizes, const int64_t *strides, DType dtype,
-                     char **data)
+PyObject *empty_tensor(int ndim, const int64_t *sizes, const int64_t *strides, DType dtype,
+                       int32_t device_type, int32_t device, char **data)
 {
     const TorchLibrary &lib = torch_library;
     void *handle = nullptr, *address = nullptr;
-    if (lib.empty_strided(ndim, sizes, strides, lib.dtypes[dtype], lib.cpu, 0, &handle) ||
-        lib.get_data(handle, &address)) {
-        PyErr_SetString(PyExc_MemoryError, "an output of a fused operator cannot be allocated");
+    if (lib.empty_strided(ndim, sizes, strides, lib.dtypes[dtype], device_type, device, &handle)) {
         return nullptr;
     }
-    size_t bytes = DTYPE_BYTES[dtype];
-    for (int i = 0; i < ndim; i++) {
-        bytes *= (size_t)sizes[i];
+    if (lib.get_data(handle, &address)) {
+        lib.delete_tensor(handle);
+        return nullptr;
     }
-    advise((char *)address, bytes);
     *data = (char *)address;
     if (lib.wrap) {
         PyObject *made = lib.wrap(handle);
@@ -121,6 +127,39 @@ PyObject *new_tensor(int ndim, const int64_t *sizes, const int64_t *strides, DTy
     PyObject *made = number ? PyObject_CallOneArg(lib.steal, number) : nullptr;
     Py_XDECREF(number);
     return made;
+}
+
+PyObject *new_tensor(int ndim, const int64_t *sizes, const int64_t *strides, DType dtype,
+                     char **data)
+{
+    PyObject *made = empty_tensor(ndim, sizes, strides, dtype, torch_library.cpu, 0, data);
+    if (!made) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_MemoryError, "an output of a fused operator cannot be allocated");
+        }
+        return nullptr;
+    }
+    size_t bytes = DTYPE_BYTES[dtype];
+    for (int i = 0; i < ndim; i++) {
+        bytes *= (size_t)sizes[i];
+    }
+    advise(*data, bytes);
+    return made;
+}
+
+int is_negative(PyObject *tensor)
+{
+    if (torch_library.is_negative) {
+        try {
+            return torch_library.is_negative(tensor_handle(tensor));
+        } catch (...) { /* by a mode of Python that sees operators, say */
+            return -1;
+        }
+    }
+    PyObject *found = PyObject_CallMethod(tensor, "is_neg", nullptr);
+    int negative = found ? PyObject_IsTrue(found) : -1;
+    Py_XDECREF(found);
+    return negative;
 }
 
 } // namespace magjit_dvm

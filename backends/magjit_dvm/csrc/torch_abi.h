@@ -18,13 +18,16 @@ struct TorchLibrary {
     int32_t (*get_data)(void *, void **);
     int32_t (*get_dtype)(void *, int32_t *);
     int32_t (*get_device_type)(void *, int32_t *);
+    int32_t (*get_device_index)(void *, int32_t *);
+    int32_t (*get_layout)(void *, int32_t *);
     int32_t (*empty_strided)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t,
                              void **);
     int32_t (*delete_tensor)(void *);
     PyObject *(*wrap)(const void *); /* THPVariable_Wrap, or NULL */
     int (*num_threads)();            /* at::get_num_threads, or NULL */
-    int32_t dtypes[N_DTYPES];        /* torch's numbers */
-    int32_t cpu;
+    bool (*is_negative)(const void *); /* at::_ops::is_neg, or NULL */
+    int32_t dtypes[N_DTYPES];          /* torch's numbers */
+    int32_t cpu, cuda, strided;
     Py_ssize_t offset; /* of at::Tensor in its Python object */
     PyTypeObject *tensor, *parameter;
     PyObject *steal; /* torch._C._aoti's function, where wrap is missing */
@@ -43,6 +46,14 @@ inline bool is_plain_tensor(PyObject *object)
 {
     return Py_TYPE(object) == torch_library.tensor || Py_TYPE(object) == torch_library.parameter;
 }
+
+/* A new tensor of torch's allocator, or NULL without an exception. */
+PyObject *empty_tensor(int ndim, const int64_t *sizes, const int64_t *strides, DType dtype,
+                       int32_t device_type, int32_t device, char **data);
+
+/* Whether the elements are those of memory, negated; −1, it may be with an exception set, if nobody
+ * knows. */
+int is_negative(PyObject *tensor);
 
 /* A new CPU tensor; *data is where its elements are. NULL with an exception set if it fails. */
 PyObject *new_tensor(int ndim, const int64_t *sizes, const int64_t *strides, DType dtype,

@@ -32,6 +32,7 @@ BYTES = {"32": 4, "f16": 2, "bf16": 2, "u8": 1, "i64": 8, "i64f": 8, "i64b": 8}
 
 COMBINE = {
     "f.sum": "add.rn.f32",
+    "f.squares": "add.rn.f32",
     "f.prod": "mul.rn.f32",
     "f.max": "max.NaN.f32",
     "f.min": "min.NaN.f32",
@@ -40,6 +41,7 @@ COMBINE = {
 }
 IDENTITY = {
     "f.sum": single(0.0),
+    "f.squares": single(0.0),
     "f.prod": single(1.0),
     "f.max": single(float("-inf")),
     "f.min": single(float("inf")),
@@ -67,13 +69,13 @@ def _from_long(what: str, to: str) -> str:
     return f"setp.ne.s64 q1,e,0; selp.b32 {to},1,0,q1;"
 
 
-def from_global(what: str, to: list[str], at: str) -> Iterator[str]:
-    """Four elements side by side in global memory, where ``q``."""
+def from_global(what: str, to: list[str], at: str, guard: str) -> Iterator[str]:
+    """Four elements side by side in global memory, where ``q`` if that is the guard."""
     if what == "32":
-        yield f"@q ld.global.v4.b32 {{{{{','.join(to)}}}}},[{at}];"
+        yield f"{guard}ld.global.v4.b32 {{{{{','.join(to)}}}}},[{at}];"
     elif what in CONVERT:
         vector = "b32 u0" if what == "u8" else "v2.b32 {{u0,u1}}"
-        yield f"@q ld.global.{vector},[{at}];"
+        yield f"{guard}ld.global.{vector},[{at}];"
         yield CONVERT[what].format(*to)
     else:
         for i, one in enumerate(to):

@@ -19,32 +19,20 @@ from typing import Any
 
 from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
 from magjit_dvm.cuda.plan import Machine, arrange
-from magjit_dvm.cuda.shapes import Layout, Operand, Space, laid_out
-from magjit_dvm.cuda.values import Values
-from magjit_dvm.cuda.words import SCALARS, WITH_IMMEDIATE, Image, Word
+from magjit_dvm.cuda.rows import MOST_REGISTERS, MOST_WORDS, REVERSED, Place, RowEncoder
+from magjit_dvm.cuda.shapes import Layout, Operand, laid_out
+from magjit_dvm.cuda.values import float_bits
+from magjit_dvm.cuda.words import WITH_IMMEDIATE, Image
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, NodeKind, Program
 from magjit_dvm.vm import NotEncodable
 
-__all__ = ["Encoded", "Machine", "encode"]
+__all__ = ["LIMITS", "WRAPS", "Encoded", "Machine", "encode"]
 
-_REVERSED = {
-    "sub": "rsub",
-    "div": "rdiv",
-    "pow": "rpow",
-    "lt": "gt",
-    "le": "ge",
-    "gt": "lt",
-    "ge": "le",
-    **{name: name for name in ("add", "mul", "minimum", "maximum", "eq", "ne", "sub_square")},
-    **{name: name for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
-}
-_WRAPS = frozenset({"neg", "add", "sub", "mul", "shift_left", "bitwise_not"})
+WRAPS = frozenset({"neg", "add", "sub", "mul", "shift_left", "bitwise_not"})
 """Results that may leave the 8 bits of a uint8."""
-_MOST_REGISTERS, _MOST_ACCUMULATORS, _MOST_WORDS = 16, 16, 224
-
-Place = tuple[int, int, int]
-"""Of an operand: its descriptor's number, its argument, bytes from there."""
+_MOST_ACCUMULATORS = 16
+LIMITS = (MOST_REGISTERS, _MOST_ACCUMULATORS, MOST_WORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +62,7 @@ def encode(program: Program, arguments: Sequence[Any], machine: Machine) -> Enco
     return Encoded(_Encoder(space, arguments, machine).run(), layouts)
 
 
-class _Encoder(Values):
-    def __init__(self, space: Space, arguments: Sequence[Any], machine: Machine) -> None:
-        super().__init__(space, arguments)
-        self.machine = machine
-        self.image = Image()
-        self.left = list(self.uses)
-        self.register: dict[int, int] = {}
-        self.accumulator: dict[int, int] = {}
-        self.saved: dict[int, int] = {}
-        self.free: list[int] = []
-        self.slots = 0
-
+class _Encoder(RowEncoder):
     def run(self) -> Image:
         """The image of the launch."""
         self.survey()
@@ -96,21 +73,6 @@ class _Encoder(Values):
         return self.image
 
     # -- emission --
-
-    def put(
-        self,
-        first: str,
-        second: str = "nop",
-        x: int = 0,
-        y: int = 0,
-        w1: int = 0,
-        w2: int = 0,
-        place: Place = (0, -1, 0),
-    ) -> None:
-        if len(self.image.words) > _MOST_WORDS:
-            raise NotEncodable("too many words")
-        at, pointer, offset = place
-        self.image.words.append(Word(first, second, x, y, w1 or at, w2, 0, pointer, offset))
 
     def emit(self, chunked: bool) -> None:
         """All passes."""
@@ -144,9 +106,10 @@ class _Encoder(Values):
                 break
             if p == 0 or chunked:
                 self.image.rest.append(len(self.image.words))
+                self.held = -1  # a row's later chunks begin here
             for n in reduces:
-                if self.phase[n] == p + 1:
-                    self.emit_reduce(n)
+                if self.phase[n] == p + 1 and n not in self.register:
+                    self.emit_reduce(n, chunked)
             for k in tiles:
                 if self.phase[self.program.outputs[k].node] == p:
                     self.store_tile(k)
@@ -163,76 +126,7 @@ class _Encoder(Values):
             self.free.append(slot)
         self.saved.clear()
         self.left = list(self.uses)
-
-    # -- row values --
-
-    def emit_row_value(self, n: int) -> None:
-        node = self.nodes[n]
-        if self.is_load(n):
-            number, what = self.loaded(n)
-            self.put(f"s.ld.{what}", x=self.new_register(n), place=self.row_view(number))
-        elif node.kind is NodeKind.REDUCE:
-            fin = f"fin.{self.reduction(n)}"
-            self.put(fin, x=self.new_register(n), y=self.accumulator[n])
-        elif not self.by_scalar_word(n):
-            self.compute(n)
-            self.put("s.take", x=self.new_register(n))
-
-    def by_scalar_word(self, n: int) -> bool:
-        """One word on row registers, where there is one."""
-        node = self.nodes[n]
-        if node.op not in SCALARS or self.kind(n) != "f" or node.kind is not NodeKind.COMPUTE:
-            return False
-        if any(self.kind(arg) != "f" for arg in node.args):
-            return False
-        registers = [self.register_of(arg) for arg in node.args]
-        second = registers[1] if len(registers) > 1 else 0
-        self.put(f"s.{node.op}", x=self.new_register(n), y=registers[0], w1=second)
-        return True
-
-    def register_of(self, n: int) -> int:
-        """The row register of a row value, or a new one with a number."""
-        n = self.canonical[n]
-        if not self.is_number(n):
-            return self.register[n]
-        if n not in self.register:
-            self.put("s.k", x=self.new_register(n), w2=self.bits(n))
-        return self.register[n]
-
-    def new_register(self, n: int) -> int:
-        if len(self.register) == _MOST_REGISTERS:
-            raise NotEncodable("too many values of a row")
-        self.register[n] = len(self.register)
-        self.image.numbers = len(self.register)
-        return self.register[n]
-
-    def row_view(self, number: int) -> Place:
-        """Where a row's element of an operand is."""
-        one = self.operand(number)
-        dims = [d for d in self.space.order if d not in self.space.reduced]
-        dims = dims if self.space.reduced else []
-        return self.viewed(one, dims)
-
-    def operand(self, number: int) -> Operand:
-        inputs = self.space.inputs
-        found = inputs[number] if number < len(inputs) else self.space.outputs[number - len(inputs)]
-        assert found is not None
-        return found
-
-    def viewed(self, one: Operand, dims: Sequence[int]) -> Place:
-        described = self.space.descriptor(one, dims)
-        if self.space.rows * self.space.cols >= 1 << 31:
-            raise NotEncodable("a view of more than 31 bits")
-        if described not in self.image.descriptors:
-            self.image.descriptors.append(described)
-        number = self.image.descriptors.index(described)
-        return number, one.argument, one.offset
-
-    def store_row(self, k: int) -> None:
-        out = self.program.outputs[k]
-        number = len(self.space.inputs) + k
-        y = self.register_of(out.node)
-        self.put(f"s.st.{self.stored(out.node)}", y=y, place=self.row_view(number))
+        self.held = -1
 
     # -- tiles --
 
@@ -271,6 +165,8 @@ class _Encoder(Values):
         if number in image_arguments(image):
             aligned = by_four and one.low % min(4 * one.size, 16) == 0
             return "s" if aligned else "u", (0, number, 0)
+        if self.of_columns(one):
+            return "c", (space.cols, one.argument, one.offset)
         place = self.viewed(one, space.order)
         dims = image.descriptors[place[0]]
         inner, stride = dims[0]
@@ -282,6 +178,23 @@ class _Encoder(Values):
             if stride == one.size and one.low % four == 0 and rest:
                 return "v", place
         return "e", place
+
+    def of_columns(self, one: Operand) -> bool:
+        """Whether an operand is the same in all rows, and lies in memory as their columns do."""
+        space = self.space
+        if (
+            not space.reduced
+            or one.size not in (2, 4)
+            or space.cols % 4
+            or one.low % (4 * one.size)
+        ):
+            return False
+        expected = one.size
+        for d in reversed(space.order):
+            if one.strides[d] != (expected if d in space.reduced else 0):
+                return False
+            expected *= space.size[d]
+        return True
 
     def done_with(self, n: int) -> None:
         """One use of a value is behind it."""
@@ -297,24 +210,35 @@ class _Encoder(Values):
         self.saved[n] = slot
         self.put("save", w1=self.slot_at(slot))
 
-    def generate(self, n: int, keep: bool = False) -> None:
-        """The value into A; ``keep`` it for one who comes back, if it is not used up by then."""
-        n = self.canonical[n]
-        if self.available(n):
-            self.bring(n, "a")
-            return
-        self.compute(n)
-        if self.left[n] > 1 or keep:
+    def give_up(self, uses: int = 0) -> None:
+        """Before A changes: save what it holds if it has more uses left than these."""
+        n = self.held
+        if n >= 0 and self.left[n] > uses and not self.available(n):
             self.save(n)
+        self.held = -1
+
+    def generate(self, n: int) -> None:
+        """The value into A."""
+        n = self.canonical[n]
+        if self.held == n:
+            return
+        if self.available(n):
+            self.give_up()
+            self.bring(n, "a")
+        else:
+            self.compute(n)
+        self.held = n
 
     def compute(self, n: int) -> None:
         """A ← the node's operator of its operands."""
         node = self.nodes[n]
         if node.kind is NodeKind.BROADCAST or node.op == "copy":
             self.generate(node.args[0])
+            self.give_up(1)
             self.done_with(node.args[0])
         elif node.kind is NodeKind.CAST:
             self.generate(node.args[0])
+            self.give_up(1)
             for op in self.cast_ops(n):
                 self.put(op, w2=255 if op == "ik.bitwise_and" else 0)
             self.done_with(node.args[0])
@@ -327,31 +251,41 @@ class _Encoder(Values):
                 raise NotEncodable(f"no words for {node.op} of {self.dtype(node.args[0]).text}")
             if is_binary(node.op, kind):
                 self.compute_binary(node.op, kind, *node.args)
+            elif node.op == "exp" and self.difference(node.args[0]):
+                left, right = self.nodes[self.canonical[node.args[0]]].args
+                name = "sub_exp_small" if self.below_largest(left, right) else "sub_exp"
+                self.compute_binary(name, "f", left, right)
+                self.done_with(node.args[0])
             else:
                 self.generate(node.args[0])
+                self.give_up(1)
                 name = node.op
                 if name == "bitwise_not" and self.dtype(n) is DType.BOOL:
                     name = "logical_not"
                 self.put(f"{kind}.{name}")
                 self.done_with(node.args[0])
-            if node.op in _WRAPS and self.dtype(n) is DType.U8:
+            if node.op in WRAPS and self.dtype(n) is DType.U8:
                 self.put("ik.bitwise_and", w2=255)
 
     def compute_binary(self, op: str, kind: str, left: int, right: int) -> None:
         x, y = self.canonical[left], self.canonical[right]
         if x == y:
             self.generate(x)
+            self.give_up(2)
             self.put("keep")
             self.put(f"{kind}.{op}")
-        elif self.available(y):
+        elif self.available(y) and not (self.held == y and self.available(x)):
             self.generate(x)
+            self.give_up(1)
             self.apply(op, kind, y)
         elif self.available(x):
             self.generate(y)
+            self.give_up(1)
             self.apply_reversed(op, kind, x)
         else:
-            self.generate(y, keep=True)
+            self.generate(y)
             self.generate(x)
+            self.give_up(1)
             self.apply(op, kind, y)
         self.done_with(x)
         self.done_with(y)
@@ -369,8 +303,8 @@ class _Encoder(Values):
 
     def apply_reversed(self, op: str, kind: str, x: int) -> None:
         """A ← op(x, A)."""
-        if op in _REVERSED:
-            self.apply(_REVERSED[op], kind, x)
+        if op in REVERSED:
+            self.apply(REVERSED[op], kind, x)
             return
         self.bring(x, "t", "swap")
         self.put(f"{kind}.{op}")
@@ -380,10 +314,11 @@ class _Encoder(Values):
         condition, yes, no = (self.canonical[arg] for arg in node.args)
         for one in (yes, no):
             if not self.available(one):
-                self.compute(one)
-                self.save(one)
+                self.generate(one)
+                self.give_up()
         self.generate(condition)
         self.put("mask")
+        self.give_up(1)
         self.bring(yes, "a")
         self.bring(no, "t", "select")
         for one in (condition, yes, no):
@@ -391,8 +326,11 @@ class _Encoder(Values):
 
     # -- what is done with tiles --
 
-    def emit_reduce(self, n: int) -> None:
+    def emit_reduce(self, n: int, chunked: bool) -> None:
         (arg,) = self.nodes[n].args
+        if not chunked:
+            self.reduce_row(n, arg)
+            return
         if len(self.accumulator) == _MOST_ACCUMULATORS:
             raise NotEncodable("too many reductions")
         self.generate(arg)
@@ -400,6 +338,33 @@ class _Encoder(Values):
         self.image.accumulators = len(self.accumulator)
         self.put(f"red.{self.reduction(n)}", x=self.accumulator[n])
         self.done_with(arg)
+
+    def reduce_row(self, n: int, arg: int) -> None:
+        """Of a row in one stage: statistics in one word, or squares, or what it is."""
+        squares = self.squares_about_mean(n)
+        squared = self.squared(arg)
+        if squares >= 0:
+            self.generate(arg)
+            x, y = self.new_register(n), self.new_register(squares)
+            cols = self.space.cols
+            self.put("row.f.stat", x=x, y=y, w1=cols, w2=float_bits(1.0 / cols))
+            self.skip_squares(squares)
+        elif squared >= 0 and self.reduction(n) == "f.sum":
+            self.generate(squared)
+            self.put("row.f.squares", x=self.new_register(n))
+            self.done_with(squared)
+            self.done_with(squared)
+        else:
+            self.generate(arg)
+            self.put(f"row.{self.reduction(n)}", x=self.new_register(n))
+        self.done_with(arg)
+
+    def skip_squares(self, n: int) -> None:
+        """The sum of squares is known: what it is of is not computed for it."""
+        (square,) = self.nodes[n].args
+        away = self.squared(square)
+        for one in (square, away, away):
+            self.done_with(one)
 
     def store_tile(self, k: int) -> None:
         out = self.program.outputs[k]

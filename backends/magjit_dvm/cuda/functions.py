@@ -48,14 +48,16 @@ def _inside(b: Body, x: Reg) -> Reg:
 
 
 def _exp(b: Body, x: Reg) -> Reg:
-    """2^high, corrected; of large x a quarter of it, which is finite, and times 4."""
-    x = b.emit("min.NaN.f32", "f", x, b.lift(90.0, "f"))
-    x = b.emit("max.NaN.f32", "f", x, b.lift(-105.0, "f"))
-    high = x * _LOG2E
-    low = b.fma(x, _LOG2E_LOW, b.fma(x, _LOG2E, -high))
-    large = x > 64.0
-    y = b.unary("ex2.approx.f32", high + b.where(large, b.lift(-2.0, "f"), 0.0))
-    return b.fma(y, low * _LN2, y) * b.where(large, b.lift(4.0, "f"), 1.0)
+    """2^n · 2^f: n is the nearest whole number to x / ln 2, but from −126 to 126; f is the rest.
+
+    n is found within the low bits of a float, from a part of 252 that is kept from 0 to 1.
+    """
+    part = b.emit("fma.rn.sat.f32", "f", x, b.lift(_LOG2E / 252, "f"), b.lift(0.5, "f"))
+    low_bits = b.fma(part, 252.0, 12582913.0)
+    n = low_bits + (-12583039.0)
+    f = b.fma(x, _LOG2E_LOW, b.fma(x, _LOG2E, -n))
+    scale = b.as_kind(b.bits("shl", b.as_kind(low_bits, "i"), 23), "f")
+    return _ex2(b, f) * scale
 
 
 def _exp2(b: Body, x: Reg) -> Reg:
@@ -278,6 +280,8 @@ def _to_byte(b: Body, a: Reg) -> Reg:
     return b.bits("and", low, 255)
 
 
+# ``sub_exp_small`` is for differences d of at most 0 whose exponentials are stored in 16 bits: it
+# is off by |d| · 2^-24 of the result, which is less than 2^-24.
 _COMPARES = {name: _compare(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 
 FLOATS: dict[str, Function] = {
@@ -329,6 +333,7 @@ FLOATS: dict[str, Function] = {
     "rpow": lambda b, a, t: power(b, t, a),
     **_COMPARES,
     "sub_exp": lambda b, a, t: _exp(b, a - t),
+    "sub_exp_small": lambda b, a, t: _ex2(b, (a - t) * _LOG2E),
     "sub_square": lambda b, a, t: (a - t) * (a - t),
     # Casts; to the other kind of registers, or to what another dtype can hold.
     "to_half": _one(_to_half),

@@ -10,16 +10,13 @@ Operands of the block, all of them of a lane: see ``_OPERANDS``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 
 from magjit_dvm.cuda.elements import (
     BYTES,
-    COMBINE,
     CONVERT,
-    IDENTITY,
     from_global,
     from_shared,
     one_from_global,
@@ -27,14 +24,17 @@ from magjit_dvm.cuda.elements import (
     to_global,
 )
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
-from magjit_dvm.cuda.ptx import Body
+from magjit_dvm.cuda.reductions import Reductions
 from magjit_dvm.cuda.shell import ENTRY, SHELL
 from magjit_dvm.cuda.words import OPCODES
 
-__all__ = ["EACH", "inner_loop", "kernel_name", "source"]
+__all__ = ["EACH", "OWN_TABLE", "inner_loop", "kernel_name", "source"]
 
-EACH = (8, 16, 32)
+EACH = (8, 16, 32, 64)
 """Values of R, each with a kernel of its own."""
+
+THREADS = {8: 640, 16: 640, 32: 512, 64: 384}
+"""Of a block, at most: with more, registers would not do."""
 
 _OPERANDS = {
     "PC": ("r", "pc", "address of the first word"),
@@ -42,7 +42,6 @@ _OPERANDS = {
     "LOC": ("r", "loc", "element within the stage's part of a tensor"),
     "EL": ("l", "el", "element in the whole"),
     "NV": ("r", "nv", "elements of the warp's slice that are there"),
-    "NVL": ("r", "nvl", "the same from the lane's first element on, signed"),
     "ROWS": ("r", "rowfile", "address of the lane's row registers"),
     "GW": (
         "r",
@@ -54,10 +53,30 @@ _OPERANDS = {
     "ROW": ("r", "row", "number of the row"),
     "SCR": ("r", "scratch", "address of the lane's part of scratch memory"),
 }
-_HEAVY = 6
-"""Lines above which a function is not repeated for all R elements, but loops over some of them:
-ptxas would have so many of them under way at once that it spilled."""
+_HEAVY, _MEDIUM, _TOGETHER = 4, 14, 8
+"""Lines above which a function is not done for all R elements at once, but for 8 after 8, and those
+above which it loops over some of them: ptxas would have so many under way that it spilled."""
 _SLOW = ("div.rn", "sqrt.rn")
+
+OWN_TABLE = frozenset(
+    f"{head}.{name}"
+    for head, names in {
+        "f": "neg abs relu add sub rsub mul minimum maximum rsqrt exp sub_exp",
+        "fk": "add sub rsub mul sub_exp sub_exp_small",
+        "lt": "s.32 s.f16 s.bf16 u.32 u.f16 u.bf16 c.32 c.f16 c.bf16 scratch k r",
+        "la": "s.32 s.f16 s.bf16 scratch r",
+        "lk": "r",
+        "st": "g.32 g.f16 g.bf16",
+        "row": "f.sum f.max f.squares f.stat",
+        "red": "f.sum f.max",
+        "fin": "f.sum f.max",
+        "s": "add sub mul sqrt rsqrt reciprocal k",
+        "sk": "add mul div scaled_rsqrt",
+    }.items()
+    for name in names.split()
+) | {"swap", "keep", "mask", "select", "save"}
+"""Cases that jump on through a table of their own.  Tables are in constant memory, which has room
+for about 70; beyond it, ptxas makes jumps to jumps of them, each on a line of code of its own."""
 
 
 def kernel_name(each: int) -> str:
@@ -74,7 +93,10 @@ def source(approximate: bool = False, each: tuple[int, ...] = EACH) -> str:
     """
     parts = [SHELL, _constants()]
     for one in each:
-        parts += [_block(one, approximate), ENTRY.format(each=one, name=kernel_name(one))]
+        parts += [
+            _block(one, approximate),
+            ENTRY.format(each=one, name=kernel_name(one), threads=THREADS[one]),
+        ]
     return "\n".join(parts)
 
 
@@ -103,34 +125,26 @@ def inner_loop(each: int, approximate: bool = False) -> list[str]:
     return _Loop(each, approximate).lines()
 
 
-class _Loop:
-    def __init__(self, each: int, approximate: bool) -> None:
-        self.R, self.J = each, each // 4
-        self.approximate = approximate
-        self.made: list[str] = []
-        self.n = 0
-
-    def put(self, *lines: str) -> None:
-        self.made += lines
-
+class _Loop(Reductions):
     def lines(self) -> list[str]:
         """All of it."""
         names = {name: f"%{k}" for k, name in enumerate(_OPERANDS)}
         tiles = " ".join(f".reg .b32 {bank}<{self.R}>;" for bank in "AT")
         self.put(
             tiles,
-            ".reg .b32 pc,i0,i1,F0,F1,d,ad,M,k0,k1,c0,c1; .reg .b32 u<4>; .reg .b32 w<4>;",
+            ".reg .b32 pc,i0,i1,F0,F1,d,ad,nvl,k0,k1,c0,c1; .reg .b32 u<4>; .reg .b32 w<4>;",
             ".reg .b32 n<4>; .reg .b32 y<4>; .reg .b64 o<4>; .reg .b64 p,e,z; .reg .b16 h<4>;",
-            ".reg .pred q,q1,full,whole; .reg .b32 S0,S1,f<8>;",
+            ".reg .pred q,q1,full,whole; .reg .b32 S0,S1,f<8>,M<2>;",
             "TABLE: .branchtargets " + ", ".join(f"L{k}" for k in range(len(OPCODES))) + ";",
-            f"setp.eq.u32 full,{{NV}},{32 * self.R}; mov.b32 pc,{{PC}}; mov.b32 M,0; mov.b32 F1,0;",
+            f"setp.eq.u32 full,{{NV}},{32 * self.R}; mov.b32 pc,{{PC}};",
+            "mov.b32 M0,0; mov.b32 M1,0; mov.b32 F1,0;",
             *(f"mov.b32 A{r},0; mov.b32 T{r},0;" for r in range(self.R)),
             "ld.shared.v4.b32 {{i0,i1,F0,F1}},[pc]; and.b32 d,i0,255; brx.idx.uni d,TABLE;",
         )
         for number, name in enumerate(OPCODES):
             self.put(f"L{number}: // {name}")
             self.case(name)
-        self.put("DONE:")
+        self.put("NEXT: brx.idx.uni d,TABLE;", "DONE:")
         return [self._named(line, names) for line in self.made]
 
     def _named(self, line: str, names: dict[str, str]) -> str:
@@ -138,20 +152,10 @@ class _Loop:
 
     # -- control --
 
-    def fetch(self) -> None:
-        """The next word, whose operator this one names."""
-        self.put(
-            "shr.u32 d,i0,24; add.u32 pc,pc,16; "
-            "ld.shared.v4.b32 {{i0,i1,F0,F1}},[pc]; brx.idx.uni d,TABLE;"
-        )
-
-    def second(self) -> None:
-        """The word's other operator."""
-        self.put("bfe.u32 d,i0,8,8; brx.idx.uni d,TABLE;")
-
     def case(self, name: str) -> None:
         """One operator."""
         head, _, rest = name.partition(".")
+        self.own_table = name in OWN_TABLE
         table: dict[str, Callable[[str], None]] = {
             "end": lambda _: self.put("bra.uni DONE;"),
             "nop": lambda _: self.fetch(),
@@ -165,7 +169,9 @@ class _Loop:
             "st": self.store,
             "red": self.reduce,
             "fin": self.finish,
+            "row": self.row,
             "s": self.scalar,
+            "sk": self.scalar_and_number,
         }
         if head in table:
             table[head](rest)
@@ -176,17 +182,29 @@ class _Loop:
         """Between tiles, the mask and scratch memory."""
         all_of = range(self.R)
         if name == "swap":
-            self.put(*(f"mov.b32 c0,A{r}; mov.b32 A{r},T{r}; mov.b32 T{r},c0;" for r in all_of))
+            for r in all_of:
+                if r % 16 == 0 and r:
+                    self.part()
+                self.put(f"xor.b32 A{r},A{r},T{r}; xor.b32 T{r},T{r},A{r}; xor.b32 A{r},A{r},T{r};")
         elif name == "keep":
             self.put(*(f"mov.b32 T{r},A{r};" for r in all_of))
         elif name == "take":
             self.put(*(f"mov.b32 A{r},T{r};" for r in all_of))
         elif name == "mask":
-            self.put("mov.b32 M,0;")
-            self.put(*(f"setp.ne.s32 q,A{r},0; @q or.b32 M,M,{1 << r};" for r in all_of))
+            self.put("mov.b32 M0,0; mov.b32 M1,0;")
+            for r in all_of:
+                if r == 32:
+                    self.part()
+                m = f"M{r // 32}"
+                self.put(f"setp.ne.s32 q,A{r},0; @q or.b32 {m},{m},{1 << r % 32};")
         elif name == "select":
             for r in all_of:
-                self.put(f"and.b32 c0,M,{1 << r}; setp.ne.s32 q,c0,0; selp.b32 A{r},A{r},T{r},q;")
+                if r == 32:
+                    self.part()
+                m = f"M{r // 32}"
+                self.put(
+                    f"and.b32 c0,{m},{1 << r % 32}; setp.ne.s32 q,c0,0; selp.b32 A{r},A{r},T{r},q;"
+                )
         else:
             self.put("add.u32 ad,{SCR},i1;")
             for j in range(self.J):
@@ -206,51 +224,20 @@ class _Loop:
         """A ← op(A, T), or op(A, scalar)."""
         body = elementwise(name, kind, self.approximate)
         slow = any(line[0].startswith(_SLOW) for line in body.lines)
-        if len(body.lines) <= _HEAVY and not slow:
-            self.apply(body, [(f"A{r}", scalar or f"T{r}") for r in range(self.R)])
+        if len(body.lines) <= _MEDIUM and not slow:
+            few = self.R if len(body.lines) <= _HEAVY else _TOGETHER
+            for first in range(0, self.R, few):
+                if first:
+                    self.part()
+                places = range(first, min(first + few, self.R))
+                self.apply(body, [(f"A{r}", scalar or f"T{r}") for r in places])
         else:
             with_t = is_binary(name, kind) and not scalar
-            few = slow or len(body.lines) > 3 * _HEAVY
+            few = slow or len(body.lines) > 18
             ways = 2 if body.counts["d"] > 4 else 4 if few else 8
             with self.turning("AT" if with_t else "A", ways):
                 self.apply(body, [(f"A{r}", scalar or f"T{r}") for r in range(ways)])
         self.fetch()
-
-    @contextmanager
-    def turning(self, banks: str, ways: int = 4) -> Iterator[None]:
-        """Code for the first ``ways`` registers, run for all: tiles are turned under it.
-
-        Counts elements of a lane in c1.
-        """
-        label = self.label("TURN")
-        self.put("mov.b32 c1,0;", f"{label}:")
-        yield
-        for bank in banks:
-            self.put("".join(f"mov.b32 f{i},{bank}{i}; " for i in range(ways)))
-            self.put(*(f"mov.b32 {bank}{r},{bank}{r + ways};" for r in range(self.R - ways)))
-            self.put("".join(f"mov.b32 {bank}{self.R - ways + i},f{i}; " for i in range(ways)))
-        self.put(f"add.u32 c1,c1,{ways}; setp.ne.u32 q,c1,{self.R}; @q bra.uni {label};")
-
-    def label(self, stem: str) -> str:
-        """A name that is used once."""
-        self.n += 1
-        return f"{stem}_{self.n}"
-
-    def apply(self, body: Body, places: list[tuple[str, str]]) -> None:
-        """A body at each of several (A, T)."""
-        kinds = {"r": ".b32", "d": ".b64", "p": ".pred", "h": ".b16"}
-        self.put("{{")
-        for number, (a, t) in enumerate(places):
-            declared = "".join(
-                f".reg {kinds[bank]} {bank}{number}_<{count}>; "
-                for bank, count in body.counts.items()
-                if count
-            )
-            self.put(declared)
-            for opcode, *operands in body.lines:
-                texts = [one.format(a=a, t=t, n=number) for one in operands]
-                self.put(_line(opcode, texts))
-        self.put("}}")
 
     # -- loads --
 
@@ -270,6 +257,8 @@ class _Loop:
             self.from_stage(bank, what, how == "s")
         elif how == "e":
             self.each_global(bank, what)
+        elif how == "c":
+            self.of_columns(bank, what)
         else:
             self.four_global(bank, what, how == "v")
         self.second()
@@ -278,10 +267,6 @@ class _Loop:
         """F0 ← S[y]."""
         self.row_register("F0", 20)
         self.second()
-
-    def row_register(self, to: str, shift: int) -> None:
-        self.put(f"bfe.u32 d,i0,{shift},4; shl.b32 d,d,7; add.u32 d,d,{{ROWS}};")
-        self.put(f"ld.shared.b32 {to},[d];")
 
     def from_stage(self, bank: str, what: str, aligned: bool) -> None:
         """Four elements at a time of what the producer has copied, from its 16-byte boundary on."""
@@ -309,27 +294,50 @@ class _Loop:
                 )
                 self.put(CONVERT[what].format(*to))
 
+    def of_columns(self, bank: str, what: str) -> None:
+        """Elements that are side by side and the same in all rows, of i1 columns."""
+        size, tail, head = BYTES[what], self.label("TAIL"), self.label("HEAD")
+        self.put(
+            "cvt.u32.u64 c0,{EL}; mul.lo.u32 c1,{ROW},i1; sub.u32 c0,c0,c1; mov.b64 p,{{F0,F1}};",
+            f"mul.wide.u32 e,c0,{size}; add.u64 p,p,e; @!full bra.uni {tail};",
+        )
+        for guarded in (False, True):
+            if guarded:
+                self.from_lane()
+            for j in range(self.J):
+                to = [f"{bank}{4 * j + i}" for i in range(4)]
+                if guarded:
+                    self.put(f"setp.gt.s32 q,nvl,{128 * j}; mov.b32 u0,0; mov.b32 u1,0;")
+                    self.put("".join(f"mov.b32 {one},0; " for one in to))
+                self.put(*from_global(what, to, f"p+{128 * size * j}", "@q " * guarded))
+            self.put(f"bra.uni {head};" if guarded else f"{head}:")
+            if not guarded:
+                self.second()
+                self.put(f"{tail}:")
+
     def four_global(self, bank: str, what: str, vector: bool) -> None:
         """Four elements side by side have one address: of the first one."""
+        self.from_lane()
         self.put("cvt.u32.u64 c0,{EL};")
         for first in range(0, self.J, 4):
             group = range(first, min(first + 4, self.J))
             self.addresses([(f"n{j - first}", f"o{j - first}", 128 * j) for j in group])
             for j in group:
                 to = [f"{bank}{4 * j + i}" for i in range(4)]
-                self.put(f"setp.gt.s32 q,{{NVL}},{128 * j}; mov.b32 u0,0; mov.b32 u1,0;")
+                self.put(f"setp.gt.s32 q,nvl,{128 * j}; mov.b32 u0,0; mov.b32 u1,0;")
                 self.put("".join(f"mov.b32 {one},0; " for one in to))
                 at = f"o{j - first}"
                 if vector:
-                    self.put(*from_global(what, to, at))
+                    self.put(*from_global(what, to, at, "@q "))
                 else:
                     self.put(*one_from_global(what, to[0], at, "q"))
                     self.put("".join(f"mov.b32 {one},{to[0]}; " for one in to[1:]))
 
     def each_global(self, bank: str, what: str) -> None:
         """Each element has an address of its own."""
+        self.from_lane()
         with self.turning(bank):
-            self.put("shl.b32 c0,c1,5; cvt.u32.u64 u3,{EL}; add.u32 u3,u3,c0; sub.s32 u2,{NVL},c0;")
+            self.put("shl.b32 c0,c1,5; cvt.u32.u64 u3,{EL}; add.u32 u3,u3,c0; sub.s32 u2,nvl,c0;")
             self.addresses([(f"n{i}", f"o{i}", i) for i in range(4)], "u3")
             for i in range(4):
                 self.put(f"setp.gt.s32 q,u2,{i}; mov.b32 {bank}{i},0;")
@@ -361,9 +369,10 @@ class _Loop:
         how, _, what = name.partition(".")
         size = BYTES[what]
         if how == "e":
+            self.from_lane()
             with self.turning("A"):
                 self.put("shl.b32 c0,c1,5; cvt.u32.u64 u3,{EL}; add.u32 u3,u3,c0;")
-                self.put("sub.s32 u2,{NVL},c0;")
+                self.put("sub.s32 u2,nvl,c0;")
                 self.addresses([(f"n{i}", f"o{i}", i) for i in range(4)], "u3")
                 for i in range(4):
                     self.put(f"setp.gt.s32 q,u2,{i};")
@@ -377,91 +386,20 @@ class _Loop:
             for j in range(self.J):
                 self.put(*to_global(what, [f"A{4 * j + i}" for i in range(4)], j, ""))
             self.fetch()
+            self.own_table = False  # a tail is rare
             self.put(f"{tail}:")
+        self.from_lane()
         for j in range(self.J):
             a = [f"A{4 * j + i}" for i in range(4)]
             if how == "g":
-                self.put(f"setp.gt.s32 whole,{{NVL}},{128 * j + 3};")
+                self.put(f"setp.gt.s32 whole,nvl,{128 * j + 3};")
                 self.put(*to_global(what, a, j, "@whole "))
             for i in range(3 if how == "g" else 4):
                 rest = ".and" if how == "g" else ""
                 unless = ",!whole" if how == "g" else ""
-                self.put(f"setp.gt{rest}.s32 q,{{NVL}},{128 * j + i}{unless};")
+                self.put(f"setp.gt{rest}.s32 q,nvl,{128 * j + i}{unless};")
                 self.put(*one_to_global(what, a[i], f"p+{size * (128 * j + i)}", "@q "))
         self.fetch()
-
-    # -- reductions --
-
-    def reduce(self, name: str) -> None:
-        """Accumulator x ← what it has and the reduction of the warp's elements that are there."""
-        opcode = COMBINE[name]
-        identity = IDENTITY[name]
-        tail, joined = self.label("TAIL"), self.label("JOIN")
-        ways = min(4, self.R)
-        self.put(f"@!full bra.uni {tail};")
-        self.put(*(f"mov.b32 f{i},A{i};" for i in range(ways)))
-        self.put(*(f"{opcode} f{r % 4},f{r % 4},A{r};" for r in range(ways, self.R)))
-        self.put(f"bra.uni {joined};", f"{tail}:")
-        for r in range(self.R):
-            self.put(
-                f"setp.gt.s32 q,{{NVL}},{128 * (r // 4) + r % 4}; selp.b32 c0,A{r},{identity},q;"
-            )
-            self.put(f"mov.b32 f{r},c0;" if r < ways else f"{opcode} f{r % 4},f{r % 4},c0;")
-        self.put(f"{joined}:", f"{opcode} f0,f0,f1; {opcode} f2,f2,f3; {opcode} f0,f0,f2;")
-        for by in (16, 8, 4, 2, 1):
-            self.put(f"shfl.sync.bfly.b32 f1,f0,{by},31,-1; {opcode} f0,f0,f1;")
-        done = self.label("ONLY")
-        self.accumulator(16)
-        self.put("mov.b32 f1,0;")
-        self.put(f"and.b32 k0,{{GW}},0x40000000; setp.eq.u32 q,k0,0; @q bra.uni {done};")
-        self.put("ld.shared.b32 f2,[d]; ld.shared.b32 f3,[d+128];")
-        if name == "f.sum":
-            # What a sum rounds off is kept beside it.
-            self.put(
-                "add.rn.f32 f4,f2,f0; sub.rn.f32 f5,f4,f2; sub.rn.f32 f6,f4,f5;",
-                "sub.rn.f32 f6,f2,f6; sub.rn.f32 f7,f0,f5; add.rn.f32 f6,f6,f7; "
-                "add.rn.f32 f1,f3,f6; mov.b32 f0,f4;",
-            )
-        else:
-            self.put(f"{opcode} f0,f2,f0;")
-        self.put(f"{done}:", "st.shared.b32 [d],f0; st.shared.b32 [d+128],f1;")
-        self.fetch()
-
-    def finish(self, name: str) -> None:
-        """S[x] ← accumulator y of all warps of the row."""
-        opcode = COMBINE[name]
-        one, again = self.label("ONE"), self.label("PART")
-        self.accumulator(20)
-        self.put("ld.shared.b32 f0,[d];")
-        if name == "f.sum":
-            # Of an infinite sum, what was rounded off is no number.
-            self.put("ld.shared.b32 f1,[d+128]; abs.f32 f2,f0; setp.lt.f32 q,f2,0f7F800000;")
-            self.put("@q add.rn.f32 f0,f0,f1;")
-        self.put(f"and.b32 k0,{{GW}},255; setp.le.u32 q,k0,1; @q bra.uni {one};")
-        # Two sets of places in turn: who is a barrier ahead does not write what others still read.
-        self.put(
-            "ld.shared.b32 ad,[{ROWS}+-128]; xor.b32 k1,ad,128;",
-            "st.shared.b32 [{ROWS}+-128],k1; bfe.u32 u0,{GW},8,8; shl.b32 u0,u0,2;",
-            "add.u32 u0,u0,ad; st.shared.b32 [u0],f0; bfe.u32 u1,{GW},16,8; add.u32 u1,u1,1;",
-            "shl.b32 u2,k0,5; bar.sync u1,u2; ld.shared.b32 f0,[ad];",
-            f"{again}:",
-            f"add.u32 ad,ad,4; ld.shared.b32 f1,[ad]; {opcode} f0,f0,f1; sub.u32 k0,k0,1;",
-            f"setp.gt.u32 q,k0,1; @q bra.uni {again};",
-            f"{one}:",
-        )
-        self.set_row_register("f0")
-        self.fetch()
-
-    def accumulator(self, shift: int) -> None:
-        """The address of an accumulator, which come behind the row registers."""
-        self.put(
-            f"bfe.u32 k0,{{GW}},24,5; shl.b32 k0,k0,7; bfe.u32 d,i0,{shift},4; shl.b32 d,d,8;",
-            "add.u32 d,d,k0; add.u32 d,d,{ROWS};",
-        )
-
-    def set_row_register(self, value: str) -> None:
-        self.put("bfe.u32 d,i0,16,4; shl.b32 d,d,7; add.u32 d,d,{ROWS};")
-        self.put(f"st.shared.b32 [d],{value};")
 
     # -- row registers --
 
@@ -489,12 +427,12 @@ class _Loop:
         self.set_row_register("S0")
         self.fetch()
 
-
-def _line(opcode: str, operands: list[str]) -> str:
-    """A line of a body; constant memory is addressed from its table's address on."""
-    if opcode.startswith("ld.const"):
-        table, at = operands[1].strip("[]").split("+")
-        return (
-            f"mov.u64 z,{table}; cvt.u64.u32 e,{at}; add.u64 z,z,e; ld.const.f64 {operands[0]},[z];"
-        )
-    return f"{opcode} {', '.join(operands)};"
+    def scalar_and_number(self, name: str) -> None:
+        """S[x] ← op(S[y], F0)."""
+        self.row_register("S0", 20)
+        if name == "scaled_rsqrt":
+            self.put("mul.rn.f32 S0,S0,F0; add.rn.f32 S0,S0,F1; rsqrt.approx.f32 S0,S0;")
+        else:
+            self.apply(elementwise(name, "f", self.approximate), [("S0", "F0")])
+        self.set_row_register("S0")
+        self.fetch()

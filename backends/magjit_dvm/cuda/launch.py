@@ -1,29 +1,41 @@
 """Fused operators on a GPU: arguments to words, outputs from torch's allocator, one launch.
 
-A launch goes to torch's current stream.  Kernels are compiled when they are first needed.  While
-the encoder is the one in Python, words of the last sizes are kept: they take it a millisecond.
+A launch goes to torch's current stream.  Kernels are compiled when they are first needed.  A call
+is C++ (``csrc/cuda_calls.cpp``), which asks here for GPUs and kernels that it does not know yet; of
+a call nothing is kept.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import astuple
+from functools import partial
+from typing import Any, Self
 
 import torch
 
 from magjit.plugin import BackendError
 from magjit_dvm.cuda.build import compiled
-from magjit_dvm.cuda.encode import Machine, encode
+from magjit_dvm.cuda.encode import Encoded, Machine, encode
 from magjit_dvm.cuda.interpreter import kernel_name
-from magjit_dvm.cuda.shapes import Layout
+from magjit_dvm.cuda.native import as_lists
+from magjit_dvm.cuda.words import Image
+from magjit_dvm.instructions import DTYPES
 from magjit_dvm.program import InputKind, Program
-from magjit_dvm.vm import DeviceError, NotEncodable, cuda_launch, cuda_load
+from magjit_dvm.vm import (
+    CudaFused,
+    DeviceError,
+    NotEncodable,
+    cuda_gpu,
+    cuda_hooks,
+    cuda_launch,
+    cuda_load,
+)
 
 __all__ = ["DeviceFused", "Gpu", "gpu"]
 
-_COUNTERS, _KEPT = 8192, 256
+_COUNTERS = 8192
 _LEAST = (8, 0)
 _LEAST_SHARED = 101376
 """Bytes that a block may ask for on any GPU from 8.0 on, where torch does not say."""
@@ -45,9 +57,11 @@ class Gpu:
             raise BackendError(f"{properties.name} is older than the interpreter's instructions")
         self.arch = f"sm_{properties.major}{properties.minor}"
         shared = int(getattr(properties, "shared_memory_per_block_optin", _LEAST_SHARED))
-        self.machine = Machine(int(properties.multi_processor_count), shared)
+        widest = 64 if properties.major >= 9 else 32
+        self.machine = Machine(int(properties.multi_processor_count), shared, widest)
         self.counters = torch.zeros(_COUNTERS, 2, dtype=torch.int32, device=f"cuda:{index}")
         torch.cuda.synchronize(index)  # zeros before any stream's first launch
+        cuda_gpu(index, astuple(self.machine), self.counters.data_ptr(), _COUNTERS)
         self._functions: dict[tuple[int, bool], int] = {}
         self._lock = threading.Lock()
 
@@ -88,30 +102,7 @@ def gpu(index: int) -> Gpu:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """A fused operator for some sizes.
-
-    Attributes:
-        layouts: of its outputs.
-        image: the kernel's parameter without addresses; empty if there is nothing to compute.
-        patches: where addresses go.
-        each: R.
-        launch: blocks, threads of a block, bytes of shared memory.
-        draws: whether blocks draw tiles from a counter: there are more of them than blocks.
-        reason: why there are no words.
-    """
-
-    layouts: tuple[Layout, ...]
-    image: bytes = b""
-    patches: bytes = b""
-    each: int = 32
-    launch: tuple[int, int, int] = (0, 0, 0)
-    draws: bool = False
-    reason: str = ""
-
-
-class DeviceFused:
+class DeviceFused(CudaFused):
     """A fused operator for any sizes, on the GPU that its arguments are on.
 
     Args:
@@ -119,50 +110,39 @@ class DeviceFused:
         fallback: called with the same arguments where there are no words for them; without it
             ``NotEncodable`` is raised.
         approximate: the GPU's own tanh and quotients.
+
+    A call gives the results: one tensor, or a tuple.
+
+    Raises:
+        NotEncodable: there are no words for these arguments, and no fallback.
+        DeviceError: the launch failed.
+        torch.OutOfMemoryError: there is no memory for results.
     """
 
-    def __init__(
-        self,
+    program: Program
+    approximate: bool
+
+    def __new__(
+        cls,
         program: Program,
         fallback: Callable[..., Any] | None = None,
         approximate: bool = False,
-    ) -> None:
-        self.program, self.fallback, self.approximate = program, fallback, approximate
-        self._recent: dict[Any, Instance] = {}
-        self._dtypes = [program.nodes[one.node].dtype.torch for one in program.outputs]
+    ) -> Self:
+        self = super().__new__(cls, as_lists(program), fallback, approximate)
+        self.program, self.approximate = program, approximate
+        return self
 
-    def __call__(self, *arguments: Any) -> Any:
-        """The results: one tensor, or a tuple.
-
-        Raises:
-            NotEncodable: there are no words for these arguments, and no fallback.
-            DeviceError: the launch failed.
-            torch.OutOfMemoryError: there is no memory for results.
-        """
+    def by_reference(self, *arguments: Any) -> Any:
+        """A call by the encoder in Python: of what the one in C++ leaves to it."""
         try:
             index = self._device(arguments)
-            instance = self._instance(arguments, index)
+            encoded = encode(self.program, arguments, gpu(index).machine)
         except NotEncodable:
             if self.fallback is None:
                 raise
             return self.fallback(*arguments)
-        if index == torch.cuda.current_device():
-            return self._run(instance, arguments, index)
         with torch.cuda.device(index):
-            return self._run(instance, arguments, index)
-
-    def _instance(self, arguments: Sequence[Any], index: int) -> Instance:
-        """What these sizes need, made now or not long ago."""
-        key = (index, *map(_facts, arguments))
-        found = self._recent.get(key)
-        if found is None:
-            found = _encoded(self.program, arguments, gpu(index).machine)
-            if len(self._recent) >= _KEPT:
-                self._recent.clear()
-            self._recent[key] = found
-        if found.reason:
-            raise NotEncodable(found.reason)
-        return found
+            return self._run(encoded, arguments, index)
 
     def _device(self, arguments: Sequence[Any]) -> int:
         index = -1
@@ -176,61 +156,49 @@ class DeviceFused:
                 raise NotEncodable("not a plain tensor on a GPU")
             if index not in (-1, value.device.index):
                 raise NotEncodable("tensors on several GPUs")
-            if value.is_neg() or value.layout is not torch.strided:
+            if value.layout is not torch.strided or value.is_neg():
                 raise NotEncodable("a tensor whose memory means something else")
             index = value.device.index
         if index < 0:
             raise NotEncodable("no tensor to say which GPU")
         return index
 
-    def _run(self, instance: Instance, arguments: Sequence[Any], index: int) -> Any:
-        made, device = list[Any](), torch.device("cuda", index)
-        for one, layout, dtype in zip(
-            self.program.outputs, instance.layouts, self._dtypes, strict=True
-        ):
-            if one.allocated:
-                sizes, strides = layout.sizes, layout.strides
-                made.append(torch.empty_strided(sizes, strides, dtype=dtype, device=device))
-            else:
-                made.append(None)
-        if instance.image:
-            cuda_launch(
-                gpu(index).function(instance.each, self.approximate),
-                *instance.launch,
-                torch.cuda.current_stream(index).cuda_stream,
-                instance.image,
-                instance.patches,
-                tuple(
-                    one.data_ptr() if isinstance(one, torch.Tensor) else 0
-                    for one in (*arguments, *made)
-                ),
-                gpu(index).counters.data_ptr(),
-                _COUNTERS if instance.draws else 0,
-            )
+    def _run(self, encoded: Encoded, arguments: Sequence[Any], index: int) -> Any:
+        made = list[Any]()
+        for one, layout in zip(self.program.outputs, encoded.layouts, strict=True):
+            code = self.program.nodes[one.node].dtype.code
+            allocate = partial(_allocate, layout.sizes, layout.strides, code, index)
+            made.append(allocate() if one.allocated else None)
+        if encoded.image is not None:
+            _launch(encoded.image, [*arguments, *made], index, self.approximate)
         results = tuple(one for one in made if one is not None)
         return results[0] if len(results) == 1 else results
 
 
-def _facts(value: Any) -> Any:
-    """All that words depend on."""
-    if isinstance(value, torch.Tensor):
-        return value.shape, value.stride(), value.data_ptr() % 16, value.dtype
-    return type(value), value
-
-
-def _encoded(program: Program, arguments: Sequence[Any], machine: Machine) -> Instance:
-    try:
-        encoded = encode(program, arguments, machine)
-    except NotEncodable as reason:
-        return Instance((), reason=str(reason))
-    image = encoded.image
-    if image is None:
-        return Instance(encoded.layouts)
-    return Instance(
-        encoded.layouts,
+def _launch(image: Image, tensors: Sequence[Any], index: int, approximate: bool) -> None:
+    addresses = (one.data_ptr() if isinstance(one, torch.Tensor) else 0 for one in tensors)
+    cuda_launch(
+        gpu(index).function(image.each, approximate),
+        *(image.blocks, 32 * (image.warps + 1), image.shared_bytes),
+        torch.cuda.current_stream(index).cuda_stream,
         image.template(),
         image.patches(),
-        image.each,
-        (image.blocks, 32 * (image.warps + 1), image.shared_bytes),
-        image.tiles > image.blocks,
+        tuple(addresses),
+        gpu(index).counters.data_ptr(),
+        _COUNTERS if image.tiles > image.blocks else 0,
     )
+
+
+def _kernel(index: int, each: int, approximate: int) -> int:
+    """Asked for by C++: the GPU is told of; its kernel for R elements a lane, if R is not 0."""
+    one = gpu(index)
+    return one.function(each, bool(approximate)) if each else 0
+
+
+def _allocate(sizes: Sequence[int], strides: Sequence[int], dtype: int, index: int) -> torch.Tensor:
+    """A result; by C++ asked for where its own request failed, so that torch says why."""
+    device = torch.device("cuda", index) if index >= 0 else torch.device("cpu")
+    return torch.empty_strided(sizes, strides, dtype=DTYPES[dtype].torch, device=device)
+
+
+cuda_hooks(_kernel, _allocate)

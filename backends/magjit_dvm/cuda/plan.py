@@ -11,7 +11,7 @@ from magjit_dvm.vm import NotEncodable
 
 __all__ = ["Machine", "arrange"]
 
-_WARPS = {32: 15, 16: 19, 8: 19}
+_WARPS = {64: 11, 32: 15, 16: 19, 8: 19}
 """That compute, besides the one that feeds them: what registers allow."""
 _STAGES = 3
 _SMALL, _LONG = 1 << 17, 1 << 16
@@ -25,13 +25,15 @@ class Machine:
     Attributes:
         multiprocessors: how many blocks run at once.
         shared_bytes: of one block.
+        widest: the largest R; before sm_90, a compiler takes a minute for that of 64.
     """
 
     multiprocessors: int = 132
     shared_bytes: int = 232448
+    widest: int = 64
 
     def place(self, image: Image) -> None:
-        """Fewer warps, then fewer stages, until everything fits into shared memory.
+        """Two stages, then fewer warps, then one stage, until everything fits into shared memory.
 
         Raises:
             NotEncodable: a single warp, or row, does not fit.
@@ -41,14 +43,16 @@ class Machine:
         if len(image.first) > MAX_PASSES:
             raise NotEncodable("too many passes over long rows")
         while True:
-            for stages in range(min(_STAGES, image.stages), 0, -1):
+            fewest = 2 if _may_shrink(image) else 1
+            for stages in range(min(_STAGES, image.stages), fewest - 1, -1):
                 image.stages = stages
                 _measure(image)
                 if image.shared_bytes <= self.shared_bytes:
                     return
             image.stages = _STAGES
-            if not _shrink(image, self):
+            if not _may_shrink(image):
                 raise NotEncodable("values of a row that shared memory has no room for")
+            _shrink(image, self)
 
 
 def arrange(space: Space, image: Image, machine: Machine) -> bool:
@@ -103,13 +107,30 @@ def _divide(image: Image, machine: Machine, widest: int, together: int) -> None:
         wanted = -(-slices // machine.multiprocessors)
         image.group, image.warps = 1, max(1, min(_WARPS[image.each], wanted))
     else:
-        image.each = 8
-        while image.each < most and image.cols > image.slice:
-            image.each *= 2
-        image.group = min(_WARPS[image.each], -(-image.cols // image.slice))
         wanted = -(-image.rows // machine.multiprocessors)
+        image.each = _each_for_rows(image.cols, wanted, together, machine) or most
+        image.group = min(_WARPS[image.each], -(-image.cols // image.slice))
         image.warps = image.group * max(1, min(_WARPS[image.each] // image.group, wanted))
     _count(image, machine)
+
+
+def _each_for_rows(cols: int, wanted: int, together: int, machine: Machine) -> int:
+    """R for rows that fit a block's warps, and shared memory with two tiles saved; 0 without one.
+
+    The most elements under way at once, as far as there is room for two stages of them; of equals
+    the fewest lanes without elements, then the most warps.
+    """
+    best, found = (0, 0), 0
+    if cols * (together + 8) > machine.shared_bytes:
+        return found
+    room = machine.shared_bytes * 7 // (16 * max(together, 1))
+    for each, warps in sorted(_WARPS.items()):
+        group = -(-cols // (32 * each))
+        rows = min(warps // group, wanted)
+        score = min(rows * cols, room), -group * each
+        if rows and score > best and each <= machine.widest:
+            best, found = score, each
+    return found
 
 
 def _count(image: Image, machine: Machine) -> None:
@@ -124,17 +145,19 @@ def _count(image: Image, machine: Machine) -> None:
     image.blocks = min(image.tiles, machine.multiprocessors)
 
 
-def _shrink(image: Image, machine: Machine) -> bool:
-    """Fewer warps, if there may be."""
+def _may_shrink(image: Image) -> bool:
+    """Whether there may be fewer warps."""
+    return image.warps > image.group or (image.chunks > 1 and image.group > 1)
+
+
+def _shrink(image: Image, machine: Machine) -> None:
+    """Fewer warps."""
     if image.warps > image.group:
         image.warps -= image.group
-    elif image.chunks > 1 and image.group > 1:
+    else:
         image.group -= 1
         image.warps = image.group
-    else:
-        return False
     _count(image, machine)
-    return True
 
 
 def _measure(image: Image) -> None:
@@ -154,8 +177,8 @@ def _measure(image: Image) -> None:
     image.barriers_at = rounded(image.program_bytes + 32)
     image.rows_at = rounded(image.barriers_at + 20 * image.stages)
     registers = 128 * (1 + image.numbers + 2 * image.accumulators)
-    image.partials_at = rounded(image.rows_at + image.warps * registers, 256)
-    image.scratch_at = image.partials_at + 256 * (image.warps // image.group)
+    image.partials_at = rounded(image.rows_at + image.warps * registers, 512)
+    image.scratch_at = image.partials_at + 512 * (image.warps // image.group)
     image.ring_at = rounded(image.scratch_at + image.warps * image.scratch * 128 * image.each)
     # Loads read whole slices: of the last row of a tile, beyond the stage.
     reach = width

@@ -346,6 +346,9 @@ def evaluate(
                 state[to] = np.where(state[given[2]], a, b)
             elif parts[0] == "cvt":
                 state[to] = _converted(parts, get(given[0], kind))
+            elif "sat" in parts:  # from 0 to 1; 0 of NaN
+                value = _PLAIN[parts[0]](*(get(one, kind) for one in given))
+                state[to] = np.nan_to_num(np.clip(value, 0, 1).astype(value.dtype), nan=0.0)
             elif parts[0] == "ld":
                 name, at = given[0].strip("[]").split("+")
                 assert tables is not None

@@ -137,7 +137,7 @@ extern __shared__ __align__(1024) unsigned char mj_shared[];
 """
 
 ENTRY = r"""
-extern "C" __global__ void __launch_bounds__({each} == 32 ? 512 : 640, 1)
+extern "C" __global__ void __launch_bounds__({threads}, 1)
 {name}(const __grid_constant__ Image image)
 {{
     constexpr u32 SLICE = 32 * {each};
@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__({each} == 32 ? 512 : 640, 1)
     if (warp < W) {{
         /* Where the row's warps leave their parts of a reduction; it turns with each. */
         *(u32 *)(mj_shared + h.rows_at + warp * each_rows + 4 * lane) =
-            base + h.partials_at + 256 * (warp / h.group);
+            base + h.partials_at + 512 * (warp / h.group);
     }}
     if (threadIdx.x == 0) {{
         for (u32 s = 0; s < S; s++) {{
@@ -285,7 +285,7 @@ extern "C" __global__ void __launch_bounds__({each} == 32 ? 512 : 640, 1)
             const u32 word = last ? h.epilogue : chunk ? h.rest[pass] : h.first[pass];
             const bool owner = lane == 0 && member == 0 && (h.by_rows || start + local == 0);
             run_words_{each}(base + 16 * word, ring + s * h.stage_bytes, local + 4 * lane,
-                start + local + 4 * lane, there, there - 4 * lane, rowfile,
+                start + local + 4 * lane, there, rowfile,
                 warp_group | (chunk != 0) << 30 | (u32)owner << 31, (u32)row, scratch);
         }}
         if (last) {{

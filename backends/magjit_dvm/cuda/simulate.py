@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from magjit_dvm.cuda.formats import elements_of, registers_of
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
 from magjit_dvm.cuda.ptx import evaluate
 from magjit_dvm.cuda.words import HEADER_BYTES, NO_WORD, OPCODES
@@ -121,7 +122,7 @@ class _Kernel:
         if (addresses % size).any():
             raise ImageError("an element that is not aligned")
         memory, places = self.places(addresses, size)
-        return _registers(memory.data[places], what)
+        return registers_of(memory.data[places], what)
 
     def write(self, addresses: Array, what: str, values: Array) -> None:
         """Registers to elements at addresses."""
@@ -130,7 +131,7 @@ class _Kernel:
         if (addresses % _BYTES[what]).any():
             raise ImageError("an element that is not aligned")
         memory, places = self.places(addresses, _BYTES[what], write=True)
-        memory.data[places] = _elements(values, what)
+        memory.data[places] = elements_of(values, what)
 
     # -- tiles --
 
@@ -222,7 +223,7 @@ class _Kernel:
                 raise ImageError("words without an end")
             named = head >> 24
             self.x, self.y, self.w1 = head >> 16 & 15, head >> 20 & 15, w1
-            self.F0, self.pointer = w2, w2 | w3 << 32
+            self.F0, self.F1, self.pointer = w2, w3, w2 | w3 << 32
             if first.startswith(("lt.", "la.", "lk.")):
                 self.load(first)
                 self.operate(OPCODES[head >> 8 & 255])
@@ -245,6 +246,8 @@ class _Kernel:
             value = np.repeat(self.number(self.y)[:, None], self.slice, 1)
         elif how in ("s", "u"):
             value = self.from_stage(rest[0], how == "s")
+        elif how == "c":
+            value = self.from_columns(rest[0])
         else:
             value = self.from_global(how, rest[0])
         setattr(self, "A" if bank == "la" else "T", value)
@@ -297,6 +300,17 @@ class _Kernel:
         value[self.valid] = self.read(addresses[self.valid], what)
         return value
 
+    def from_columns(self, what: str) -> Array:
+        """A vector that all rows share."""
+        if self.w1 != self.h["cols"] or (self.valid.sum(1) % 4).any():
+            raise ImageError("a vector of other rows")
+        if (self.pointer % (4 * _BYTES[what])) != 0:
+            raise ImageError("four elements that are not aligned")
+        addresses = self.pointer + (self.element - self.row * self.w1) * _BYTES[what]
+        value = np.zeros(self.empty.shape, np.uint32)
+        value[self.valid] = self.read(addresses[self.valid], what)
+        return value
+
     def number(self, k: int) -> Array:
         if k not in self.numbers or k >= self.h["numbers"]:
             raise ImageError("a row register is read before it is written")
@@ -314,8 +328,12 @@ class _Kernel:
             self.reduce(rest)
         elif head == "fin":
             self.finish(rest)
+        elif head == "row":
+            self.row_reduction(rest)
         elif head == "s":
             self.scalar(rest)
+        elif head == "sk":
+            self.scalar_and_number(rest)
         elif name == "swap":
             self.A, self.T = self.T, self.A
         elif name == "keep":
@@ -375,7 +393,48 @@ class _Kernel:
             if name == "f.sum":
                 values = np.where(np.isfinite(values), values + low, values)
             total = _FOLD[op].reduce(values)
-        self.numbers[self.x] = np.full(self.group, total).view(np.uint32)
+        self.set_number(self.x, np.full(self.group, total).view(np.uint32))
+
+    def row_reduction(self, name: str) -> None:
+        """As ``reduce`` and ``finish``, of a row in one stage."""
+        if self.h["chunks"] > 1:
+            raise ImageError("a row that is not in one stage")
+        kind, op = name.split(".")
+        parts = [v[m] for v, m in zip(self.A, self.valid, strict=True)]
+        whole = np.concatenate(parts).view(np.float32 if kind == "f" else np.int32)
+        with np.errstate(all="ignore"):
+            if op == "stat":
+                if self.w1 != len(whole):
+                    raise ImageError("statistics of another row")
+                total = whole.sum(dtype=np.float32)
+                mean = total * np.uint32(self.F0).view(np.float32)
+                about = np.square(whole - mean).sum(dtype=np.float32)
+                self.set_number(self.y, np.full(self.group, about).view(np.uint32))
+            elif op == "squares":
+                total = np.square(whole).sum(dtype=np.float32)
+            else:
+                total = _FOLD[op].reduce(whole, initial=_identity(name), dtype=whole.dtype)
+        self.set_number(self.x, np.full(self.group, total, whole.dtype).view(np.uint32))
+
+    def scalar_and_number(self, name: str) -> None:
+        t = np.full(self.group, self.F0, np.uint32)
+        if name == "scaled_rsqrt":
+            number = np.uint32(self.F1).view(np.float32)
+            with np.errstate(all="ignore"):
+                total = self.number(self.y).view(np.float32) * t.view(np.float32) + number
+                value = (1 / np.sqrt(total.astype(np.float64))).astype(np.float32).view(np.uint32)
+        else:
+            value = self.scalars(name, t)
+        self.set_number(self.x, value)
+
+    def scalars(self, name: str, t: Array) -> Array:
+        operands = {"a": self.number(self.y), "t": t}
+        return evaluate(elementwise(name, "f").lines, operands, tables())["a"]
+
+    def set_number(self, k: int, value: Array) -> None:
+        if k >= self.h["numbers"]:
+            raise ImageError("a row register that is not there")
+        self.numbers[k] = value
 
     def scalar(self, name: str) -> None:
         head, _, rest = name.partition(".")
@@ -391,12 +450,9 @@ class _Kernel:
         elif name == "take":
             value = self.A[:, 0].copy()
         else:
-            a = self.number(self.y)
-            t = self.number(self.w1) if is_binary(name, "f") else a
-            value = evaluate(elementwise(name, "f").lines, {"a": a, "t": t}, tables())["a"]
-        if self.x >= self.h["numbers"]:
-            raise ImageError("a row register that is not there")
-        self.numbers[self.x] = value
+            second = self.w1 if is_binary(name, "f") else self.y
+            value = self.scalars(name, self.number(second))
+        self.set_number(self.x, value)
 
 
 def _identity(name: str) -> float:
@@ -408,42 +464,3 @@ def _identity(name: str) -> float:
         "i.max": -(2**31),
         "i.min": 2**31 - 1,
     }[name]
-
-
-def _registers(raw: Array, what: str) -> Array:
-    """Bytes of elements as the 32 bits that a register gets."""
-    raw = np.ascontiguousarray(raw)
-    if what == "32":
-        return raw.view(np.uint32)[..., 0]
-    if what == "f16":
-        return raw.view(np.float16)[..., 0].astype(np.float32).view(np.uint32)
-    if what == "bf16":
-        return raw.view(np.uint16)[..., 0].astype(np.uint32) << 16
-    if what == "u8":
-        return raw[..., 0].astype(np.uint32)
-    long = raw.view(np.int64)[..., 0]
-    if what == "i64":
-        return long.astype(np.uint32)
-    if what == "i64f":
-        return long.astype(np.float32).view(np.uint32)
-    return (long != 0).astype(np.uint32)
-
-
-def _elements(values: Array, what: str) -> Array:
-    """Registers as the bytes of elements."""
-    if what == "32":
-        made = values
-    elif what == "f16":
-        with np.errstate(over="ignore"):
-            made = values.view(np.float32).astype(np.float16)
-    elif what == "bf16":
-        line = torch.from_numpy(values.view(np.float32).copy()).to(torch.bfloat16)
-        made = line.view(torch.int16).numpy()
-    elif what == "u8":
-        made = values.astype(np.uint8)
-    elif what == "i64":
-        made = values.view(np.int32).astype(np.int64)
-    else:
-        wide = np.nan_to_num(values.view(np.float32).astype(np.float64), nan=0.0)
-        made = np.clip(wide, -(2.0**63), 2.0**63 - 1024).astype(np.int64)
-    return np.ascontiguousarray(made).view(np.uint8).reshape(*values.shape, -1)

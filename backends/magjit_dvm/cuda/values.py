@@ -14,7 +14,7 @@ from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, NodeKind
 from magjit_dvm.vm import NotEncodable
 
-__all__ = ["Values"]
+__all__ = ["Values", "exact_inverse", "float_bits"]
 
 _NUMBERS = frozenset({NodeKind.CONSTANT, NodeKind.SCALAR, NodeKind.NUMEL})
 _HALVES = {DType.F16: "to_half", DType.BF16: "to_bfloat"}
@@ -29,6 +29,19 @@ _WHAT = {
 }
 
 
+def float_bits(value: float) -> int:
+    """A float32 as a word has it."""
+    return int(np.float32(value).view(np.uint32))
+
+
+def exact_inverse(bits: int) -> int:
+    """The inverse of a float32 that is a power of two, by bits; 0 of any other."""
+    exponent = bits >> 23 & 255
+    if bits & 0x7FFFFF or not 1 <= exponent <= 253:
+        return 0
+    return bits & 0x80000000 | (254 - exponent) << 23
+
+
 class Values:
     """Facts about nodes.
 
@@ -36,6 +49,7 @@ class Values:
         canonical: of each node, the one that it is the same as in registers.
         phase: how many reductions come before it.
         uses: by canonical nodes and outputs.
+        folded: row values that are part of another's word.
     """
 
     def __init__(self, space: Space, arguments: Sequence[Any]) -> None:
@@ -44,6 +58,7 @@ class Values:
         self.canonical: list[int] = []
         self.phase: list[int] = []
         self.uses = [0] * len(self.nodes)
+        self.folded: set[int] = set()
 
     def dtype(self, n: int) -> DType:
         return self.nodes[n].dtype
@@ -82,9 +97,9 @@ class Values:
         return self.nodes[node.args[0]].aux, kinds[node.dtype]
 
     def is_row_value(self, n: int) -> bool:
-        return (
-            self.in_row(n) and self.canonical[n] == n and not self.is_number(n) and self.uses[n] > 0
-        )
+        if not self.in_row(n) or self.canonical[n] != n or n in self.folded:
+            return False
+        return not self.is_number(n) and self.uses[n] > 0
 
     def reduction(self, n: int) -> str:
         """The word's name of a reduction."""
@@ -117,6 +132,9 @@ class Values:
                     self.uses[self.canonical[arg]] += 1
         for out in self.program.outputs:
             self.uses[self.canonical[out.node]] += 1
+        for n, node in enumerate(self.nodes):
+            if node.op == "rsqrt":
+                self.folded.update(self.scaled(n)[1:])
 
     def alias_of(self, n: int, node: Node) -> int:
         """The value that a node is the same as, in registers; −1 if it is one of its own."""
@@ -165,6 +183,70 @@ class Values:
         if node.kind is NodeKind.CAST and not users:
             return
         raise NotEncodable("a value of i64")
+
+    # -- patterns --
+
+    def difference(self, n: int) -> bool:
+        """Whether a value is a difference of floats that is used once."""
+        n = self.canonical[n]
+        return self.nodes[n].op == "sub" and self.uses[n] == 1 and self.kind(n) == "f"
+
+    def below_largest(self, n: int, row: int) -> bool:
+        """Whether ``row`` is the largest of ``n``, and tiles are stored in 16 bits alone."""
+        node = self.nodes[self.canonical[row]]
+        if node.kind is not NodeKind.REDUCE or node.op != "max":
+            return False
+        tiles = [one.node for one in self.program.outputs if not self.in_row(one.node)]
+        halves = all(self.dtype(one) in _HALVES for one in tiles)
+        return halves and self.canonical[node.args[0]] == self.canonical[n]
+
+    def squared(self, n: int) -> int:
+        """What a value that is used once is the square of, a float tile; −1 if it is none."""
+        n = self.canonical[n]
+        node = self.nodes[n]
+        if node.op != "mul" or self.uses[n] != 1 or self.kind(n) != "f" or self.in_row(n):
+            return -1
+        left, right = (self.canonical[arg] for arg in node.args)
+        return left if left == right else -1
+
+    def squares_about_mean(self, n: int) -> int:
+        """The sum of squares about the mean that is found from the sum ``n``; −1 without one."""
+        if self.reduction(n) != "f.sum":
+            return -1
+        (arg,) = self.nodes[n].args
+        for other, node in enumerate(self.nodes):
+            if node.kind is not NodeKind.REDUCE or node.op != "sum" or not self.uses[other]:
+                continue
+            away = self.squared(node.args[0]) if self.canonical[other] == other else -1
+            if away < 0 or self.nodes[away].op != "sub":
+                continue
+            of, mean = (self.canonical[one] for one in self.nodes[away].args)
+            if of == self.canonical[arg] and self.is_mean(mean, n):
+                return other
+        return -1
+
+    def is_mean(self, mean: int, total: int) -> bool:
+        """Whether a value is a sum divided by the row's length."""
+        node = self.nodes[mean]
+        if node.op != "div" or self.canonical[node.args[0]] != total:
+            return False
+        return self.is_number(node.args[1]) and self.bits(node.args[1]) == float_bits(
+            self.space.cols
+        )
+
+    def scaled(self, n: int) -> tuple[int, ...]:
+        """Of rsqrt(s / number + number): s, the quotient and the sum; nothing of any other."""
+        total = self.canonical[self.nodes[n].args[0]]
+        node = self.nodes[total]
+        if node.op != "add" or not self.in_row(n) or not self.is_number(node.args[1]):
+            return ()
+        quotient = self.canonical[node.args[0]]
+        if self.nodes[quotient].op != "div" or self.uses[total] != 1 or self.uses[quotient] != 1:
+            return ()
+        given, by = self.nodes[quotient].args
+        if self.is_number(given) or not self.is_number(by) or self.kind(n) != "f":
+            return ()
+        return self.canonical[given], quotient, total
 
     # -- numbers --
 

@@ -28,10 +28,14 @@ from dataclasses import dataclass, field
 from magjit_dvm.cuda.functions import FLOATS, INTS
 
 __all__ = [
+    "COUNTER_AT",
+    "FORM",
     "HEADER_BYTES",
     "IMAGE_BYTES",
+    "INPUTS_AT",
     "LOADED",
     "MAX_INPUTS",
+    "MAX_PASSES",
     "NO_WORD",
     "NUMBER",
     "OPCODES",
@@ -48,7 +52,11 @@ LOADED = ("32", "f16", "bf16", "u8", "i64", "i64f", "i64b")
 """What loads make of memory: ``i64`` its low 32 bits, ``i64f`` a float, ``i64b`` whether not 0."""
 STORED = ("32", "f16", "bf16", "u8", "i64", "i64f")
 """What stores make of A: ``i64`` is an int32 extended, ``i64f`` a float truncated."""
+OF_COLUMNS = ("32", "f16", "bf16")
+"""What loads of vectors that all rows share know."""
 REDUCTIONS = ("f.sum", "f.prod", "f.max", "f.min", "i.max", "i.min")
+ROW_REDUCTIONS = (*REDUCTIONS, "f.squares", "f.stat")
+"""Of a row in one stage, all at once."""
 SCALARS = (
     *("add", "sub", "rsub", "mul", "div", "rdiv", "maximum", "minimum"),
     *("neg", "reciprocal", "sqrt", "rsqrt", "exp", "log"),
@@ -57,7 +65,7 @@ SCALARS = (
 WITH_IMMEDIATE = {
     "f": (
         *("add", "sub", "rsub", "mul", "div", "rdiv", "maximum", "minimum"),
-        *("sub_exp", "sub_square"),
+        *("sub_exp", "sub_exp_small", "sub_square"),
     ),
     "i": ("add", "mul", "bitwise_and"),
 }
@@ -70,24 +78,32 @@ OPCODES: tuple[str, ...] = (
     *(f"{kind}k.{name}" for kind, names in WITH_IMMEDIATE.items() for name in names),
     *("swap", "keep", "take", "mask", "select", "save"),
     *(f"lt.{how}.{what}" for how in "suvbe" for what in LOADED),
+    *(f"lt.c.{what}" for what in OF_COLUMNS),
     *("la.s.32", "la.s.f16", "la.s.bf16"),
     *("lt.scratch", "la.scratch", "lt.k", "la.k", "lt.r", "la.r", "lk.r"),
     *(f"st.{how}.{what}" for how in "gue" for what in STORED),
     *(f"red.{name}" for name in REDUCTIONS),
     *(f"fin.{name}" for name in REDUCTIONS),
+    *(f"row.{name}" for name in ROW_REDUCTIONS),
     *(f"s.{name}" for name in SCALARS),
+    *(f"sk.{name}" for name in SCALARS if name in WITH_IMMEDIATE["f"]),
+    "sk.scaled_rsqrt",
     *("s.k", "s.take"),
     *(f"s.ld.{what}" for what in LOADED),
     *(f"s.st.{what}" for what in STORED),
 )
 """All operators; their places are their numbers.  Loads from stages are ``s`` where four elements
 are aligned and ``u`` where not; from global memory through a descriptor, ``v`` four elements at a
-time, ``b`` one element for four, ``e`` each by itself.  Stores are ``g`` contiguous and aligned,
+time, ``b`` one element for four, ``e`` each by itself; ``c`` contiguous along columns and the same
+in all rows, with the number of columns in w1.  Stores are ``g`` contiguous and aligned,
 ``u`` contiguous, ``e`` through a descriptor."""
 
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
+FORM = 3
+"""Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
+has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
 HEADER_BYTES, IMAGE_BYTES, COUNTER_AT, INPUTS_AT = 336, 4096, 136, 144
 _PATCH = "<IIq"

@@ -1,0 +1,594 @@
+/* Calls of fused operators on NVIDIA GPUs: arguments taken, words made, results allocated, one launch.
+ * Nothing is kept of a call. */
+#include "cuda_calls.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include "cuda_encoder.h"
+#include "cuda_launch.h"
+#include "module.h"
+#include "torch_abi.h"
+
+namespace magjit_dvm {
+
+using namespace cuda;
+
+namespace {
+
+struct CudaFused {
+    PyObject_HEAD
+    vectorcallfunc call;
+    Program *program; /* NULL: calls go to Python */
+    Prepared *prepared;
+    PyObject *fallback; /* called with the same arguments where there are no words; or None */
+    int32_t device_type;
+    bool approximate; /* the GPU's own tanh and quotients */
+};
+
+/* ---- GPUs ---- */
+
+enum : int { MAX_GPUS = 64, N_KERNELS = 4 };
+
+struct Gpu {
+    bool known;
+    Device machine;
+    uint64_t counters, n_counters;
+    uint64_t kernels[N_KERNELS][2]; /* of R = 8, 16, 32, 64; approximate */
+};
+
+Gpu gpus[MAX_GPUS];
+PyObject *kernel_hook, *allocate_hook;
+
+/* A kernel's handle, after which the GPU is known; 0 with an exception set. */
+uint64_t ask_for_kernel(int device, int each, bool approximate)
+{
+    if (!kernel_hook) {
+        PyErr_SetString(PyExc_RuntimeError, "nobody to ask for kernels");
+        return 0;
+    }
+    PyObject *found = PyObject_CallFunction(kernel_hook, "iii", device, each, (int)approximate);
+    uint64_t function = found ? PyLong_AsUnsignedLongLong(found) : 0;
+    Py_XDECREF(found);
+    if (!PyErr_Occurred() && !gpus[device].known) {
+        PyErr_SetString(PyExc_RuntimeError, "a GPU that nobody has told of");
+    }
+    return PyErr_Occurred() ? 0 : function;
+}
+
+uint64_t kernel_of(int device, int each, bool approximate)
+{
+    uint64_t &known = gpus[device].kernels[__builtin_ctz((unsigned)each) - 3][approximate];
+    if (!known) {
+        known = ask_for_kernel(device, each, approximate);
+    }
+    return known;
+}
+
+/* torch's current stream; −1 with an exception set. */
+int current_stream(int32_t device_type, int device, void **stream)
+{
+    static int32_t (*find)(int32_t, void **);
+    *stream = nullptr;
+    if (device_type != torch_library.cuda) {
+        return 0; /* a driver without streams, in tests */
+    }
+    if (!find) {
+        void *library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+        find = library ? (decltype(find))dlsym(library, "aoti_torch_get_current_cuda_stream")
+                       : nullptr;
+    }
+    if (find && !find(device, stream)) {
+        return 0;
+    }
+    PyObject *torch_c = PyImport_ImportModule("torch._C");
+    PyObject *found =
+        torch_c ? PyObject_CallMethod(torch_c, "_cuda_getCurrentRawStream", "i", device) : nullptr;
+    *stream = found ? PyLong_AsVoidPtr(found) : nullptr;
+    Py_XDECREF(found);
+    Py_XDECREF(torch_c);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* ---- arguments ---- */
+
+enum Taken : uint8_t { TAKEN, NOT_TAKEN, TO_PYTHON };
+
+/* The metadata of a plain tensor. */
+Taken take_metadata(const Input &in, void *handle, Argument &value)
+{
+    const TorchLibrary &lib = torch_library;
+    int32_t dtype;
+    int64_t ndim;
+    void *data;
+    if (lib.get_dtype(handle, &dtype) || lib.get_dim(handle, &ndim) ||
+        lib.get_sizes(handle, (int64_t **)&value.sizes) ||
+        lib.get_strides(handle, (int64_t **)&value.strides) || lib.get_data(handle, &data)) {
+        return TO_PYTHON;
+    }
+    value.data = (uint64_t)data;
+    value.fits = dtype == lib.dtypes[in.dtype] && ndim == in.ndim;
+    return TAKEN;
+}
+
+Taken take_tensor(const Input &in, PyObject *object, int32_t device_type, Argument &value,
+                  int &device, const char *&reason)
+{
+    const TorchLibrary &lib = torch_library;
+    int32_t type, index, layout;
+    reason = "not a plain tensor on a GPU";
+    if (!is_plain_tensor(object)) {
+        return NOT_TAKEN;
+    }
+    void *handle = tensor_handle(object);
+    if (lib.get_device_type(handle, &type) || lib.get_device_index(handle, &index) ||
+        lib.get_layout(handle, &layout)) {
+        return TO_PYTHON;
+    }
+    if (type != device_type) {
+        return NOT_TAKEN;
+    }
+    index = std::max(index, 0);
+    reason = "tensors on several GPUs";
+    if (device != -1 && device != index) {
+        return NOT_TAKEN;
+    }
+    device = index;
+    reason = "a tensor whose memory means something else";
+    int negative = layout == lib.strided ? is_negative(object) : 1;
+    if (negative) {
+        return negative < 0 ? TO_PYTHON : NOT_TAKEN;
+    }
+    return take_metadata(in, handle, value);
+}
+
+Taken take_number(const Input &in, PyObject *object, Argument &value, const char *&reason)
+{
+    reason = "not a number";
+    value.floating = PyFloat_Check(object);
+    if (value.floating) {
+        value.number = PyFloat_AS_DOUBLE(object);
+        return in.kind == INPUT_int ? NOT_TAKEN : TAKEN;
+    }
+    if (!PyLong_Check(object)) {
+        return NOT_TAKEN;
+    }
+    int overflow;
+    value.integer = PyLong_AsLongLongAndOverflow(object, &overflow);
+    return overflow ? TO_PYTHON : TAKEN;
+}
+
+Taken take_all(const CudaFused *self, PyObject *const *args, Py_ssize_t n, int32_t device_type,
+               Argument *given, int &device, const char *&reason)
+{
+    device = -1;
+    if (!self->program || n != (Py_ssize_t)self->program->inputs.size()) {
+        return TO_PYTHON;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        const Input &in = self->program->inputs[i];
+        Taken taken = in.kind == INPUT_tensor
+                          ? take_tensor(in, args[i], device_type, given[i], device, reason)
+                          : take_number(in, args[i], given[i], reason);
+        if (taken != TAKEN) {
+            return taken;
+        }
+    }
+    return device < MAX_GPUS ? TAKEN : TO_PYTHON;
+}
+
+void encode_timed(const Prepared &prepared, const Argument *given, const Device &machine,
+                  Encoded &encoded)
+{
+    using Clock = std::chrono::steady_clock;
+    if (!timing) {
+        return encode(prepared, given, machine, encoded);
+    }
+    Clock::time_point begin = Clock::now();
+    encode(prepared, given, machine, encoded);
+    auto taken = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin);
+    timings->push_back(taken.count());
+}
+
+/* ---- calls ---- */
+
+PyObject *by_reference(PyObject *self, PyObject *const *args, Py_ssize_t n)
+{
+    if (PyErr_Occurred()) {
+        return nullptr;
+    }
+    PyObject *method = PyObject_GetAttrString(self, "by_reference");
+    PyObject *result = method ? PyObject_Vectorcall(method, args, (size_t)n, nullptr) : nullptr;
+    Py_XDECREF(method);
+    return result;
+}
+
+PyObject *refused(CudaFused *self, const char *reason, PyObject *const *args, Py_ssize_t n)
+{
+    if (self->fallback == Py_None) {
+        PyErr_SetString(not_encodable, reason);
+        return nullptr;
+    }
+    return PyObject_Vectorcall(self->fallback, args, (size_t)n, nullptr);
+}
+
+PyObject *as_tuple(const int64_t *numbers, int n)
+{
+    PyObject *tuple = PyTuple_New(n);
+    for (int k = 0; tuple && k < n; k++) {
+        PyObject *number = PyLong_FromLongLong(numbers[k]);
+        if (!number) {
+            Py_CLEAR(tuple);
+            break;
+        }
+        PyTuple_SET_ITEM(tuple, k, number);
+    }
+    return tuple;
+}
+
+/* A result. Where torch's allocator refuses, Python asks it again, for torch's own exception. */
+PyObject *new_result(const CudaFused *self, int o, const Shape &layout, int device, char **data)
+{
+    const Output &out = self->program->outputs[o];
+    DType dtype = self->program->nodes[out.node].dtype;
+    PyObject *made = empty_tensor(out.ndim, layout.sizes, layout.strides, dtype, self->device_type,
+                                  device, data);
+    if (made || PyErr_Occurred() || !allocate_hook) {
+        if (!made && !PyErr_Occurred()) {
+            PyErr_SetString(PyExc_MemoryError, "an output of a fused operator cannot be allocated");
+        }
+        return made;
+    }
+    PyObject *sizes = as_tuple(layout.sizes, out.ndim);
+    PyObject *strides = as_tuple(layout.strides, out.ndim);
+    if (sizes && strides) {
+        bool cpu = self->device_type == torch_library.cpu;
+        made = PyObject_CallFunction(allocate_hook, "OOii", sizes, strides, (int)dtype,
+                                     cpu ? -1 : device);
+    }
+    Py_XDECREF(sizes);
+    Py_XDECREF(strides);
+    void *address = nullptr;
+    if (made && (!is_plain_tensor(made) || torch_library.get_data(tensor_handle(made), &address))) {
+        PyErr_SetString(PyExc_RuntimeError, "a result that is no plain tensor");
+        Py_CLEAR(made);
+    }
+    *data = (char *)address;
+    return made;
+}
+
+/* The results of a call, owned until they are taken. */
+struct Results {
+    PyObject *made[MAX_OUTPUTS];
+    int count = 0;
+
+    ~Results()
+    {
+        for (int k = 0; k < count; k++) {
+            Py_DECREF(made[k]);
+        }
+    }
+    PyObject *take()
+    {
+        if (count == 1) {
+            return Py_NewRef(made[0]);
+        }
+        PyObject *tuple = PyTuple_New(count); /* of none, if all are parts of an input */
+        for (int k = 0; tuple && k < count; k++) {
+            PyTuple_SET_ITEM(tuple, k, Py_NewRef(made[k]));
+        }
+        return tuple;
+    }
+};
+
+/* Writes addresses into the image and runs it. */
+int launch_image(const CudaFused *self, Encoded &encoded, const uint64_t *addresses, int device)
+{
+    Launch one{};
+    one.function = kernel_of(device, encoded.each, self->approximate);
+    if (!one.function || current_stream(self->device_type, device, &one.stream)) {
+        return -1;
+    }
+    for (int k = 0; k < encoded.n_patches; k++) {
+        const Patch &patch = encoded.patches[k];
+        uint64_t address = addresses[patch.argument] + (uint64_t)patch.offset;
+        memcpy(encoded.image + patch.at, &address, sizeof(address));
+    }
+    const Gpu &gpu = gpus[device];
+    one.blocks = (unsigned)encoded.blocks;
+    one.threads = (unsigned)encoded.threads;
+    one.shared = (unsigned)encoded.shared_bytes;
+    one.parameter = encoded.image;
+    one.counters = gpu.counters;
+    one.n_counters = encoded.draws ? gpu.n_counters : 0;
+    return launch(one);
+}
+
+PyObject *run_encoded(const CudaFused *self, const Argument *given, Encoded &encoded, int device)
+{
+    const Program &program = *self->program;
+    int n_inputs = (int)program.inputs.size(), n_outputs = (int)program.outputs.size();
+    uint64_t addresses[MAX_INPUTS + MAX_OUTPUTS] = {};
+    for (int i = 0; i < n_inputs; i++) {
+        addresses[i] = program.inputs[i].kind == INPUT_tensor ? given[i].data : 0;
+    }
+    Results results;
+    for (int o = 0; o < n_outputs; o++) {
+        if (program.outputs[o].allocated()) {
+            char *data = nullptr;
+            PyObject *made = new_result(self, o, encoded.layouts[o], device, &data);
+            if (!made) {
+                return nullptr;
+            }
+            results.made[results.count++] = made;
+            addresses[n_inputs + o] = (uint64_t)data;
+        }
+    }
+    if (encoded.verdict == ENCODED && launch_image(self, encoded, addresses, device)) {
+        return nullptr;
+    }
+    return results.take();
+}
+
+PyObject *cuda_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *keywords)
+{
+    CudaFused *self = (CudaFused *)object;
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    if (keywords && PyTuple_GET_SIZE(keywords)) {
+        PyErr_SetString(PyExc_TypeError, "a fused operator takes no keywords");
+        return nullptr;
+    }
+    Argument given[MAX_INPUTS];
+    int device;
+    const char *reason = nullptr;
+    Taken taken = take_all(self, args, n, self->device_type, given, device, reason);
+    if (taken == TO_PYTHON) {
+        return by_reference(object, args, n);
+    }
+    if (taken == NOT_TAKEN || device < 0) {
+        return refused(self, taken == TAKEN ? "no tensor to say which GPU" : reason, args, n);
+    }
+    if (!gpus[device].known) {
+        ask_for_kernel(device, 0, false);
+        if (PyErr_Occurred()) {
+            return nullptr;
+        }
+    }
+    Encoded encoded;
+    encode_timed(*self->prepared, given, gpus[device].machine, encoded);
+    if (encoded.verdict == REFUSED) {
+        return refused(self, encoded.reason, args, n);
+    }
+    if (encoded.verdict == LEFT) {
+        return by_reference(object, args, n);
+    }
+    return run_encoded(self, given, encoded, device);
+}
+
+/* ---- looking inside ---- */
+
+PyObject *describe(const Program &program, const Encoded &encoded)
+{
+    PyObject *layouts = PyList_New(0);
+    for (size_t o = 0; layouts && o < program.outputs.size(); o++) {
+        PyObject *sizes = as_tuple(encoded.layouts[o].sizes, program.outputs[o].ndim);
+        PyObject *strides = as_tuple(encoded.layouts[o].strides, program.outputs[o].ndim);
+        PyObject *pair = sizes && strides ? PyTuple_Pack(2, sizes, strides) : nullptr;
+        Py_XDECREF(sizes);
+        Py_XDECREF(strides);
+        if (!pair || PyList_Append(layouts, pair)) {
+            Py_CLEAR(layouts);
+        }
+        Py_XDECREF(pair);
+    }
+    if (!layouts) {
+        return nullptr;
+    }
+    if (encoded.verdict == NOTHING) {
+        return Py_BuildValue("(Ny#y#i(LLL)O)", layouts, "", (Py_ssize_t)0, "", (Py_ssize_t)0, 32,
+                             0LL, 0LL, 0LL, Py_False);
+    }
+    return Py_BuildValue(
+        "(Ny#y#i(LLL)O)", layouts, encoded.image, (Py_ssize_t)encoded.n_bytes,
+        (const char *)encoded.patches, (Py_ssize_t)(encoded.n_patches * (int)sizeof(Patch)),
+        encoded.each, (long long)encoded.blocks, (long long)encoded.threads,
+        (long long)encoded.shared_bytes, encoded.draws ? Py_True : Py_False);
+}
+
+/* The sizes of a GPU, as plan.py's Machine has them. */
+int read_device(PyObject *tuple, Device &machine)
+{
+    long long multiprocessors, shared, widest;
+    if (!PyTuple_Check(tuple)) {
+        PyErr_SetString(PyExc_TypeError, "the sizes of a GPU are a tuple");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(tuple, "LLL:machine", &multiprocessors, &shared, &widest)) {
+        return -1;
+    }
+    if (multiprocessors < 1) {
+        PyErr_SetString(PyExc_ValueError, "a GPU has a multiprocessor at least");
+        return -1;
+    }
+    machine = {multiprocessors, shared, widest};
+    return 0;
+}
+
+PyObject *cuda_encode(PyObject *object, PyObject *const *args, Py_ssize_t n)
+{
+    CudaFused *self = (CudaFused *)object;
+    Device machine;
+    if (n < 1 || read_device(args[0], machine)) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_TypeError, "encode(machine, *args)");
+        }
+        return nullptr;
+    }
+    Argument given[MAX_INPUTS];
+    int device;
+    const char *reason = nullptr;
+    Taken taken = take_all(self, args + 1, n - 1, torch_library.cpu, given, device, reason);
+    if (taken == NOT_TAKEN) {
+        PyErr_SetString(not_encodable, reason);
+        return nullptr;
+    }
+    if (PyErr_Occurred() || taken == TO_PYTHON) {
+        return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
+    }
+    Encoded encoded;
+    encode_timed(*self->prepared, given, machine, encoded);
+    if (encoded.verdict == REFUSED) {
+        PyErr_SetString(not_encodable, encoded.reason);
+        return nullptr;
+    }
+    return encoded.verdict == LEFT ? Py_NewRef(Py_None) : describe(*self->program, encoded);
+}
+
+/* ---- making one ---- */
+
+int read_lists(CudaFused *self, PyObject *lists)
+{
+    int rank;
+    PyObject *inputs, *nodes, *outputs;
+    const char *floats;
+    Py_ssize_t n;
+    if (!PyArg_ParseTuple(lists, "iO!O!O!y#:program", &rank, &PyList_Type, &inputs, &PyList_Type,
+                          &nodes, &PyList_Type, &outputs, &floats, &n)) {
+        return -1;
+    }
+    auto program = std::make_unique<Program>();
+    program->rank = rank;
+    if (rank < 0 || rank > MAX_DIMS || n != PyList_GET_SIZE(nodes) || !words.ready) {
+        PyErr_SetString(PyExc_ValueError, "at most 8 dimensions, and a flag for each node");
+        return -1;
+    }
+    if (read_program(*program, inputs, nodes, outputs)) {
+        return -1;
+    }
+    for (const Output &out : program->outputs) {
+        if (out.whole >= 0 && program->inputs[out.whole].ndim != out.ndim) {
+            PyErr_SetString(PyExc_ValueError, "a whole of another rank");
+            return -1;
+        }
+    }
+    self->program = program.release();
+    self->prepared = new Prepared(prepare(*self->program, floats));
+    return 0;
+}
+
+PyObject *cuda_fused_new(PyTypeObject *type, PyObject *args, PyObject *)
+{
+    PyObject *lists, *fallback = Py_None;
+    int approximate = 0, device_type = torch_library.cuda;
+    if (!PyArg_ParseTuple(args, "O|Opi:CudaFused", &lists, &fallback, &approximate,
+                          &device_type)) {
+        return nullptr;
+    }
+    CudaFused *self = (CudaFused *)type->tp_alloc(type, 0);
+    if (!self) {
+        return nullptr;
+    }
+    self->call = cuda_call;
+    self->fallback = Py_NewRef(fallback);
+    self->device_type = device_type;
+    self->approximate = approximate != 0;
+    if (lists != Py_None && read_lists(self, lists)) {
+        Py_DECREF(self);
+        return nullptr;
+    }
+    return (PyObject *)self;
+}
+
+int cuda_fused_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Py_VISIT(((CudaFused *)object)->fallback);
+    Py_VISIT(Py_TYPE(object));
+    return 0;
+}
+
+int cuda_fused_clear(PyObject *object)
+{
+    Py_CLEAR(((CudaFused *)object)->fallback);
+    return 0;
+}
+
+void cuda_fused_dealloc(PyObject *object)
+{
+    PyObject_GC_UnTrack(object);
+    cuda_fused_clear(object);
+    delete ((CudaFused *)object)->prepared;
+    delete ((CudaFused *)object)->program;
+    PyTypeObject *type = Py_TYPE(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+PyMethodDef cuda_fused_methods[] = {
+    {"encode", (PyCFunction)(void (*)(void))cuda_encode, METH_FASTCALL,
+     "encode(machine, *args): (layouts, image, patches, R, (blocks, threads, shared bytes), whether "
+     "tiles are drawn) for tensors on the CPU that stand for a GPU's; None where it is left to "
+     "Python."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyMemberDef cuda_fused_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(CudaFused, call), READONLY, nullptr},
+    {"fallback", T_OBJECT, offsetof(CudaFused, fallback), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot cuda_fused_slots[] = {{Py_tp_new, (void *)cuda_fused_new},
+                                  {Py_tp_dealloc, (void *)cuda_fused_dealloc},
+                                  {Py_tp_traverse, (void *)cuda_fused_traverse},
+                                  {Py_tp_clear, (void *)cuda_fused_clear},
+                                  {Py_tp_call, (void *)PyVectorcall_Call},
+                                  {Py_tp_methods, cuda_fused_methods},
+                                  {Py_tp_members, cuda_fused_members},
+                                  {0, nullptr}};
+
+PyType_Spec cuda_fused_spec = {"magjit_dvm._vm.CudaFused", sizeof(CudaFused), 0,
+                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE |
+                                   Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC,
+                               cuda_fused_slots};
+
+} // namespace
+
+PyObject *py_cuda_hooks(PyObject *, PyObject *args)
+{
+    PyObject *kernel, *allocate;
+    if (!PyArg_ParseTuple(args, "OO:cuda_hooks", &kernel, &allocate)) {
+        return nullptr;
+    }
+    Py_XSETREF(kernel_hook, Py_NewRef(kernel));
+    Py_XSETREF(allocate_hook, Py_NewRef(allocate));
+    Py_RETURN_NONE;
+}
+
+PyObject *py_cuda_gpu(PyObject *, PyObject *args)
+{
+    int device;
+    PyObject *sizes;
+    Device machine;
+    unsigned long long counters, n_counters;
+    if (!PyArg_ParseTuple(args, "iOKK:cuda_gpu", &device, &sizes, &counters, &n_counters) ||
+        read_device(sizes, machine)) {
+        return nullptr;
+    }
+    if (device < 0 || device >= MAX_GPUS) {
+        PyErr_SetString(PyExc_ValueError, "a GPU of no number");
+        return nullptr;
+    }
+    gpus[device] = Gpu{true, machine, counters, n_counters, {}};
+    Py_RETURN_NONE;
+}
+
+int add_cuda_fused(PyObject *module)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, &cuda_fused_spec, nullptr);
+    int failed = type ? PyModule_AddObjectRef(module, "CudaFused", type) : -1;
+    Py_XDECREF(type);
+    return failed;
+}
+
+} // namespace magjit_dvm

@@ -1,0 +1,521 @@
+/* Words of one instance, as cuda/encode.py makes them in the same order. */
+#include "cuda_encoder.h"
+
+#include <algorithm>
+
+namespace magjit_dvm::cuda {
+
+void Encoder::run()
+{
+    lay_out();
+    if (stopped()) {
+        return;
+    }
+    if (empty) {
+        if (over_nothing()) {
+            return refuse("a reduction over nothing");
+        }
+        encoded.verdict = NOTHING;
+        return;
+    }
+    survey();
+    if (!stopped()) {
+        arrange();
+    }
+    if (!stopped()) {
+        emit();
+    }
+    if (!stopped()) {
+        fit();
+    }
+    if (!stopped()) {
+        pack();
+    }
+}
+
+/* A new word. Once something has stopped, one that nobody reads. */
+Word &Encoder::put(uint8_t first, uint8_t second)
+{
+    if (image.n_words > MOST_WORDS) {
+        refuse("too many words");
+    }
+    Word &word = image.words[stopped() ? MOST_WORDS + 1 : image.n_words++];
+    word = {first, second, 0, 0, false, false, -1, 0, 0, 0, 0};
+    return word;
+}
+
+/* ---- passes ---- */
+
+bool Encoder::is_reduced(int n) const
+{
+    return program.nodes[n].kind == NODE_reduce && canonical[n] == n && uses[n];
+}
+
+int Encoder::count_passes() const
+{
+    int passes = 0;
+    for (const Output &out : program.outputs) {
+        if (!in_row(out.node)) {
+            passes = std::max(passes, phase[out.node] + 1);
+        }
+    }
+    for (int n = 0; n < n_nodes(); n++) {
+        if (is_reduced(n)) {
+            passes = std::max<int>(passes, phase[n]);
+        }
+    }
+    return passes;
+}
+
+void Encoder::emit()
+{
+    int passes = count_passes();
+    for (int p = 0; p <= passes && !stopped(); p++) {
+        if (p == passes && p && chunked) {
+            put(words.end);
+            image.epilogue = (uint32_t)image.n_words;
+        } else if (p < passes && (p == 0 || chunked)) {
+            if (p) {
+                put(words.end);
+            }
+            image.first[image.n_first++] = (uint16_t)image.n_words;
+        }
+        if (chunked) {
+            forget();
+        }
+        emit_pass(p, passes);
+    }
+    if (!passes) {
+        image.n_first = image.n_rest = 1;
+        image.first[0] = image.rest[0] = 0;
+    } else if (chunked && image.epilogue == (uint32_t)image.n_words) {
+        image.n_words--; /* nothing is left to do */
+        image.epilogue = NO_WORD;
+    }
+    put(words.end);
+}
+
+void Encoder::emit_pass(int pass, int passes)
+{
+    for (int n = 0; n < n_nodes() && !stopped(); n++) {
+        if (phase[n] == pass && is_row_value(n)) {
+            emit_row_value(n);
+        }
+    }
+    for (int o = 0; o < n_outputs() && !stopped(); o++) {
+        int n = program.outputs[o].node;
+        if (in_row(n) && phase[n] == pass) {
+            store_row(o);
+        }
+    }
+    if (pass == passes) {
+        return;
+    }
+    if (pass == 0 || chunked) {
+        image.rest[image.n_rest++] = (uint16_t)image.n_words;
+        held = -1; /* a row's later chunks begin here */
+    }
+    for (int n = 0; n < n_nodes() && !stopped(); n++) {
+        if (is_reduced(n) && phase[n] == pass + 1 && row_register[n] < 0) {
+            emit_reduce(n);
+        }
+    }
+    for (int o = 0; o < n_outputs() && !stopped(); o++) {
+        int n = program.outputs[o].node;
+        if (!in_row(n) && phase[n] == pass) {
+            store_tile(o);
+        }
+    }
+}
+
+/* Scratch memory and counts do not outlive a pass over chunks: all is computed again. */
+void Encoder::forget()
+{
+    for (int k = 0; k < n_saved; k++) {
+        free_slots[n_free++] = slot[saved[k]];
+        slot[saved[k]] = -1;
+    }
+    n_saved = 0;
+    std::copy(uses, uses + n_nodes(), left);
+    held = -1;
+}
+
+/* ---- tiles ---- */
+
+/* Whether one word brings a value into A or T. */
+bool Encoder::available(int n) const
+{
+    n = canonical[n];
+    return facts[n].number || in_row(n) || facts[n].load || slot[n] >= 0;
+}
+
+/* An available value into A or T; then `second`. */
+void Encoder::bring(int n, Bank bank, uint8_t second)
+{
+    n = canonical[n];
+    if (facts[n].number) {
+        uint32_t value = bits(n);
+        put(words.number[bank], second).w2 = value;
+    } else if (slot[n] >= 0) {
+        put(words.scratch[bank], second).w1 = (uint32_t)(slot[n] * 128 * image.each);
+    } else if (in_row(n)) {
+        if (row_register[n] < 0) {
+            return leave();
+        }
+        put(words.row[bank], second).y = (uint8_t)row_register[n];
+    } else if (facts[n].load) {
+        bring_load(n, bank, second);
+    } else {
+        leave();
+    }
+}
+
+void Encoder::bring_load(int n, Bank bank, uint8_t second)
+{
+    int what = facts[n].loaded, number = facts[n].input;
+    if (what == N_LOADED) {
+        return refuse("a cast of i64 to ", "", "", program.nodes[n].dtype);
+    }
+    Where where{};
+    Way way = way_of(number, where);
+    bool direct = bank == BANK_a && way == WAY_staged && what <= LOADED_bf16;
+    if (bank == BANK_a && !direct) {
+        second = words.take;
+    }
+    if (way == WAY_columns) {
+        Word &word = put(words.load_columns[what], second);
+        word.set_place(where);
+        word.described = false; /* the number of columns instead */
+        return;
+    }
+    Word &word = put(direct ? words.load_a[what] : words.load[way][what], second);
+    word.set_place(where);
+    if (way == WAY_staged || way == WAY_shifted) {
+        word.described = false;
+        word.staged = true;
+    }
+}
+
+int Encoder::stage_of(int number) const
+{
+    for (int k = 0; k < image.n_inputs; k++) {
+        if (image.inputs[k].argument == number) {
+            return k;
+        }
+    }
+    return -1;
+}
+
+/* How a tensor's tile is loaded, and from where. */
+Way Encoder::way_of(int number, Where &where)
+{
+    const Operand &one = inputs[number];
+    bool by_four = !image.by_rows || image.cols % 4 == 0;
+    int four = std::min(4 * one.size, 16);
+    if (stage_of(number) >= 0) {
+        where = {0, number, 0};
+        return by_four && one.low % four == 0 ? WAY_staged : WAY_shifted;
+    }
+    if (of_columns(one)) {
+        where = {(int)image.cols, one.argument, one.offset};
+        return WAY_columns;
+    }
+    where = viewed(one, dims_in_order, n_order);
+    if (stopped()) {
+        return WAY_each;
+    }
+    const auto &found = image.descriptors[where.descriptor];
+    const auto *dims = image.described + found.at;
+    if (!found.n) {
+        leave();
+        return WAY_each;
+    }
+    if (by_four && dims[0].size % 4 == 0) {
+        if (dims[0].stride == 0) {
+            return WAY_broadcast;
+        }
+        bool fits = dims[0].stride == one.size && one.low % four == 0;
+        for (int k = 1; k < found.n; k++) {
+            fits &= dims[k].stride % four == 0;
+        }
+        if (fits) {
+            return WAY_four;
+        }
+    }
+    return WAY_each;
+}
+
+/* Whether an operand is the same in all rows, and lies in memory as their columns do. */
+bool Encoder::of_columns(const Operand &one) const
+{
+    bool known = one.size == 2 || one.size == 4;
+    if (!reduced || !known || image.cols % 4 || one.low % (4 * one.size)) {
+        return false;
+    }
+    int64_t expected = one.size;
+    for (int k = n_order; k-- > 0;) {
+        int d = dims_in_order[k];
+        if (one.strides[d] != (reduced >> d & 1 ? expected : 0)) {
+            return false;
+        }
+        expected *= size[d];
+    }
+    return true;
+}
+
+/* One use of a value is behind it. */
+void Encoder::done_with(int n)
+{
+    n = canonical[n];
+    if (--left[n] <= 0 && slot[n] >= 0) {
+        free_slots[n_free++] = slot[n];
+        slot[n] = -1;
+        int16_t *end = saved + n_saved--;
+        std::copy(std::find(saved, end, n) + 1, end, std::find(saved, end, n));
+    }
+}
+
+/* Keep A in scratch memory as the value `n`. */
+void Encoder::save(int n)
+{
+    if (stopped() || slot[n] >= 0) {
+        return leave();
+    }
+    int16_t at = n_free ? free_slots[--n_free] : (int16_t)image.scratch;
+    image.scratch = std::max(image.scratch, at + 1);
+    slot[n] = at;
+    saved[n_saved++] = (int16_t)n;
+    put(words.save).w1 = (uint32_t)(at * 128 * image.each);
+}
+
+/* Before A changes: save what it holds if it has more uses left than these. */
+void Encoder::give_up(int more)
+{
+    if (held >= 0 && left[held] > more && !available(held)) {
+        save(held);
+    }
+    held = -1;
+}
+
+/* The value into A. */
+void Encoder::generate(int n)
+{
+    n = canonical[n];
+    if (stopped() || held == n) {
+        return;
+    }
+    if (available(n)) {
+        give_up();
+        bring(n, BANK_a, words.nop);
+    } else {
+        compute(n);
+    }
+    held = n;
+}
+
+/* A ← the node's operator of its operands. */
+void Encoder::compute(int n)
+{
+    const Node &node = program.nodes[n];
+    if (stopped()) {
+        return;
+    }
+    bool copies = node.kind == NODE_compute && node.op == OP_copy;
+    if (node.kind == NODE_broadcast || copies || node.kind == NODE_cast) {
+        generate(node.args[0]);
+        give_up(1);
+        for (int k = 0; k < facts[n].n_casts; k++) {
+            uint8_t op = facts[n].casts[k];
+            put(op).w2 = op == words.low_bits ? 255 : 0;
+        }
+        done_with(node.args[0]);
+    } else if (node.kind == NODE_compute && node.op == OP_select) {
+        compute_select(node);
+    } else if (node.kind == NODE_compute) {
+        compute_operator(n);
+    } else {
+        leave();
+    }
+}
+
+void Encoder::compute_operator(int n)
+{
+    const Node &node = program.nodes[n];
+    Registers kind = facts[node.args[0]].floating ? REGISTERS_f : REGISTERS_i;
+    const Operators &op = words.of[node.op][kind];
+    if (!op.plain) {
+        DType dtype = program.nodes[node.args[0]].dtype;
+        return refuse("no words for ", OPS[node.op].name, " of ", dtype);
+    }
+    if (op.binary) {
+        compute_binary(op, node.args[0], node.args[1]);
+    } else if (node.op == OP_exp && is_difference(node.args[0])) {
+        const int16_t *args = program.nodes[canonical[node.args[0]]].args;
+        Operators exp = words.of[OP_sub_exp][REGISTERS_f];
+        if (below_largest(args[0], args[1])) {
+            exp.plain = words.sub_exp_small;
+            exp.immediate = words.sub_exp_small_number;
+        }
+        compute_binary(exp, args[0], args[1]);
+        done_with(node.args[0]);
+    } else {
+        generate(node.args[0]);
+        give_up(1);
+        bool turns = node.op == OP_bitwise_not && node.dtype == DT_bool;
+        put(turns ? words.logical_not : op.plain);
+        done_with(node.args[0]);
+    }
+    if (words.wraps[node.op] && node.dtype == DT_u8) {
+        put(words.low_bits).w2 = 255;
+    }
+}
+
+void Encoder::compute_binary(const Operators &op, int left_arg, int right_arg)
+{
+    int x = canonical[left_arg], y = canonical[right_arg];
+    if (x == y) {
+        generate(x);
+        give_up(2);
+        put(words.keep);
+        put(op.plain);
+    } else if (available(y) && !(held == y && available(x))) {
+        generate(x);
+        give_up(1);
+        apply(op.plain, op.immediate, y);
+    } else if (available(x)) {
+        generate(y);
+        give_up(1);
+        if (op.reversed) {
+            apply(op.reversed, op.reversed_immediate, x);
+        } else {
+            bring(x, BANK_t, words.swap);
+            put(op.plain);
+        }
+    } else {
+        generate(y);
+        generate(x);
+        give_up(1);
+        apply(op.plain, op.immediate, y);
+    }
+    done_with(x);
+    done_with(y);
+}
+
+/* A ← op(A, y), y being available. */
+void Encoder::apply(uint8_t plain, uint8_t immediate, int y)
+{
+    if (immediate && facts[y].number) {
+        uint32_t value = bits(y);
+        put(immediate).w2 = value;
+    } else if (immediate && in_row(y) && slot[y] < 0) {
+        if (row_register[y] < 0) {
+            return leave();
+        }
+        put(words.scalar_row, immediate).y = (uint8_t)row_register[y];
+    } else {
+        bring(y, BANK_t, plain);
+    }
+}
+
+/* The mask is made last: what the operands need may have masks of its own. */
+void Encoder::compute_select(const Node &node)
+{
+    int condition = canonical[node.args[0]];
+    int yes = canonical[node.args[1]], no = canonical[node.args[2]];
+    for (int one : {yes, no}) {
+        if (!available(one)) {
+            generate(one);
+            give_up();
+        }
+    }
+    generate(condition);
+    put(words.mask);
+    give_up(1);
+    bring(yes, BANK_a, words.nop);
+    bring(no, BANK_t, words.select);
+    for (int one : {condition, yes, no}) {
+        done_with(one);
+    }
+}
+
+/* ---- what is done with tiles ---- */
+
+void Encoder::emit_reduce(int n)
+{
+    int arg = program.nodes[n].args[0];
+    if (!chunked) {
+        return reduce_row(n);
+    }
+    if (image.accumulators == MAX_ACCUMULATORS) {
+        return refuse("too many reductions");
+    }
+    generate(arg);
+    accumulator[n] = (int8_t)image.accumulators++;
+    int which = reduction(n);
+    put(words.reduce[std::max(which, 0)]).x = (uint8_t)accumulator[n];
+    done_with(arg);
+}
+
+/* Of a row in one stage: statistics in one word, or squares, or what it is. */
+void Encoder::reduce_row(int n)
+{
+    int arg = program.nodes[n].args[0];
+    int squares = squares_about_mean(n), of = squared(arg), which = reduction(n);
+    if (stopped()) {
+        return;
+    }
+    if (squares >= 0) {
+        generate(arg);
+        int x = new_register(n), y = new_register(squares);
+        float inverse = (float)(1.0 / (double)image.cols);
+        Word &word = put(words.row_stat);
+        word.x = (uint8_t)x;
+        word.y = (uint8_t)y;
+        word.w1 = (uint32_t)image.cols;
+        memcpy(&word.w2, &inverse, 4);
+        /* What the sum of squares is of is not computed for it. */
+        int square = program.nodes[squares].args[0], away = squared(square);
+        for (int one : {square, away, away}) {
+            done_with(one);
+        }
+    } else if (of >= 0 && which == words.of[OP_sum][REGISTERS_f].reduction) {
+        generate(of);
+        int x = new_register(n);
+        put(words.row_squares).x = (uint8_t)x;
+        done_with(of);
+        done_with(of);
+    } else {
+        generate(arg);
+        int x = new_register(n);
+        put(words.row_reduce[which]).x = (uint8_t)x;
+    }
+    done_with(arg);
+}
+
+void Encoder::store_tile(int o)
+{
+    int n = program.outputs[o].node;
+    const Operand &one = outputs[o];
+    generate(n);
+    if (contiguous(one)) {
+        bool by_four = !image.by_rows || image.cols % 4 == 0;
+        bool aligned = by_four && one.low % std::min(4 * one.size, 16) == 0;
+        Word &word = put(words.store[aligned ? STORE_aligned : STORE_shifted][stored(n)]);
+        word.pointer = one.argument;
+        word.offset = one.offset;
+    } else {
+        Where where = viewed(one, dims_in_order, n_order);
+        put(words.store[STORE_each][stored(n)]).set_place(where);
+    }
+    done_with(n);
+}
+
+void encode(const Prepared &prepared, const Argument *given, const Device &machine,
+            Encoded &encoded)
+{
+    encoded.verdict = ENCODED;
+    encoded.reason = nullptr;
+    Encoder(prepared, given, machine, encoded).run();
+}
+
+} // namespace magjit_dvm::cuda

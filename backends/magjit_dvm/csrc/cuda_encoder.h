@@ -1,0 +1,347 @@
+/* The encoder for NVIDIA GPUs: a fused operator and its arguments to the words of one launch. It does
+ * what cuda/encode.py does in the same order, bit by bit:
+ * cuda_prepare.cpp what the program alone says; cuda_shapes.cpp sizes and places in memory;
+ * cuda_plan.cpp how a launch divides its work; cuda_values.cpp what values are, and numbers;
+ * cuda_rows.cpp words of row values; cuda_encode.cpp all others; cuda_image.cpp the kernel's parameter. */
+#ifndef MAGJIT_DVM_CUDA_ENCODER_H
+#define MAGJIT_DVM_CUDA_ENCODER_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <vector>
+
+#include "program.h"
+
+namespace magjit_dvm::cuda {
+
+/* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
+
+enum : int {
+    FORM = 3, /* as in words.py: of another, this encoder makes nothing */
+    HEADER_BYTES = 336,
+    IMAGE_BYTES = 4096,
+    COUNTER_AT = 136,
+    INPUTS_AT = 144,
+    MAX_STAGED = 12,
+    MAX_PASSES = 4,
+    MAX_REGISTERS = 16,
+    MAX_ACCUMULATORS = 16,
+    MOST_WORDS = 224,   /* before the last of them */
+    MAX_DESCRIBED = 256 /* sizes and descriptors: more do not fit an image */
+};
+enum : uint32_t { NO_WORD = 0xffffffffu };
+
+enum Loaded : uint8_t {
+    LOADED_32,
+    LOADED_f16,
+    LOADED_bf16,
+    LOADED_u8,
+    LOADED_i64,
+    LOADED_i64f,
+    LOADED_i64b,
+    N_LOADED
+};
+enum : int { N_STORED = LOADED_i64b, N_REDUCTIONS = 6 }; /* stores make all but the last */
+enum : int { N_OF_COLUMNS = LOADED_bf16 + 1 };           /* loads of what all rows share */
+enum Way : uint8_t { WAY_staged, WAY_shifted, WAY_four, WAY_broadcast, WAY_each, N_WAYS, WAY_columns = N_WAYS };
+enum Store : uint8_t { STORE_aligned, STORE_shifted, STORE_each, N_STORES };
+enum Bank : uint8_t { BANK_t, BANK_a };
+enum Registers : uint8_t { REGISTERS_f, REGISTERS_i };
+
+/* An instruction on one kind of registers: numbers of operators, 0 where there is none. */
+struct Operators {
+    uint8_t plain, immediate;             /* A ← A op T, A ← A op F0 */
+    uint8_t reversed, reversed_immediate; /* A ← T op A, A ← F0 op A */
+    bool binary;
+    int8_t reduction; /* its number, or −1 */
+};
+
+struct Words {
+    bool ready;
+    uint8_t end, nop, swap, keep, take, mask, select, save;
+    uint8_t number[2], row[2], scratch[2]; /* of each bank */
+    uint8_t scalar_row;                    /* lk.r */
+    uint8_t load[N_WAYS][N_LOADED], load_a[3];
+    uint8_t store[N_STORES][N_STORED];
+    uint8_t load_columns[N_OF_COLUMNS];
+    uint8_t reduce[N_REDUCTIONS], finish[N_REDUCTIONS];
+    uint8_t row_reduce[N_REDUCTIONS], row_squares, row_stat; /* of a row in one stage */
+    uint8_t scaled_rsqrt, sub_exp_small, sub_exp_small_number;
+    uint8_t row_number, row_take, row_load[N_LOADED], row_store[N_STORED];
+    uint8_t to_half, to_bfloat, to_int, to_byte, to_bool, int_to_float, int_to_bool, low_bits;
+    uint8_t logical_not;
+    Operators of[N_OPS][2];
+    uint8_t scalar[N_OPS]; /* on row registers */
+    uint8_t scalar_number[N_OPS], number_scalar[N_OPS]; /* and a number; a number and those */
+    bool wraps[N_OPS];     /* its results may leave 8 bits */
+};
+extern Words words;
+
+/* cuda_words(numbers, rows, limits): see cuda/native.py. */
+PyObject *py_cuda_words(PyObject *, PyObject *args);
+
+/* ---- a program, whatever its sizes ---- */
+
+struct Fact {
+    bool number, load, floating;
+    bool constant_is_float;
+    uint8_t input;   /* of a load */
+    uint8_t loaded;  /* what it makes of elements; N_LOADED: there is no word */
+    uint8_t stored;  /* how the value is stored; of int64, see Encoder::stored */
+    uint8_t n_casts; /* what a cast does to registers */
+    uint8_t casts[2];
+    uint32_t varies; /* a load: the dimensions of its input */
+};
+
+struct Prepared {
+    const Program *program;
+    std::vector<Fact> facts;
+    std::vector<uint8_t> loads; /* inputs that are loaded, in order */
+    bool computes_long;         /* int64 other than loaded and cast, or cast and stored */
+};
+
+/* `floats`: of each node, whether its number is a float. */
+Prepared prepare(const Program &program, const char *floats);
+
+/* ---- one call ---- */
+
+struct Argument {
+    uint64_t data;
+    const int64_t *sizes, *strides;
+    int64_t integer;
+    double number;
+    bool fits;     /* a tensor: of the program's dtype and rank */
+    bool floating; /* a number: a float */
+};
+
+struct Device {
+    int64_t multiprocessors, shared_bytes, widest;
+};
+
+enum Verdict : uint8_t {
+    ENCODED,
+    NOTHING, /* to compute */
+    REFUSED, /* there are no words; see reason */
+    LEFT     /* to the encoder in Python */
+};
+
+struct Patch { /* as words.py packs it */
+    uint32_t at, argument;
+    int64_t offset;
+};
+static_assert(sizeof(Patch) == 16, "as words.py packs it");
+
+struct Encoded {
+    Verdict verdict;
+    const char *reason;
+    char text[96]; /* where a reason is not a literal */
+    Shape layouts[MAX_OUTPUTS];
+    int each;
+    int64_t blocks, threads, shared_bytes;
+    bool draws; /* blocks draw tiles from a counter: there are more of them than blocks */
+    int n_bytes, n_patches;
+    Patch patches[MAX_STAGED + MOST_WORDS + 2];
+    alignas(16) char image[IMAGE_BYTES];
+};
+
+/* Words and layouts for these arguments; nothing is allocated. */
+void encode(const Prepared &prepared, const Argument *given, const Device &machine,
+            Encoded &encoded);
+
+/* ---- its parts ---- */
+
+struct Where { /* a descriptor's number, its argument, bytes from there */
+    int descriptor, argument;
+    int64_t offset;
+};
+
+struct Word {
+    uint8_t first, second, x, y;
+    bool described, staged; /* w1 is a descriptor's number, or is where a stage has the operand */
+    int16_t pointer;        /* an argument, or −1 */
+    uint32_t w1, w2, w3;
+    int64_t offset;
+
+    void set_place(const Where &where)
+    {
+        described = true;
+        w1 = (uint32_t)where.descriptor;
+        pointer = (int16_t)where.argument;
+        offset = where.offset;
+    }
+};
+
+struct Operand {
+    int64_t strides[MAX_DIMS]; /* bytes */
+    int64_t offset;
+    int16_t argument;
+    uint8_t low, size; /* of the address modulo 16; bytes an element */
+};
+
+struct Stage {
+    int16_t argument;
+    uint8_t size;
+    int64_t at;
+};
+
+struct Image {
+    int64_t each = 32, warps = 1, group = 1, stages = 1, stage_bytes = 0;
+    int64_t cols = 1, rows = 1, elements = 1, chunks = 1, tiles = 1, blocks = 1;
+    bool by_rows = false;
+    int n_first = 0, n_rest = 0, n_inputs = 0, n_words = 0, n_descriptors = 0, n_described = 0;
+    uint32_t epilogue = NO_WORD;
+    int numbers = 0, accumulators = 0, scratch = 0;
+    int64_t barriers_at = 0, rows_at = 0, partials_at = 0, scratch_at = 0, ring_at = 0;
+    int64_t shared_bytes = 0;
+    uint16_t first[MAX_NODES + 2], rest[MAX_NODES + 2];
+    Stage inputs[MAX_STAGED];
+    Word words[MOST_WORDS + 2];
+    struct {
+        uint16_t at; /* of its first size */
+        uint8_t n;
+    } descriptors[MAX_DESCRIBED];
+    struct {
+        int32_t size, stride; /* bytes */
+    } described[MAX_DESCRIBED];
+
+    int64_t slice() const { return 32 * each; } /* elements of a warp */
+    int64_t program_bytes() const { return 16 * (n_words + n_descriptors + n_described); }
+};
+
+/* Of rsqrt(given / number + number). */
+struct Scaled {
+    int given, quotient, total;
+};
+
+struct Encoder {
+    const Prepared &prepared;
+    const Program &program;
+    const Fact *facts;
+    const Argument *given;
+    const Device &machine;
+    Encoded &encoded;
+    Image image;
+
+    Encoder(const Prepared &p, const Argument *g, const Device &m, Encoded &e)
+        : prepared(p), program(*p.program), facts(p.facts.data()), given(g), machine(m), encoded(e)
+    {
+    }
+
+    void run();
+    int n_nodes() const { return (int)program.nodes.size(); }
+    int n_inputs() const { return (int)program.inputs.size(); }
+    int n_outputs() const { return (int)program.outputs.size(); }
+
+    /* The first of these decides; what comes after it is not looked at. */
+    bool stopped() const { return encoded.verdict != ENCODED; }
+    void refuse(const char *reason);
+    void refuse(const char *what, const char *name, const char *between, DType dtype);
+    void leave();
+    void multiply(int64_t &by, int64_t factor); /* leaves what overflows */
+
+    /* cuda_shapes.cpp */
+    void lay_out();
+    void sizes();
+    void masks();
+    uint32_t present(int n) const;
+    void reduces(int n);
+    void input(int i);
+    void place(int o);
+    void order();
+    bool contiguous(const Operand &one) const;
+    int describe(const Operand &one, const int8_t *dims, int n);
+    bool over_nothing() const;
+
+    /* cuda_plan.cpp */
+    void arrange();
+    void refuse_slow();
+    void divide(int64_t widest, int64_t together);
+    int64_t each_for_rows(int64_t wanted, int64_t together) const;
+    void count();
+    bool may_shrink() const;
+    void shrink();
+    void measure();
+    void fit();
+
+    /* cuda_values.cpp */
+    void survey();
+    int alias_of(int n) const;
+    bool in_row(int n) const { return !(has[n] & (reduced ? reduced : ~0u)); }
+    bool is_row_value(int n) const
+    {
+        return in_row(n) && canonical[n] == n && !folded[n] && !facts[n].number && uses[n] > 0;
+    }
+    int reduction(int n);
+    bool is_difference(int n) const;
+    bool below_largest(int n, int row) const;
+    bool find_scaled(int n, Scaled &found) const;
+    int squared(int n) const;
+    int squares_about_mean(int n);
+    bool is_mean(int mean, int total);
+    int stored(int n) const;
+    uint32_t bits(int n);
+
+    /* cuda_encode.cpp, and cuda_rows.cpp of row values */
+    Word &put(uint8_t first, uint8_t second);
+    Word &put(uint8_t first) { return put(first, words.nop); }
+    void emit();
+    void emit_pass(int pass, int passes);
+    int count_passes() const;
+    bool is_reduced(int n) const;
+    void forget();
+    void emit_row_value(int n);
+    bool by_scalar_word(int n);
+    bool with_number(int n);
+    void put_scaled_rsqrt(int n, const Scaled &parts);
+    int register_of(int n);
+    int new_register(int n);
+    Where row_view(const Operand &one);
+    Where viewed(const Operand &one, const int8_t *dims, int n);
+    void store_row(int o);
+    bool available(int n) const;
+    void bring(int n, Bank bank, uint8_t second);
+    void bring_load(int n, Bank bank, uint8_t second);
+    Way way_of(int number, Where &where);
+    bool of_columns(const Operand &one) const;
+    void give_up(int more = 0);
+    void done_with(int n);
+    void save(int n);
+    void generate(int n);
+    void compute(int n);
+    void compute_operator(int n);
+    void compute_binary(const Operators &op, int left, int right);
+    void apply(uint8_t plain, uint8_t immediate, int y);
+    void compute_select(const Node &node);
+    void emit_reduce(int n);
+    void reduce_row(int n);
+    void store_tile(int o);
+    int stage_of(int number) const;
+
+    /* cuda_image.cpp */
+    void pack();
+    void pack_header();
+    void pack_words();
+
+    int64_t size[MAX_DIMS];
+    uint32_t active = 0, reduced = 0; /* dimensions of a size other than 1; those reduced */
+    int n_order = 0, n_kept = 0;
+    int8_t dims_in_order[MAX_DIMS]; /* active ones from the outermost inwards: kept, then reduced */
+    bool empty = false, chunked = false;
+    Operand inputs[MAX_INPUTS], outputs[MAX_OUTPUTS];
+
+    uint32_t has[MAX_NODES];
+    int16_t canonical[MAX_NODES];
+    uint8_t phase[MAX_NODES]; /* reductions before it */
+    int32_t uses[MAX_NODES], left[MAX_NODES];
+    int8_t row_register[MAX_NODES], accumulator[MAX_NODES]; /* −1: none */
+    int16_t slot[MAX_NODES];                                /* in scratch memory; −1: not saved */
+    bool folded[MAX_NODES]; /* row values that are part of another's word */
+    int held = -1;                                          /* the value that A has; −1: none */
+    int n_saved = 0, n_free = 0;
+    int16_t saved[MAX_NODES], free_slots[MOST_WORDS + 2]; /* in the order of saving, of freeing */
+};
+
+} // namespace magjit_dvm::cuda
+
+#endif

@@ -1,0 +1,128 @@
+/* The kernel's parameter of a launch, as cuda/words.py packs it. */
+#include <algorithm>
+
+#include "cuda_encoder.h"
+
+namespace magjit_dvm::cuda {
+
+namespace {
+
+/* n // size is (mulhi(n, magic) + n) >> shift for n below 2^31. */
+void find_divisor(uint32_t size, uint32_t &magic, uint32_t &shift)
+{
+    shift = size > 1 ? 32 - (uint32_t)__builtin_clz(size - 1) : 0;
+    magic = (uint32_t)((((uint64_t)1 << 32) * (((uint64_t)1 << shift) - size)) / size + 1);
+}
+
+} // namespace
+
+void Encoder::pack()
+{
+    int64_t n_bytes = HEADER_BYTES + image.program_bytes();
+    const int64_t widest[] = {image.cols, image.chunks, image.shared_bytes, image.stage_bytes,
+                              image.scratch * 128 * image.each};
+    if (*std::max_element(std::begin(widest), std::end(widest)) > (int64_t)UINT32_MAX) {
+        return leave();
+    }
+    encoded.n_bytes = (int)n_bytes;
+    encoded.n_patches = 0;
+    encoded.each = (int)image.each;
+    encoded.blocks = image.blocks;
+    encoded.threads = 32 * (image.warps + 1);
+    encoded.shared_bytes = image.shared_bytes;
+    encoded.draws = image.tiles > image.blocks;
+    pack_header();
+    pack_words();
+    memset(encoded.image + n_bytes, 0, (size_t)(IMAGE_BYTES - n_bytes));
+}
+
+void Encoder::pack_header()
+{
+    uint32_t passes[2 * MAX_PASSES] = {};
+    std::copy(image.first, image.first + image.n_first, passes);
+    std::copy(image.rest, image.rest + std::min<int>(image.n_rest, MAX_PASSES),
+              passes + MAX_PASSES);
+    const int64_t fields[30] = {image.n_words,
+                                image.program_bytes(),
+                                image.n_inputs,
+                                image.stages,
+                                image.stage_bytes,
+                                image.warps,
+                                image.group,
+                                image.cols,
+                                image.chunks,
+                                image.tiles,
+                                image.by_rows,
+                                image.n_first,
+                                image.epilogue,
+                                passes[0],
+                                passes[1],
+                                passes[2],
+                                passes[3],
+                                passes[4],
+                                passes[5],
+                                passes[6],
+                                passes[7],
+                                image.numbers,
+                                image.accumulators,
+                                image.barriers_at,
+                                image.rows_at,
+                                image.partials_at,
+                                image.scratch_at,
+                                image.ring_at,
+                                image.scratch * 128 * image.each,
+                                0};
+    memset(encoded.image, 0, HEADER_BYTES);
+    char *to = encoded.image;
+    for (int64_t field : fields) {
+        uint32_t value = (uint32_t)field;
+        memcpy(to, &value, 4);
+        to += 4;
+    }
+    memcpy(to, &image.elements, 8);
+    memcpy(to + 8, &image.rows, 8);
+    for (int k = 0; k < image.n_inputs; k++) {
+        const Stage &stage = image.inputs[k];
+        uint32_t place[2] = {stage.size, (uint32_t)stage.at};
+        memcpy(encoded.image + INPUTS_AT + 16 * k + 8, place, 8);
+        encoded.patches[encoded.n_patches++] = {(uint32_t)(INPUTS_AT + 16 * k),
+                                                (uint32_t)stage.argument, 0};
+    }
+}
+
+void Encoder::pack_words()
+{
+    int at = HEADER_BYTES;
+    for (int k = 0; k < image.n_words; k++, at += 16) {
+        const Word &word = image.words[k];
+        uint32_t behind = k + 1 < image.n_words ? image.words[k + 1].first : words.end;
+        uint32_t head = word.first | (uint32_t)word.second << 8 | (uint32_t)word.x << 16 |
+                        (uint32_t)word.y << 20 | behind << 24;
+        uint32_t w1 = word.w1;
+        if (word.described) {
+            w1 = 16 * (uint32_t)(image.n_words + (int)w1 + image.descriptors[w1].at);
+        } else if (word.staged) {
+            w1 = (uint32_t)image.inputs[stage_of(word.pointer)].at;
+        }
+        uint32_t packed[4] = {head, w1, word.w2, word.w3};
+        memcpy(encoded.image + at, packed, 16);
+        if (word.pointer >= 0) {
+            encoded.patches[encoded.n_patches++] = {(uint32_t)(at + 8), (uint32_t)word.pointer,
+                                                    word.offset};
+        }
+    }
+    for (int k = 0; k < image.n_descriptors; k++) {
+        const auto &one = image.descriptors[k];
+        uint32_t packed[4] = {one.n, 0, 0, 0};
+        memcpy(encoded.image + at, packed, 16);
+        at += 16;
+        for (int j = one.at; j < one.at + one.n; j++, at += 16) {
+            packed[0] = (uint32_t)image.described[j].size;
+            packed[3] = (uint32_t)image.described[j].stride;
+            find_divisor(packed[0], packed[1], packed[2]);
+            memcpy(encoded.image + at, packed, 16);
+        }
+    }
+}
+
+} // namespace magjit_dvm::cuda

@@ -1,0 +1,199 @@
+/* How a launch divides its work: R, warps, stages, blocks, and places in shared memory. */
+#include <algorithm>
+#include <utility>
+
+#include "cuda_encoder.h"
+
+namespace magjit_dvm::cuda {
+
+namespace {
+
+constexpr int64_t STAGES = 3;
+constexpr int64_t SMALL = 1 << 17, LONG = 1 << 16; /* elements and columns, see cuda/plan.py */
+
+/* Warps that compute, besides the one that feeds them: what registers allow. */
+int64_t most_warps(int64_t each) { return each == 64 ? 11 : each == 32 ? 15 : 19; }
+
+int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t rounded(int64_t at, int64_t to = 128) { return quotient_up(at, to) * to; }
+
+} // namespace
+
+/* How the space is divided. A tensor whose elements are in the order of the space comes through the
+ * stages. */
+void Encoder::arrange()
+{
+    image.by_rows = reduced != 0;
+    int64_t widest = 0, together = 0;
+    for (int number : prepared.loads) {
+        const Operand &one = inputs[number];
+        bool varies = active != 0;
+        for (int k = 0; k < n_order; k++) {
+            varies &= one.strides[dims_in_order[k]] != 0;
+        }
+        if (varies && contiguous(one) && image.n_inputs < MAX_STAGED) {
+            image.inputs[image.n_inputs++] = {(int16_t)number, one.size, 0};
+            widest = std::max<int64_t>(widest, one.size);
+            together += one.size;
+        }
+    }
+    image.stages = image.n_inputs ? STAGES : 2;
+    refuse_slow();
+    if (!stopped()) {
+        divide(image.n_inputs ? widest : 4, together);
+    }
+    chunked = image.chunks > 1;
+}
+
+/* What ATen does better: large reductions along columns, and of few long rows. */
+void Encoder::refuse_slow()
+{
+    if (!image.by_rows || image.elements <= SMALL) {
+        return;
+    }
+    int inner = dims_in_order[n_order - 1];
+    bool along = image.n_inputs > 0;
+    for (int number : prepared.loads) {
+        along |= inputs[number].strides[inner] == inputs[number].size;
+    }
+    if (!along) {
+        return refuse("a large reduction along columns");
+    }
+    if (image.cols >= LONG && image.rows * 4 < machine.multiprocessors) {
+        refuse("a reduction of few long rows");
+    }
+}
+
+void Encoder::divide(int64_t widest, int64_t together)
+{
+    int64_t most = widest >= 4 || together > 8 ? 16 : 32;
+    if (!image.by_rows) {
+        image.each = most;
+        while (image.each > 8 && image.elements < 32 * image.each * machine.multiprocessors) {
+            image.each /= 2;
+        }
+        int64_t slices = quotient_up(image.elements, image.slice());
+        int64_t wanted = quotient_up(slices, machine.multiprocessors);
+        image.group = 1;
+        image.warps = std::max<int64_t>(1, std::min(most_warps(image.each), wanted));
+    } else {
+        int64_t wanted = quotient_up(image.rows, machine.multiprocessors);
+        int64_t found = each_for_rows(wanted, together);
+        image.each = found ? found : most;
+        int64_t warps = most_warps(image.each);
+        image.group = std::min(warps, quotient_up(image.cols, image.slice()));
+        image.warps = image.group * std::max<int64_t>(1, std::min(warps / image.group, wanted));
+    }
+    count();
+}
+
+/* R for rows that fit a block's warps, and shared memory with two tiles saved; 0 without one: the most
+ * elements under way at once, as far as there is room for two stages of them; of equals the fewest
+ * lanes without elements, then the most warps. */
+int64_t Encoder::each_for_rows(int64_t wanted, int64_t together) const
+{
+    if (image.cols > machine.shared_bytes || image.cols * (together + 8) > machine.shared_bytes) {
+        return 0;
+    }
+    int64_t room = machine.shared_bytes * 7 / (16 * std::max<int64_t>(together, 1));
+    std::pair<int64_t, int64_t> best = {0, 0};
+    int64_t found = 0;
+    for (int64_t each : {8, 16, 32, 64}) {
+        int64_t group = quotient_up(image.cols, 32 * each);
+        int64_t rows = std::min(most_warps(each) / group, wanted);
+        std::pair<int64_t, int64_t> score = {std::min(rows * image.cols, room), -group * each};
+        if (rows && score > best && each <= machine.widest) {
+            best = score;
+            found = each;
+        }
+    }
+    return found;
+}
+
+/* Chunks, tiles and blocks for these warps. */
+void Encoder::count()
+{
+    if (image.by_rows) {
+        image.chunks = quotient_up(image.cols, image.group * image.slice());
+        image.tiles = quotient_up(image.rows, image.warps / image.group);
+    } else {
+        image.tiles = quotient_up(image.elements, image.warps * image.slice());
+    }
+    if (image.tiles >= (int64_t)1 << 31) {
+        refuse("too many tiles");
+    }
+    image.blocks = std::min(image.tiles, machine.multiprocessors);
+}
+
+/* Whether there may be fewer warps. */
+bool Encoder::may_shrink() const
+{
+    return image.warps > image.group || (image.chunks > 1 && image.group > 1);
+}
+
+/* Fewer warps. */
+void Encoder::shrink()
+{
+    if (image.warps > image.group) {
+        image.warps -= image.group;
+    } else {
+        image.warps = --image.group;
+    }
+    count();
+}
+
+/* Places in shared memory for these warps and stages. */
+void Encoder::measure()
+{
+    int64_t width = image.warps * image.slice(), reach = width;
+    if (image.by_rows && image.chunks == 1) {
+        /* Loads read whole slices: of the last row of a tile, beyond the stage. */
+        width = image.warps / image.group * image.cols;
+        reach = (image.warps / image.group - 1) * image.cols + image.group * image.slice();
+    }
+    int64_t at = 0, seen = 0;
+    for (int k = 0; k < image.n_inputs; k++) {
+        Stage &stage = image.inputs[k];
+        stage.at = at;
+        seen = std::max(seen, at + reach * stage.size + 48);
+        at = rounded(at + width * stage.size + 48); /* 16-byte boundaries, and unaligned loads */
+    }
+    image.stage_bytes = at;
+    image.barriers_at = rounded(image.program_bytes() + 32);
+    image.rows_at = rounded(image.barriers_at + 20 * image.stages);
+    int64_t registers = 128 * (1 + image.numbers + 2 * image.accumulators);
+    image.partials_at = rounded(image.rows_at + image.warps * registers, 512);
+    image.scratch_at = image.partials_at + 512 * (image.warps / image.group);
+    image.ring_at = rounded(image.scratch_at + image.warps * image.scratch * 128 * image.each);
+    int64_t last = image.ring_at + (image.stages - 1) * image.stage_bytes;
+    image.shared_bytes = rounded(last + std::max(image.stage_bytes, seen));
+}
+
+/* Two stages, then fewer warps, then one stage, until everything fits into shared memory. */
+void Encoder::fit()
+{
+    if (HEADER_BYTES + image.program_bytes() > IMAGE_BYTES) {
+        return refuse("too many words");
+    }
+    if (image.n_first > MAX_PASSES) {
+        return refuse("too many passes over long rows");
+    }
+    while (!stopped()) {
+        int64_t fewest = may_shrink() ? 2 : 1;
+        for (int64_t stages = std::min(STAGES, image.stages); stages >= fewest; stages--) {
+            image.stages = stages;
+            measure();
+            if (image.shared_bytes <= machine.shared_bytes) {
+                return;
+            }
+        }
+        image.stages = STAGES;
+        if (!may_shrink()) {
+            return refuse("values of a row that shared memory has no room for");
+        }
+        shrink();
+    }
+}
+
+} // namespace magjit_dvm::cuda

@@ -1,0 +1,182 @@
+/* Row values: what is one number for a row is computed in row registers. */
+#include <algorithm>
+
+#include "cuda_encoder.h"
+
+namespace magjit_dvm::cuda {
+
+void Encoder::emit_row_value(int n)
+{
+    const Node &node = program.nodes[n];
+    if (row_register[n] >= 0) {
+        return;
+    }
+    if (facts[n].load) {
+        if (facts[n].loaded == N_LOADED) {
+            return refuse("a cast of i64 to ", "", "", node.dtype);
+        }
+        int x = new_register(n);
+        Where where = row_view(inputs[facts[n].input]);
+        Word &word = put(words.row_load[facts[n].loaded]);
+        word.x = (uint8_t)x;
+        word.set_place(where);
+    } else if (node.kind == NODE_reduce) {
+        int which = reduction(n);
+        if (stopped() || accumulator[n] < 0) {
+            return leave();
+        }
+        int x = new_register(n);
+        Word &word = put(words.finish[which]);
+        word.x = (uint8_t)x;
+        word.y = (uint8_t)accumulator[n];
+    } else if (!by_scalar_word(n)) {
+        compute(n);
+        int x = new_register(n);
+        put(words.row_take).x = (uint8_t)x;
+        held = -1;
+    }
+}
+
+/* One word on row registers, where there is one. */
+bool Encoder::by_scalar_word(int n)
+{
+    const Node &node = program.nodes[n];
+    if (node.kind != NODE_compute || !words.scalar[node.op] || !facts[n].floating) {
+        return false;
+    }
+    int registers[3] = {0, 0, 0}, count = 0;
+    for (int arg : node.args) {
+        if (arg >= 0 && !facts[arg].floating) {
+            return false;
+        }
+    }
+    Scaled parts;
+    if (node.op == OP_rsqrt && find_scaled(n, parts)) {
+        put_scaled_rsqrt(n, parts);
+        return true;
+    }
+    if (node.args[1] >= 0 && with_number(n)) {
+        return true;
+    }
+    for (int arg : node.args) {
+        if (arg >= 0) {
+            registers[count++] = register_of(arg);
+        }
+    }
+    int x = new_register(n);
+    Word &word = put(words.scalar[node.op]);
+    word.x = (uint8_t)x;
+    word.y = (uint8_t)registers[0];
+    word.w1 = (uint32_t)registers[1];
+    return true;
+}
+
+namespace {
+
+/* The inverse of a float that is a power of two, by bits; 0 of any other. */
+uint32_t exact_inverse(uint32_t bits)
+{
+    uint32_t exponent = bits >> 23 & 255;
+    bool exact = !(bits & 0x7fffff) && exponent >= 1 && exponent <= 253;
+    return exact ? (bits & 0x80000000u) | (254 - exponent) << 23 : 0;
+}
+
+} // namespace
+
+/* rsqrt(given / number + number) in one word, by the quotient's inverse. */
+void Encoder::put_scaled_rsqrt(int n, const Scaled &parts)
+{
+    uint32_t by_bits = bits(program.nodes[parts.quotient].args[1]);
+    float by;
+    memcpy(&by, &by_bits, 4);
+    if (by != by) {
+        leave();
+    }
+    int y = register_of(parts.given);
+    uint32_t added = bits(program.nodes[parts.total].args[1]);
+    float inverse = by != 0 ? (float)(1.0 / (double)by) : __builtin_inff();
+    int x = new_register(n);
+    Word &word = put(words.scaled_rsqrt);
+    word.x = (uint8_t)x;
+    word.y = (uint8_t)y;
+    memcpy(&word.w2, &inverse, 4);
+    word.w3 = added;
+}
+
+/* One word on a row register and a number. */
+bool Encoder::with_number(int n)
+{
+    const Node &node = program.nodes[n];
+    bool first = facts[node.args[0]].number, second = facts[node.args[1]].number;
+    if (first == second) {
+        return false;
+    }
+    int y = register_of(node.args[first]);
+    uint32_t value = bits(node.args[!first]);
+    uint8_t op = first ? words.number_scalar[node.op] : words.scalar_number[node.op];
+    uint32_t inverse = !first && node.op == OP_div ? exact_inverse(value) : 0;
+    if (inverse) {
+        op = words.scalar_number[OP_mul];
+        value = inverse;
+    }
+    if (!op) {
+        leave();
+    }
+    int x = new_register(n);
+    Word &word = put(op);
+    word.x = (uint8_t)x;
+    word.y = (uint8_t)y;
+    word.w2 = value;
+    return true;
+}
+
+/* The row register of a row value, or a new one with a number. */
+int Encoder::register_of(int n)
+{
+    n = canonical[n];
+    if (row_register[n] < 0) {
+        if (!facts[n].number) {
+            leave();
+            return 0;
+        }
+        int x = new_register(n);
+        uint32_t value = bits(n);
+        Word &word = put(words.row_number);
+        word.x = (uint8_t)x;
+        word.w2 = value;
+    }
+    return std::max<int>(row_register[n], 0);
+}
+
+int Encoder::new_register(int n)
+{
+    if (image.numbers == MAX_REGISTERS) {
+        refuse("too many values of a row");
+        return 0;
+    }
+    row_register[n] = (int8_t)image.numbers++;
+    return row_register[n];
+}
+
+/* Where a row's element of an operand is. */
+Where Encoder::row_view(const Operand &one)
+{
+    return viewed(one, dims_in_order, reduced ? n_kept : 0);
+}
+
+Where Encoder::viewed(const Operand &one, const int8_t *dims, int n)
+{
+    return {describe(one, dims, n), one.argument, one.offset};
+}
+
+void Encoder::store_row(int o)
+{
+    int n = program.outputs[o].node;
+    int y = register_of(n);
+    Where where = row_view(outputs[o]);
+    Word &word = put(words.row_store[stored(n)]);
+    word.y = (uint8_t)y;
+    word.set_place(where);
+}
+
+} // namespace magjit_dvm::cuda

@@ -1,0 +1,290 @@
+/* What the values of a fused operator are on the GPU, and the bits of its numbers. */
+#include <algorithm>
+#include <cmath>
+
+#include "cuda_encoder.h"
+
+namespace magjit_dvm::cuda {
+
+namespace {
+
+/* A number of some dtype: one of floats is exact in a double, one of ints in 64 bits. */
+struct Number {
+    bool floating, known; /* not known: torch has to say */
+    double real;
+    int64_t integer;
+};
+
+double to_half(float value)
+{
+    double magnitude = std::fabs((double)value);
+    if (magnitude >= 65520.0) {
+        return std::copysign((double)INFINITY, value);
+    }
+    int exponent;
+    std::frexp(magnitude, &exponent);
+    int last = std::max(exponent - 11, -24); /* the exponent of the last place */
+    return std::ldexp(std::nearbyint(std::ldexp((double)value, -last)), last);
+}
+
+double to_bfloat(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    bits = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+Number as_float(Number from, DType to)
+{
+    float value = from.floating ? (float)from.real : (float)from.integer;
+    from.floating = true;
+    if (to == DT_f32) {
+        from.real = value;
+    } else {
+        from.known &= !std::isnan(value);
+        from.real = to == DT_f16 ? to_half(value) : to_bfloat(value);
+    }
+    return from;
+}
+
+/* What torch makes of a number in another dtype. */
+Number converted(Number from, DType to)
+{
+    if (to == DT_f32 || to == DT_f16 || to == DT_bf16) {
+        return as_float(from, to);
+    }
+    if (to == DT_bool) {
+        from.integer = from.floating ? from.real != 0 : from.integer != 0;
+        from.floating = false;
+        return from;
+    }
+    if (from.floating) {
+        from.known &= std::fabs(from.real) < 2147483648.0; /* beyond, and for NaN, machines differ */
+        from.integer = from.known ? (int64_t)from.real : 0;
+        from.floating = false;
+    }
+    from.integer = to == DT_i32  ? (int64_t)(int32_t)from.integer
+                   : to == DT_u8 ? (int64_t)(uint8_t)from.integer
+                                 : from.integer;
+    return from;
+}
+
+} // namespace
+
+/* Aliases, passes and uses. */
+void Encoder::survey()
+{
+    if (prepared.computes_long) {
+        return refuse("a value of i64");
+    }
+    std::fill(uses, uses + n_nodes(), 0);
+    for (int n = 0; n < n_nodes(); n++) {
+        const Node &node = program.nodes[n];
+        int of = alias_of(n), before = 0;
+        canonical[n] = (int16_t)(of < 0 ? n : of);
+        for (int arg : node.args) {
+            before = arg >= 0 ? std::max<int>(before, phase[arg]) : before;
+        }
+        phase[n] = (uint8_t)(before + (node.kind == NODE_reduce && node.mask & active));
+        row_register[n] = accumulator[n] = -1;
+        slot[n] = -1;
+    }
+    for (int n = 0; n < n_nodes(); n++) {
+        if (canonical[n] == n && !facts[n].number && !facts[n].load) {
+            for (int arg : program.nodes[n].args) {
+                if (arg >= 0) {
+                    uses[canonical[arg]]++;
+                }
+            }
+        }
+    }
+    for (const Output &out : program.outputs) {
+        uses[canonical[out.node]]++;
+    }
+    std::fill(folded, folded + MAX_NODES, false);
+    for (int n = 0; n < n_nodes(); n++) {
+        Scaled parts;
+        bool is_rsqrt = program.nodes[n].kind == NODE_compute && program.nodes[n].op == OP_rsqrt;
+        if (is_rsqrt && find_scaled(n, parts)) {
+            folded[parts.quotient] = folded[parts.total] = true;
+        }
+    }
+    std::copy(uses, uses + n_nodes(), left);
+}
+
+/* The value that a node is the same as, in registers; −1 if it is one of its own. */
+int Encoder::alias_of(int n) const
+{
+    const Node &node = program.nodes[n];
+    if (facts[n].number || facts[n].load || node.args[0] < 0) {
+        return -1;
+    }
+    int of = canonical[node.args[0]];
+    if (node.kind == NODE_reduce && !(node.mask & active)) {
+        return of; /* over a size of 1 */
+    }
+    if (node.kind == NODE_broadcast || (node.kind == NODE_compute && node.op == OP_copy)) {
+        return in_row(n) == in_row(of) && !facts[of].number ? of : -1;
+    }
+    if (node.kind == NODE_cast && !facts[n].n_casts) {
+        return facts[of].number ? -1 : of;
+    }
+    return -1;
+}
+
+/* The number of a reduction, −1 where there is none. */
+int Encoder::reduction(int n)
+{
+    const Node &node = program.nodes[n];
+    Registers kind = facts[node.args[0]].floating ? REGISTERS_f : REGISTERS_i;
+    int found = words.of[node.op][kind].reduction;
+    if (found < 0) {
+        refuse("no words for ", OPS[node.op].name, " of ", program.nodes[node.args[0]].dtype);
+    }
+    return found;
+}
+
+/* ---- patterns ---- */
+
+/* Whether a value is a difference of floats that is used once. */
+bool Encoder::is_difference(int n) const
+{
+    n = canonical[n];
+    const Node &node = program.nodes[n];
+    return node.kind == NODE_compute && node.op == OP_sub && uses[n] == 1 && facts[n].floating;
+}
+
+/* Whether `row` is the largest of `n`, and tiles are stored in 16 bits alone. */
+bool Encoder::below_largest(int n, int row) const
+{
+    const Node &node = program.nodes[canonical[row]];
+    if (node.kind != NODE_reduce || node.op != OP_max) {
+        return false;
+    }
+    bool halves = true;
+    for (const Output &out : program.outputs) {
+        DType dtype = program.nodes[out.node].dtype;
+        halves &= in_row(out.node) || dtype == DT_f16 || dtype == DT_bf16;
+    }
+    return halves && canonical[node.args[0]] == canonical[n];
+}
+
+/* Whether a value is rsqrt(given / number + number). */
+bool Encoder::find_scaled(int n, Scaled &found) const
+{
+    found.total = canonical[program.nodes[n].args[0]];
+    const Node &node = program.nodes[found.total];
+    if (node.kind != NODE_compute || node.op != OP_add || !in_row(n) ||
+        !facts[node.args[1]].number) {
+        return false;
+    }
+    found.quotient = canonical[node.args[0]];
+    const Node &divided = program.nodes[found.quotient];
+    if (divided.kind != NODE_compute || divided.op != OP_div || uses[found.total] != 1 ||
+        uses[found.quotient] != 1) {
+        return false;
+    }
+    found.given = canonical[divided.args[0]];
+    return !facts[found.given].number && facts[divided.args[1]].number && facts[n].floating;
+}
+
+/* What a value that is used once is the square of, a float tile; −1 if it is none. */
+int Encoder::squared(int n) const
+{
+    n = canonical[n];
+    const Node &node = program.nodes[n];
+    bool product = node.kind == NODE_compute && node.op == OP_mul && facts[n].floating;
+    if (!product || uses[n] != 1 || in_row(n)) {
+        return -1;
+    }
+    int of = canonical[node.args[0]];
+    return of == canonical[node.args[1]] ? of : -1;
+}
+
+/* The sum of squares about the mean that is found from the sum `n`; −1 without one. */
+int Encoder::squares_about_mean(int n)
+{
+    int sum = words.of[OP_sum][REGISTERS_f].reduction;
+    if (reduction(n) != sum) {
+        return -1;
+    }
+    int arg = canonical[program.nodes[n].args[0]];
+    for (int other = 0; other < n_nodes(); other++) {
+        const Node &node = program.nodes[other];
+        bool sums = node.kind == NODE_reduce && node.op == OP_sum && uses[other];
+        int away = sums && canonical[other] == other ? squared(node.args[0]) : -1;
+        if (away < 0 || program.nodes[away].kind != NODE_compute ||
+            program.nodes[away].op != OP_sub) {
+            continue;
+        }
+        const int16_t *args = program.nodes[away].args;
+        if (canonical[args[0]] == arg && is_mean(canonical[args[1]], n)) {
+            return other;
+        }
+    }
+    return -1;
+}
+
+/* Whether a value is a sum divided by the row's length. */
+bool Encoder::is_mean(int mean, int total)
+{
+    const Node &node = program.nodes[mean];
+    if (node.kind != NODE_compute || node.op != OP_div || canonical[node.args[0]] != total ||
+        !facts[node.args[1]].number) {
+        return false;
+    }
+    float cols = (float)image.cols;
+    uint32_t expected;
+    memcpy(&expected, &cols, 4);
+    return bits(node.args[1]) == expected;
+}
+
+/* How a value is stored. */
+int Encoder::stored(int n) const
+{
+    if (program.nodes[n].dtype == DT_i64) {
+        return facts[canonical[n]].floating ? LOADED_i64f : LOADED_i64;
+    }
+    return facts[n].stored;
+}
+
+/* A number in the register of its dtype. */
+uint32_t Encoder::bits(int n)
+{
+    DType chain[MAX_NODES];
+    int casts = 0, at = n;
+    while (program.nodes[at].kind == NODE_cast) {
+        chain[casts++] = program.nodes[at].dtype;
+        at = program.nodes[at].args[0];
+    }
+    const Node &node = program.nodes[at];
+    Number number = {false, true, 0, 0};
+    if (node.kind == NODE_scalar) {
+        const Argument &value = given[node.aux];
+        number = {value.floating, true, value.number, value.integer};
+    } else if (node.kind == NODE_numel) {
+        number.integer = 1;
+        for (int d = 0; d < program.rank; d++) {
+            number.integer *= node.mask >> d & 1 ? size[d] : 1;
+        }
+    } else {
+        number = {facts[at].constant_is_float, true, node.number, node.integer};
+    }
+    number = converted(number, node.dtype);
+    while (casts > 0) {
+        number = converted(number, chain[--casts]);
+    }
+    if (!number.known) {
+        leave();
+    }
+    uint32_t found = (uint32_t)number.integer;
+    if (number.floating) {
+        float value = (float)number.real;
+        memcpy(&found, &value, 4);
+    }
+    return found;
+}
+
+} // namespace magjit_dvm::cuda

@@ -1,0 +1,112 @@
+"""What the cases of the inner loop are written with: lines, jumps, functions, row registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from magjit_dvm.cuda.ptx import Body
+
+__all__ = ["Cases"]
+
+
+class Cases:
+    """Lines of PTX as they are made.
+
+    Attributes:
+        R, J: elements a lane, groups of four of them.
+        own_table: whether the case that is written jumps through a table of its own.
+    """
+
+    def __init__(self, each: int, approximate: bool) -> None:
+        self.R, self.J = each, each // 4
+        self.approximate = approximate
+        self.made: list[str] = []
+        self.n = 0
+        self.own_table = False
+
+    def put(self, *lines: str) -> None:
+        self.made += lines
+
+    def fetch(self) -> None:
+        """The next word, whose operator this one names."""
+        self.put("shr.u32 d,i0,24; add.u32 pc,pc,16; ld.shared.v4.b32 {{i0,i1,F0,F1}},[pc];")
+        self.jump()
+
+    def second(self) -> None:
+        """The word's other operator."""
+        self.put("bfe.u32 d,i0,8,8;")
+        self.jump()
+
+    def jump(self) -> None:
+        """To case d, through a table of this case's own or through the one that others share."""
+        self.put("brx.idx.uni d,TABLE;" if self.own_table else "bra.uni NEXT;")
+
+    @contextmanager
+    def turning(self, banks: str, ways: int = 4) -> Iterator[None]:
+        """Code for the first ``ways`` registers, run for all: tiles are turned under it.
+
+        Counts elements of a lane in c1.
+        """
+        label = self.label("TURN")
+        self.put("mov.b32 c1,0;", f"{label}:")
+        yield
+        for bank in banks:
+            self.put("".join(f"mov.b32 f{i},{bank}{i}; " for i in range(ways)))
+            self.put(*(f"mov.b32 {bank}{r},{bank}{r + ways};" for r in range(self.R - ways)))
+            self.put("".join(f"mov.b32 {bank}{self.R - ways + i},f{i}; " for i in range(ways)))
+        self.put(f"add.u32 c1,c1,{ways}; setp.ne.u32 q,c1,{self.R}; @q bra.uni {label};")
+
+    def part(self) -> None:
+        """What is before is not mixed with what is behind: a branch that is never taken.
+
+        Each asks something else, since a compiler would drop what has been asked before.
+        """
+        self.n += 1
+        self.put(f"setp.eq.u32 q,{{NV}},{32 * self.R + self.n}; @q bra.uni DONE;")
+
+    def label(self, stem: str) -> str:
+        """A name that is used once."""
+        self.n += 1
+        return f"{stem}_{self.n}"
+
+    def apply(self, body: Body, places: list[tuple[str, str]]) -> None:
+        """A body at each of several (A, T)."""
+        kinds = {"r": ".b32", "d": ".b64", "p": ".pred", "h": ".b16"}
+        self.put("{{")
+        for number, (a, t) in enumerate(places):
+            declared = "".join(
+                f".reg {kinds[bank]} {bank}{number}_<{count}>; "
+                for bank, count in body.counts.items()
+                if count
+            )
+            self.put(declared)
+            for opcode, *operands in body.lines:
+                texts = [one.format(a=a, t=t, n=number) for one in operands]
+                self.put(_line(opcode, texts))
+        self.put("}}")
+
+    def from_lane(self) -> None:
+        """The register nvl ← elements that are there from the lane's first one on, signed.
+
+        Row registers' address tells the lane.
+        """
+        self.put("and.b32 nvl,{ROWS},124; sub.s32 nvl,{NV},nvl;")
+
+    def row_register(self, to: str, shift: int) -> None:
+        self.put(f"bfe.u32 d,i0,{shift},4; shl.b32 d,d,7; add.u32 d,d,{{ROWS}};")
+        self.put(f"ld.shared.b32 {to},[d];")
+
+    def set_row_register(self, value: str) -> None:
+        self.put("bfe.u32 d,i0,16,4; shl.b32 d,d,7; add.u32 d,d,{ROWS};")
+        self.put(f"st.shared.b32 [d],{value};")
+
+
+def _line(opcode: str, operands: list[str]) -> str:
+    """A line of a body; constant memory is addressed from its table's address on."""
+    if opcode.startswith("ld.const"):
+        table, at = operands[1].strip("[]").split("+")
+        return (
+            f"mov.u64 z,{table}; cvt.u64.u32 e,{at}; add.u64 z,z,e; ld.const.f64 {operands[0]},[z];"
+        )
+    return f"{opcode} {', '.join(operands)};"

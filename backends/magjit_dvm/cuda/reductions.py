@@ -1,0 +1,175 @@
+"""Cases of the inner loop that reduce: a warp's tile, then what the warps of a row have found.
+
+``red`` and ``fin`` work over chunks, through accumulators.  Where a row is in one stage, ``row``
+does both at once, and ``row.f.stat`` finds a sum and the squares about the mean in one word, with
+one barrier.
+"""
+
+from __future__ import annotations
+
+from magjit_dvm.cuda.cases import Cases
+from magjit_dvm.cuda.elements import COMBINE, IDENTITY
+
+__all__ = ["Reductions"]
+
+_FEW = 4
+"""Warps of a row up to which two exchanges between lanes join what they have found."""
+
+
+class Reductions(Cases):
+    """The words ``red``, ``fin`` and ``row``.  None of them changes A where there are elements."""
+
+    def reduce(self, name: str) -> None:
+        """Accumulator x ← what it has and the reduction of the warp's elements that are there."""
+        opcode, done = COMBINE[name], self.label("ONLY")
+        again = self.of_warp(name)
+        self.accumulator(16)
+        self.put("mov.b32 f1,0;")
+        self.put(f"and.b32 k0,{{GW}},0x40000000; setp.eq.u32 q,k0,0; @q bra.uni {done};")
+        self.put("ld.shared.b32 f2,[d]; ld.shared.b32 f3,[d+128];")
+        if name == "f.sum":
+            # What a sum rounds off is kept beside it.
+            self.put(
+                "add.rn.f32 f4,f2,f0; sub.rn.f32 f5,f4,f2; sub.rn.f32 f6,f4,f5;",
+                "sub.rn.f32 f6,f2,f6; sub.rn.f32 f7,f0,f5; add.rn.f32 f6,f6,f7; "
+                "add.rn.f32 f1,f3,f6; mov.b32 f0,f4;",
+            )
+        else:
+            self.put(f"{opcode} f0,f2,f0;")
+        self.put(f"{done}:", "st.shared.b32 [d],f0; st.shared.b32 [d+128],f1;")
+        self.fetch()
+        self.where_absent(again, IDENTITY[name])
+
+    def finish(self, name: str) -> None:
+        """S[x] ← accumulator y of all warps of the row."""
+        self.accumulator(20)
+        self.put("ld.shared.b32 f0,[d];")
+        if name == "f.sum":
+            # Of an infinite sum, what was rounded off is no number.
+            self.put("ld.shared.b32 f1,[d+128]; abs.f32 f2,f0; setp.lt.f32 q,f2,0f7F800000;")
+            self.put("@q add.rn.f32 f0,f0,f1;")
+        self.of_row(name)
+        self.set_row_register("f0")
+        self.fetch()
+
+    def row(self, name: str) -> None:
+        """S[x] ← the reduction of a row; ``f.stat`` also has S[y] ← the squares about its mean."""
+        if name == "f.stat":
+            self.statistics()
+            return
+        again = self.of_warp(name)
+        self.of_row(name)
+        self.set_row_register("f0")
+        self.fetch()
+        self.where_absent(again, IDENTITY[name])
+
+    # -- parts --
+
+    def of_warp(self, name: str) -> tuple[str, str]:
+        """f0 ← the reduction of the warp's elements; labels for ``where_absent``."""
+        opcode, ways = COMBINE[name], 4
+        labels = self.label("TAIL"), self.label("HEAD")
+        self.put(f"@!full bra.uni {labels[0]};", f"{labels[1]}:")
+        if name == "f.squares":
+            self.put(*(f"mul.rn.f32 f{i},A{i},A{i};" for i in range(ways)))
+            self.put(*(f"fma.rn.f32 f{r % 4},A{r},A{r},f{r % 4};" for r in range(ways, self.R)))
+        else:
+            self.put(*(f"{opcode} f{i},A{i},A{i + ways};" for i in range(ways)))
+            self.put(*(f"{opcode} f{r % 4},f{r % 4},A{r};" for r in range(2 * ways, self.R)))
+        self.put(f"{opcode} f0,f0,f1; {opcode} f2,f2,f3; {opcode} f0,f0,f2;")
+        self.exchange("f0", "f1", opcode, (16, 8, 4, 2, 1))
+        return labels
+
+    def where_absent(self, labels: tuple[str, str], value: str) -> None:
+        """Put a value into the elements of A that are not there, and go back."""
+        self.put(f"{labels[0]}:")
+        self.from_lane()
+        for r in range(self.R):
+            self.put(f"setp.gt.s32 q,nvl,{128 * (r // 4) + r % 4}; @!q mov.b32 A{r},{value};")
+        self.put(f"bra.uni {labels[1]};")
+
+    def exchange(self, one: str, other: str, opcode: str, distances: tuple[int, ...]) -> None:
+        """Every lane gets what all have."""
+        for by in distances:
+            self.put(f"shfl.sync.bfly.b32 {other},{one},{by},31,-1; {opcode} {one},{one},{other};")
+
+    def of_row(self, name: str) -> None:
+        """f0 ← f0 of all warps of the row."""
+        opcode, one, few = COMBINE[name], self.label("ONE"), self.label("FEW")
+        self.put(f"and.b32 k0,{{GW}},255; setp.le.u32 q,k0,1; @q bra.uni {one};")
+        self.meet("st.shared.b32 [u0],f0;")
+        self.put(
+            "ld.shared.b32 f0,[u3]; shr.u32 c1,c1,3; setp.gt.u32 q,k0,c1; "
+            f"selp.b32 f0,f0,{IDENTITY[name]},q; @q1 bra.uni {few};"
+        )
+        self.exchange("f0", "f1", opcode, (16, 8, 4))
+        self.put(f"{few}:")
+        self.exchange("f0", "f1", opcode, (2, 1))
+        self.put(f"{one}:")
+
+    def meet(self, store: str) -> None:
+        """Leave 8 bytes at u0 and wait for the row's warps.
+
+        Then u3 is the place of one of them, c1 is 8 times its number, and q1 says whether all of
+        them are among the first four lanes' ones.
+        """
+        # Two sets of places in turn: who is a barrier ahead does not write what others still read.
+        self.put(
+            "ld.shared.b32 ad,[{ROWS}+-128]; xor.b32 k1,ad,256; st.shared.b32 [{ROWS}+-128],k1;",
+            f"bfe.u32 u0,{{GW}},8,8; shl.b32 u0,u0,3; add.u32 u0,u0,ad; {store}",
+            "bfe.u32 u1,{GW},16,8; add.u32 u1,u1,1; shl.b32 u2,k0,5;",
+            # The row registers' address tells the lane.
+            f"setp.le.u32 q1,k0,{_FEW}; selp.b32 u3,{4 * _FEW - 4},124,q1; "
+            "and.b32 c1,{ROWS},u3; shl.b32 c1,c1,1; add.u32 u3,c1,ad; bar.sync u1,u2;",
+        )
+
+    def statistics(self) -> None:
+        """S[x] ← the row's sum, S[y] ← squares about its mean; F0 is 1 / columns, i1 columns.
+
+        Each warp has squares about a mean of its own; of several warps, Chan, Golub and LeVeque
+        (1983) add to them the squares of how far these means are from the row's.
+        """
+        one, few, less = self.label("ONE"), self.label("FEW"), self.label("LESS")
+        again = self.of_warp("f.sum")
+        absent = self.label("TAIL"), self.label("HEAD")
+        self.put("cvt.rn.f32.u32 f4,{NV}; rcp.approx.ftz.f32 f4,f4; mul.rn.f32 f4,f0,f4;")
+        self.put(f"@!full bra.uni {absent[0]};", f"{absent[1]}:")
+        places = ("f1", "f2", "f3", "f5")
+        for r in range(self.R):
+            to = places[r % 4]
+            self.put(f"sub.rn.f32 c0,A{r},f4; ")
+            self.put(f"mul.rn.f32 {to},c0,c0;" if r < 4 else f"fma.rn.f32 {to},c0,c0,{to};")
+        self.put("add.rn.f32 f1,f1,f2; add.rn.f32 f3,f3,f5; add.rn.f32 f1,f1,f3;")
+        self.exchange("f1", "f2", "add.rn.f32", (16, 8, 4, 2, 1))
+        self.put(f"and.b32 k0,{{GW}},255; setp.le.u32 q,k0,1; @q bra.uni {one};")
+        self.meet("st.shared.v2.b32 [u0],{{f0,f1}};")
+        # Of the warp whose place it is: f2 elements, about f3.
+        self.put(
+            f"ld.shared.v2.b32 {{{{f0,f1}}}},[u3]; mul.lo.u32 c1,c1,{4 * self.R}; "
+            f"sub.s32 c1,i1,c1; min.s32 c1,c1,{32 * self.R}; max.s32 c1,c1,0; "
+            "setp.eq.s32 q,c1,0; selp.b32 f0,0,f0,q; selp.b32 f1,0,f1,q; cvt.rn.f32.s32 f2,c1; "
+            f"rcp.approx.ftz.f32 f3,f2; mul.rn.f32 f3,f0,f3; @q1 bra.uni {less};"
+        )
+        self.exchange("f0", "f4", "add.rn.f32", (16, 8, 4))
+        self.put(f"{less}:")
+        self.exchange("f0", "f4", "add.rn.f32", (2, 1))
+        self.put(
+            "mul.rn.f32 f5,f0,F0; sub.rn.f32 f3,f3,f5; selp.b32 f3,0,f3,q; "
+            f"mul.rn.f32 f5,f3,f2; fma.rn.f32 f1,f5,f3,f1; @q1 bra.uni {few};"
+        )
+        self.exchange("f1", "f4", "add.rn.f32", (16, 8, 4))
+        self.put(f"{few}:")
+        self.exchange("f1", "f4", "add.rn.f32", (2, 1))
+        self.put(f"{one}:")
+        self.set_row_register("f0")
+        self.put("bfe.u32 d,i0,20,4; shl.b32 d,d,7; add.u32 d,d,{ROWS}; st.shared.b32 [d],f1;")
+        self.fetch()
+        self.where_absent(again, IDENTITY["f.sum"])
+        self.where_absent(absent, "f4")
+
+    def accumulator(self, shift: int) -> None:
+        """The address of an accumulator, which come behind the row registers."""
+        self.put(
+            f"bfe.u32 k0,{{GW}},24,5; shl.b32 k0,k0,7; bfe.u32 d,i0,{shift},4; shl.b32 d,d,8;",
+            "add.u32 d,d,k0; add.u32 d,d,{ROWS};",
+        )

@@ -1,0 +1,173 @@
+"""Row values of the GPU's encoder: what is one number for a row is computed in row registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from magjit_dvm.cuda.plan import Machine
+from magjit_dvm.cuda.shapes import Operand, Space
+from magjit_dvm.cuda.values import Values, exact_inverse, float_bits
+from magjit_dvm.cuda.words import SCALARS, Image, Word
+from magjit_dvm.program import NodeKind
+from magjit_dvm.vm import NotEncodable
+
+__all__ = ["MOST_REGISTERS", "MOST_WORDS", "REVERSED", "Place", "RowEncoder"]
+
+REVERSED = {
+    "sub": "rsub",
+    "div": "rdiv",
+    "pow": "rpow",
+    "lt": "gt",
+    "le": "ge",
+    "gt": "lt",
+    "ge": "le",
+    **{name: name for name in ("add", "mul", "minimum", "maximum", "eq", "ne", "sub_square")},
+    **{name: name for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
+}
+"""Operators by what they are with their operands exchanged."""
+MOST_REGISTERS, MOST_WORDS = 16, 224
+
+Place = tuple[int, int, int]
+"""Of an operand: its descriptor's number, its argument, bytes from there."""
+
+
+class RowEncoder(Values):
+    """Words for values of rows.
+
+    Attributes:
+        left: uses of each value that are to come.
+        register, accumulator, saved: where values are: row registers, accumulators, scratch memory.
+        free, slots: of scratch memory.
+        held: the value that A has; −1 if it has none.
+    """
+
+    def __init__(self, space: Space, arguments: Sequence[Any], machine: Machine) -> None:
+        super().__init__(space, arguments)
+        self.machine = machine
+        self.image = Image()
+        self.left = list(self.uses)
+        self.register: dict[int, int] = {}
+        self.accumulator: dict[int, int] = {}
+        self.saved: dict[int, int] = {}
+        self.free: list[int] = []
+        self.slots = 0
+        self.held = -1
+
+    def put(
+        self,
+        first: str,
+        second: str = "nop",
+        x: int = 0,
+        y: int = 0,
+        w1: int = 0,
+        w2: int = 0,
+        w3: int = 0,
+        place: Place = (0, -1, 0),
+    ) -> None:
+        if len(self.image.words) > MOST_WORDS:
+            raise NotEncodable("too many words")
+        at, pointer, offset = place
+        self.image.words.append(Word(first, second, x, y, w1 or at, w2, w3, pointer, offset))
+
+    def compute(self, n: int) -> None:
+        raise NotImplementedError
+
+    # -- row values --
+
+    def emit_row_value(self, n: int) -> None:
+        node = self.nodes[n]
+        if n in self.register:
+            return
+        if self.is_load(n):
+            number, what = self.loaded(n)
+            self.put(f"s.ld.{what}", x=self.new_register(n), place=self.row_view(number))
+        elif node.kind is NodeKind.REDUCE:
+            fin = f"fin.{self.reduction(n)}"
+            self.put(fin, x=self.new_register(n), y=self.accumulator[n])
+        elif not self.by_scalar_word(n):
+            self.compute(n)
+            self.put("s.take", x=self.new_register(n))
+            self.held = -1
+
+    def by_scalar_word(self, n: int) -> bool:
+        """One word on row registers, where there is one."""
+        node = self.nodes[n]
+        if node.op not in SCALARS or self.kind(n) != "f" or node.kind is not NodeKind.COMPUTE:
+            return False
+        if any(self.kind(arg) != "f" for arg in node.args):
+            return False
+        if node.op == "rsqrt" and self.scaled(n):
+            self.scaled_rsqrt(n)
+            return True
+        if len(node.args) == 2 and self.with_number(n, *node.args):
+            return True
+        registers = [self.register_of(arg) for arg in node.args]
+        second = registers[1] if len(registers) > 1 else 0
+        self.put(f"s.{node.op}", x=self.new_register(n), y=registers[0], w1=second)
+        return True
+
+    def scaled_rsqrt(self, n: int) -> None:
+        """rsqrt(s / number + number) in one word, by the quotient's inverse."""
+        given, quotient, total = self.scaled(n)
+        by = float(self.number(self.nodes[quotient].args[1]))
+        y, w3 = self.register_of(given), self.bits(self.nodes[total].args[1])
+        w2 = float_bits(1.0 / by if by else float("inf"))
+        self.put("sk.scaled_rsqrt", x=self.new_register(n), y=y, w2=w2, w3=w3)
+
+    def with_number(self, n: int, left: int, right: int) -> bool:
+        """One word on a row register and a number."""
+        op = self.nodes[n].op
+        if self.is_number(left):
+            left, right, op = right, left, REVERSED[op]
+        if self.is_number(left) or not self.is_number(right):
+            return False
+        y, bits = self.register_of(left), self.bits(right)
+        inverse = exact_inverse(bits) if op == "div" else 0
+        op, bits = ("mul", inverse) if inverse else (op, bits)
+        self.put(f"sk.{op}", x=self.new_register(n), y=y, w2=bits)
+        return True
+
+    def register_of(self, n: int) -> int:
+        """The row register of a row value, or a new one with a number."""
+        n = self.canonical[n]
+        if not self.is_number(n):
+            return self.register[n]
+        if n not in self.register:
+            self.put("s.k", x=self.new_register(n), w2=self.bits(n))
+        return self.register[n]
+
+    def new_register(self, n: int) -> int:
+        if len(self.register) == MOST_REGISTERS:
+            raise NotEncodable("too many values of a row")
+        self.register[n] = len(self.register)
+        self.image.numbers = len(self.register)
+        return self.register[n]
+
+    def row_view(self, number: int) -> Place:
+        """Where a row's element of an operand is."""
+        one = self.operand(number)
+        dims = [d for d in self.space.order if d not in self.space.reduced]
+        dims = dims if self.space.reduced else []
+        return self.viewed(one, dims)
+
+    def operand(self, number: int) -> Operand:
+        inputs = self.space.inputs
+        found = inputs[number] if number < len(inputs) else self.space.outputs[number - len(inputs)]
+        assert found is not None
+        return found
+
+    def viewed(self, one: Operand, dims: Sequence[int]) -> Place:
+        described = self.space.descriptor(one, dims)
+        if self.space.rows * self.space.cols >= 1 << 31:
+            raise NotEncodable("a view of more than 31 bits")
+        if described not in self.image.descriptors:
+            self.image.descriptors.append(described)
+        number = self.image.descriptors.index(described)
+        return number, one.argument, one.offset
+
+    def store_row(self, k: int) -> None:
+        out = self.program.outputs[k]
+        number = len(self.space.inputs) + k
+        y = self.register_of(out.node)
+        self.put(f"s.st.{self.stored(out.node)}", y=y, place=self.row_view(number))

@@ -1,0 +1,32 @@
+"""Whole calls of the GPU's fused operators where there is no GPU: see ``with_driver.py``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_calls(tmp_path: Path) -> None:
+    driver = tmp_path / "libcuda.so.1"
+    build = ["cc", "-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(driver)]
+    subprocess.run([*build, str(HERE / "driver.c")], check=True)
+    path = os.pathsep.join([str(HERE.parent.parent), *sys.path])
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.dvm_cuda.with_driver", str(driver)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.count("test_") == 8

@@ -1,0 +1,227 @@
+"""Calls of the GPU's fused operators with a driver that keeps launches, and tensors on the CPU.
+
+Run as a program with the path of the driver, in a process of its own: ``test_calls.py`` does.  The
+launches that are kept run in the simulator.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import astuple
+from typing import Any
+
+import torch
+
+from magjit_dvm import reference, vm
+from magjit_dvm.cuda.launch import DeviceFused, _allocate
+from magjit_dvm.cuda.native import as_lists
+from magjit_dvm.cuda.simulate import run_image
+from magjit_dvm.cuda.words import HEADER_BYTES
+from magjit_dvm.instructions import DType
+from magjit_dvm.program import Input, InputKind, Node, NodeKind, Output, Program
+from magjit_dvm.vm import CudaFused, DeviceError
+from tests.dvm.checking import compute, load, output, require_close, tensor, tolerance_of
+from tests.dvm_cuda.agreeing import memory
+from tests.dvm_cuda.checking import BIG
+from tests.dvm_cuda.test_encoder import layer_norm, softmax, values
+
+F32, F16 = DType.F32, DType.F16
+DRIVER = ctypes.CDLL(sys.argv[1])
+KEPT = (ctypes.c_uint64 * 8).in_dll(DRIVER, "kept")
+PARAMETER = (ctypes.c_ubyte * 4096).in_dll(DRIVER, "kept_parameter")
+REFUSAL = ctypes.c_int.in_dll(DRIVER, "refusal")
+COUNTERS = torch.zeros(64, 2, dtype=torch.int32)
+MACHINE = astuple(BIG)
+asked: list[tuple[int, int, int]] = []
+
+
+def kernel(index: int, each: int, approximate: int) -> int:
+    """As the backend's: tells of the GPU, loads a kernel."""
+    asked.append((index, each, approximate))
+    if not each:
+        vm.cuda_gpu(index, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))
+        return 0
+    return vm.cuda_load(index, bytes([1 + approximate]) * 8, f"interpret_{each}", MACHINE[1])
+
+
+class OnCpu(DeviceFused):
+    """A fused operator whose GPU is the CPU."""
+
+    def __new__(cls, program: Program, fallback: Any = None, approximate: bool = False) -> OnCpu:
+        self = CudaFused.__new__(cls, as_lists(program), fallback, approximate, 0)
+        self.program, self.approximate = program, approximate
+        return self
+
+
+def launched(arguments: Any, results: Any) -> None:
+    """Run what the driver has kept."""
+    image, each = bytes(PARAMETER), KEPT[1] % 1000
+    length = HEADER_BYTES + int.from_bytes(image[4:8], "little")
+    assert not any(image[length:]), "nothing beyond the program"
+    run_image(image[:length], each, KEPT[4], arguments, results)
+
+
+def check(program: Program, *arguments: Any) -> None:
+    before = KEPT[0]
+    found = OnCpu(program)(*arguments)
+    assert KEPT[0] == before + 1
+    results = found if isinstance(found, tuple) else (found,)
+    launched(arguments, results)
+    wanted = reference.run(program, arguments)
+    for number, (got, other) in enumerate(zip(results, wanted, strict=True)):
+        assert got.shape == other.shape and type(got) is torch.Tensor
+        require_close(got, other, f"output {number}", tolerance_of(program))
+
+
+def negated() -> Program:
+    return Program(1, (tensor(F32, 0),), (load(0, F32), compute("neg", F32, 0)), (output(1, 0),))
+
+
+def placed() -> Program:
+    """Into a new result of a size that a call says, where it says."""
+    inputs = tensor(F32, 0), *[Input(InputKind.INT, DType.I64)] * 2
+    out = Output(1, (0,), (0,), along=0, total=1, offset=2)
+    return Program(1, inputs, negated().nodes, (out,))
+
+
+def test_calls_compute() -> None:
+    check(negated(), values(F32, 100))
+    check(negated(), values(F32, 103)[3:])
+    check(softmax(F32), values(F32, 5, 700))
+    check(layer_norm(F16), values(F16, 7, 300), *[values(F16, 300)] * 2)
+    inputs = tensor(F32, 0, 1), Input(InputKind.FLOAT, F32)
+    nodes = (load(0, F32), Node(NodeKind.SCALAR, F32, aux=1), compute("mul", F32, 0, 1))
+    check(Program(2, inputs, nodes, (output(2, 0, 1), output(2, 1, 0))), values(F32, 9, 40), 2.5)
+    halves = [Output(2, (0, 1), (0, 1), k - 1, 1, k, 2) for k in range(2)]
+    check(Program(2, inputs, nodes, tuple(halves)), values(F32, 9, 40).t(), 0.5)
+
+
+def test_gpus_and_kernels_are_asked_for_once() -> None:
+    fused, x = OnCpu(negated()), values(F32, 100)
+    fused(x)
+    before = list(asked)
+    fused(x)
+    assert asked == before and asked.count((0, 0, 0)) == 1 and (0, 8, 0) in asked
+    assert KEPT[1] == 1008 and (KEPT[2], KEPT[3], KEPT[5]) == (1, 64, 0)
+    OnCpu(negated(), approximate=True)(x)
+    assert asked[-1] == (0, 8, 1) and KEPT[1] == 2008
+
+
+def test_counters_are_drawn_where_there_are_more_tiles_than_blocks() -> None:
+    fused = OnCpu(negated())
+    fused(torch.zeros(4_000_000))
+    assert KEPT[2] == 132
+    assert int.from_bytes(bytes(PARAMETER[136:144]), "little") == COUNTERS.data_ptr()
+    fused(torch.zeros(1000))
+    assert bytes(PARAMETER[136:144]) == bytes(8)
+
+
+def test_the_context_is_the_kernels_and_the_one_before_comes_back() -> None:
+    fused, x = OnCpu(negated()), values(F32, 100)
+    DRIVER.cuCtxSetCurrent(ctypes.c_void_p(0x2222))
+    changes = KEPT[7]
+    fused(x)
+    assert KEPT[6] == 0x1000 and KEPT[7] == changes + 2
+    now = ctypes.c_void_p()
+    DRIVER.cuCtxGetCurrent(ctypes.byref(now))
+    assert now.value == 0x2222
+    DRIVER.cuCtxSetCurrent(ctypes.c_void_p(0x1000))
+    changes = KEPT[7]
+    fused(x)
+    assert KEPT[6] == 0x1000 and KEPT[7] == changes
+
+
+def test_what_cpp_leaves_goes_to_python() -> None:
+    class Watched(OnCpu):
+        """The reference as the test sees it."""
+
+        def by_reference(self, *arguments: Any) -> Any:
+            return arguments
+
+    number = Node(NodeKind.CONSTANT, DType.I32, number=3e9)
+    nodes = (load(0, DType.I32), number, compute("add", DType.I32, 0, 1))
+    program = Program(1, (tensor(DType.I32, 0),), nodes, (output(2, 0),))
+    x, before = torch.zeros(4, dtype=torch.int32), KEPT[0]
+    assert Watched(program)(x) == (x,) and KEPT[0] == before
+    assert Watched(negated())(x, x) == (x, x), "of another number"
+    found = Watched(negated())(x.float())
+    assert isinstance(found, torch.Tensor) and KEPT[0] == before + 1
+
+
+def test_nothing_to_compute_launches_nothing() -> None:
+    before = KEPT[0]
+    found = OnCpu(negated())(torch.zeros(0))
+    assert found.shape == (0,) and KEPT[0] == before
+
+
+def test_errors_keep_their_types() -> None:
+    fused, x = OnCpu(negated()), values(F32, 100)
+    REFUSAL.value = 719
+    raised(DeviceError, "unspecified launch failure", lambda: fused(x))
+    REFUSAL.value = 0
+    fused(x)
+    # Where a first request fails torch is asked again, for its own words.
+    much = x, 1 << 50, 4
+    whole = OnCpu(placed())
+    raised(RuntimeError, "memory", lambda: whole(*much))
+
+    class Full(RuntimeError):
+        """As of a GPU without memory."""
+
+    def full(*given: Any) -> Any:
+        raise Full(str(given))
+
+    vm.cuda_hooks(kernel, full)
+    raised(Full, f"({1 << 50},)", lambda: whole(*much))
+    found = torch.zeros(200)
+    vm.cuda_hooks(kernel, lambda *given: found)
+    assert whole(*much) is found
+    launched([x], [found])
+    assert torch.equal(found[4:104], -x) and not found[:4].any() and not found[104:].any()
+    vm.cuda_hooks(kernel, _allocate)
+
+
+def raised(kind: type[Exception], text: str, call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except kind as found:
+        assert text in str(found), found
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def test_new_shapes_leave_nothing_behind() -> None:
+    fused, whole = OnCpu(softmax()), torch.zeros(1 << 17)
+
+    def call_all(rows: int) -> None:
+        for cols in range(1, 251):
+            fused(whole[: rows * cols].view(rows, cols))
+
+    call_all(1)
+    call_all(200)
+    gc.collect()
+    objects, references = len(gc.get_objects()), sys.getrefcount(whole)
+    resident, alive = memory(), KEPT[0]
+    for rows in range(2, 42):
+        call_all(rows)
+    gc.collect()
+    assert KEPT[0] == alive + 10_000
+    assert len(gc.get_objects()) - objects < 50 and sys.getrefcount(whole) == references
+    assert memory() - resident < 1 << 20
+
+
+def main() -> None:
+    vm.cuda_hooks(kernel, _allocate)
+    for name, test in list(globals().items()):
+        if name.startswith("test_"):
+            begin = time.perf_counter()
+            test()
+            print(name, f"{time.perf_counter() - begin:.2f} s")
+
+
+if __name__ == "__main__":
+    main()
