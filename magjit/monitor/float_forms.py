@@ -122,7 +122,8 @@ def _fits(limit: float, value: float) -> bool:
 
 def _bounds(limit: float, least: float, value: float) -> bool:
     """Left out: what is nearest to zero, since kernels disagree on which zero is the greater one;
-    and NaN, which some versions of torch take for no bound."""
+    and NaN, which some versions of torch take for no bound.
+    """
     return math.isinf(value) or least <= abs(value) <= limit
 
 
