@@ -15,7 +15,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +314,40 @@ def _dvm_shapes(results: Results) -> str:
     return markdown(["shapes", "metric", "MagJIT", "inductor-dynamic", "eager"], rows)
 
 
+_COPY = "fraction of copy bandwidth"
+_NEW_SHAPES = {
+    "host time, median": "host time of a call, median, µs",
+    "host time, 99th percentile": "host time of a call, 99th percentile, µs",
+    "encode_us_p50": "of it the encoding, median, µs",
+    "encode_us_p99": "of it the encoding, 99th percentile, µs",
+}
+
+
+def _dvm_gpu(results: Results) -> str:
+    peers = ("magjit", "eager", "static", "dynamic")
+    rows = [
+        [case, *(number(results.value(case, _COPY, peer)) for peer in peers)]
+        for case in results.cases(_COPY)
+    ]
+    return markdown(["operators", "MagJIT", "eager", "Inductor", "Inductor, dynamic"], rows)
+
+
+def _dvm_gpu_large(results: Results) -> str:
+    """What moves 256 MB of float16."""
+    kept = {key: value for key, value in results.rows.items() if "float16, 256 MB" in key[0]}
+    return _dvm_gpu(replace(results, rows=kept))
+
+
+def _dvm_gpu_host(results: Results) -> str:
+    rows = [
+        [case, title, number(results.value(case, metric, "magjit"))]
+        for metric, title in _NEW_SHAPES.items()
+        for case in results.cases(metric)
+        if "new shapes" in case
+    ]
+    return markdown(["calls", "metric", "MagJIT"], rows)
+
+
 def _virtual_tensors(results: Results) -> str:
     peers = ("magjit", "torch.compile", "eager")
     header = ["block", "a call, MagJIT, ms", "torch.compile, ms", "eager, ms", "times as fast"]
@@ -330,6 +364,7 @@ def _virtual_tensors(results: Results) -> str:
 
 
 _DVM = "python benchmarks/dvm.py --device cpu"
+_DVM_GPU = "python benchmarks/dvm.py --device cuda"
 
 TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
     "models": ("demo.json", "python benchmarks/demo.py", _models),
@@ -358,6 +393,9 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
     "dvm_products": ("dvm.json#products", _DVM, _dvm_chains),
     "dvm_training": ("dvm.json#training", _DVM, _dvm_training),
     "dvm_models": ("dvm.json#models", _DVM, _dvm_models),
+    "dvm_gpu": ("dvm_gpu.json#gpu", _DVM_GPU, _dvm_gpu),
+    "dvm_gpu_large": ("dvm_gpu.json#gpu", _DVM_GPU, _dvm_gpu_large),
+    "dvm_gpu_host": ("dvm_gpu.json#gpu", _DVM_GPU, _dvm_gpu_host),
     "dvm_shapes": ("dvm.json#shapes", _DVM, _dvm_shapes),
     "dvm_varied": ("dvm.json#varied", _DVM, _dvm_shapes),
 }

@@ -59,13 +59,23 @@ NUMBER = {one.name: number for number, one in enumerate(INSTRUCTIONS)}
 
 
 def has_machine(device: torch.device) -> bool:
-    """Whether programs run on a device: on the CPU, and with ``MAGJIT_DVM_CUDA=1`` on CUDA.
+    """Whether programs run on a device: on the CPU, and on NVIDIA GPUs from sm_80 on.
 
-    The machine for GPUs has only been run in a simulator so far, so that it waits to be asked.
+    ``MAGJIT_DVM_CUDA=0`` leaves GPUs to ATen; with 1 nothing is asked about the GPU.
     """
     if device.type == "cuda":
-        return os.environ.get("MAGJIT_DVM_CUDA") == "1"
+        asked = os.environ.get("MAGJIT_DVM_CUDA", "")
+        return asked == "1" if asked in ("0", "1") else _is_usable(device)
     return device.type == "cpu"
+
+
+def _is_usable(device: torch.device) -> bool:
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        return False
+    # Imported late: a machine without GPUs does not need it.
+    from magjit_dvm.cuda.build import usable
+
+    return usable(torch.cuda.current_device() if device.index is None else device.index)
 
 
 class InputKind(IntEnum):

@@ -9,10 +9,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from magjit_dvm.cuda import build
 from magjit_dvm.cuda.launch import DeviceFused, gpu
 from magjit_dvm.fuser import fuse
 from magjit_dvm.instructions import DType
-from magjit_dvm.program import Program
+from magjit_dvm.program import Program, has_machine
 from magjit_dvm.schedule import Schedule
 from magjit_dvm.vm import DeviceError, NotEncodable, cuda_launch, cuda_load
 from tests.dvm.checking import compute, load, output, tensor
@@ -43,7 +44,7 @@ def test_groups_on_a_gpu_are_its_own() -> None:
 
 @without_gpu
 def test_a_group_has_one_device() -> None:
-    schedule = schedule_of(lambda x, y: (x * y + 1,), (8,), (), devices=("cuda", "cpu"))
+    schedule = schedule_of(lambda x, y: ((x * y + 1).relu(),), (8,), (), devices=("cuda", "cpu"))
     assert "tensors on several devices" in schedule.fusion.reasons.values()
     (fused,) = [one for _, one in schedule.programs()]
     assert isinstance(fused, DeviceFused)  # the sum
@@ -51,9 +52,40 @@ def test_a_group_has_one_device() -> None:
 
 @without_gpu
 def test_groups_on_a_gpu_are_not_stacked() -> None:
-    schedule = schedule_of(lambda x, y: (x + 1, y.sum(-1)), (8,), (9, 9))
+    schedule = schedule_of(lambda x, y: (x.sin() + 1, y.sum(-1)), (8,), (9, 9))
     assert "run_stacked" not in schedule.source
     assert len(list(schedule.programs())) == 2
+
+
+@without_gpu
+def test_an_operator_alone_is_atens() -> None:
+    schedule = schedule_of(lambda x, y: (x.sin(), y.sum(-1)), (8,), (9, 9))
+    assert "alone: ATen has a kernel for it" in schedule.fusion.reasons.values()
+    assert len(list(schedule.programs())) == 1
+
+
+@without_gpu
+@pytest.mark.parametrize(("asked", "has"), [("", False), ("0", False), ("1", True)])
+def test_a_gpu_has_a_machine(asked: str, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAGJIT_DVM_CUDA", asked)
+    assert has_machine(torch.device("cuda", 0)) is has
+
+
+@pytest.mark.parametrize(
+    ("capability", "compilers", "usable"),
+    [((7, 5), ["nvrtc 13.0"], False), ((9, 0), [], False), ((9, 0), ["nvrtc 13.0"], True)],
+)
+def test_which_gpus_are_used(
+    capability: tuple[int, int],
+    compilers: list[str],
+    usable: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    monkeypatch.setattr(build, "compilers", lambda: compilers)
+    assert build.usable.__wrapped__(0) is usable
+    assert usable is ("leaves GPU 0 to ATen" not in caplog.text)
 
 
 @without_gpu

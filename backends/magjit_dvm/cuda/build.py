@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import logging
 import shutil
 import subprocess
 import tempfile
@@ -14,13 +15,32 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from magjit.plugin import BackendError
 from magjit.plugin.cache import disk_cache, fingerprint
 from magjit_dvm.cuda.interpreter import source
 
-__all__ = ["compiled", "compilers"]
+__all__ = ["LEAST", "compiled", "compilers", "usable"]
 
+log = logging.getLogger("magjit.dvm")
+
+LEAST = (8, 0)
+"""The first compute capability that has the interpreter's instructions."""
 _OPTIONS = ("-std=c++17", "-default-device")
+
+
+@cache
+def usable(index: int) -> bool:
+    """Whether kernels can be compiled for the GPU of this number; otherwise the log says why."""
+    reason = ""
+    if torch.cuda.get_device_capability(index) < LEAST:
+        reason = "it is older than sm_80"
+    elif not compilers():
+        reason = "there is neither NVRTC nor nvcc to compile its kernels"
+    if reason:
+        log.warning("the dvm backend leaves GPU %d to ATen: %s", index, reason)
+    return not reason
 
 
 def compiled(arch: str, each: int, approximate: bool) -> bytes:
@@ -43,7 +63,12 @@ def compiled(arch: str, each: int, approximate: bool) -> bytes:
         )
     make = _by_nvcc if found[0].startswith("nvcc") else _by_nvrtc
     key = fingerprint(text, arch, found[0], *_OPTIONS)
-    return disk_cache().get_or_make("dvm_cubin", key, lambda: make(text, arch))
+
+    def made() -> bytes:
+        log.info("compiling the interpreter for %s, R = %d; it is kept on disk", arch, each)
+        return make(text, arch)
+
+    return disk_cache().get_or_make("dvm_cubin", key, made)
 
 
 def compilers() -> list[str]:

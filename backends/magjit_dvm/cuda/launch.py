@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 
 from magjit.plugin import BackendError
-from magjit_dvm.cuda.build import compiled
+from magjit_dvm.cuda.build import LEAST, compiled
 from magjit_dvm.cuda.encode import Encoded, Machine, encode
 from magjit_dvm.cuda.interpreter import kernel_name
 from magjit_dvm.cuda.native import as_lists
@@ -36,7 +36,6 @@ from magjit_dvm.vm import (
 __all__ = ["DeviceFused", "Gpu", "gpu"]
 
 _COUNTERS = 8192
-_LEAST = (8, 0)
 _LEAST_SHARED = 101376
 """Bytes that a block may ask for on any GPU from 8.0 on, where torch does not say."""
 
@@ -53,7 +52,7 @@ class Gpu:
     def __init__(self, index: int) -> None:
         self.index = index
         properties = torch.cuda.get_device_properties(index)
-        if (properties.major, properties.minor) < _LEAST:
+        if (properties.major, properties.minor) < LEAST:
             raise BackendError(f"{properties.name} is older than the interpreter's instructions")
         self.arch = f"sm_{properties.major}{properties.minor}"
         shared = int(getattr(properties, "shared_memory_per_block_optin", _LEAST_SHARED))
