@@ -382,6 +382,11 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
         "python benchmarks/virtual_tensors.py --device cuda",
         _virtual_tensors,
     ),
+    "virtual_tensors_cpu": (
+        "virtual_tensors_cpu.json",
+        "python benchmarks/virtual_tensors.py --device cpu --modes default",
+        _virtual_tensors,
+    ),
     "control_flow": (
         "control_flow_gpu.json",
         "python benchmarks/control_flow.py --device cuda",
