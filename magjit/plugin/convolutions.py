@@ -2,7 +2,8 @@
 
 Torch's fake convolution asks which library would be chosen, for the memory format of the result,
 and so guards what that choice depends on, such as a batch of at least 16. Where input and weight
-are contiguous the result is, whatever is chosen.
+are contiguous the result is, whatever is chosen. Images on a CPU lie in memory alike whether oneDNN
+or ATen's own loops make them, if these say so.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ def unguarded_convolutions(shape_env: ShapeEnv) -> Iterator[None]:
 
     def selected(*args: Any, **kwargs: Any) -> Any:
         tensors = args[:2] or (kwargs.get("input"), kwargs.get("weight"))
-        plain = all(isinstance(one, torch.Tensor) and one.is_contiguous() for one in tensors)
-        if not plain:
-            return select(*args, **kwargs)
-        with shape_env.suppress_guards():
-            return select(*args, **kwargs)
+        if all(isinstance(one, torch.Tensor) for one in tensors):
+            with shape_env.suppress_guards():
+                chosen = select(*args, **kwargs)
+                if _is_alike(chosen, *tensors):
+                    return chosen
+        return select(*args, **kwargs)
 
     namespace: Any = torch._C
     namespace._select_conv_backend = selected
@@ -36,3 +38,18 @@ def unguarded_convolutions(shape_env: ShapeEnv) -> Iterator[None]:
         yield
     finally:
         namespace._select_conv_backend = select
+
+
+def _is_alike(chosen: Any, given: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the result lies in memory alike, whichever library computes it."""
+    if given.is_contiguous() and weight.is_contiguous():
+        return True
+    namespace: Any = torch._C
+    among = [namespace._ConvBackend.Mkldnn, namespace._ConvBackend.Slow2d]
+    if given.dim() != 4 or given.device.type != "cpu" or chosen not in among:
+        return False
+    # Without oneDNN, large batches may go to NNPACK, whose result is contiguous.
+    if not namespace._get_mkldnn_enabled():
+        return False
+    layout = namespace._conv_determine_backend_memory_format
+    return len({layout(given, weight, one) for one in among}) == 1
