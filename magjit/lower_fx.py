@@ -11,6 +11,7 @@ import linecache
 import operator
 import types
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -255,12 +256,12 @@ class _Lowering:
 
     def with_floats(self, template: Any, dtype: torch.dtype) -> Any:
         """An argument with tensors in the place of floats."""
-        floats = {id(ref): ref for ref in floats_in(template)}
+        floats = {id(ref) for ref in floats_in(template)}
 
         def leaf(value: Any) -> Any:
-            return (
-                self.floats[id(value.number), dtype] if id(value) in floats else self._leaf(value)
-            )
+            if id(value) in floats:
+                return self.floats[id(value.number), dtype]
+            return self._leaf(value)
 
         return mapped(template, leaf)
 
@@ -275,8 +276,10 @@ class _Lowering:
 
         before = len(self.fx.nodes)
         made = function(*mapped(args, proxied), **mapped(kwargs, proxied))
-        for node in list(self.fx.nodes)[before:] if op.code is not None else ():
-            node.meta["stack_trace"] = _where(op)
+        if op.code is not None:
+            where = _where(op)
+            for node in islice(reversed(self.fx.nodes), len(self.fx.nodes) - before):
+                node.meta["stack_trace"] = where
         result: Node = made.node
         return result
 
