@@ -56,9 +56,12 @@ class Simulated:
     def error(self, one: Stored, shape: Shape) -> float:
         return 1.0 if one.configuration == WRONG else 1e-4
 
-    def seconds(self, one: Stored, shape: Shape) -> float:
+    def seconds(self, one: Stored, shape: Shape, least: float = math.inf) -> float:
         MEASURED.append(one.configuration)
         return true_seconds(one.configuration, shape)
+
+    def race(self, stored: Sequence[Stored], shape: Shape) -> list[float]:
+        return [*(self.seconds(one, shape) for one in stored), self.library(shape)]
 
     def library(self, shape: Shape) -> float:
         _, m, n, k = shape
@@ -85,7 +88,7 @@ def built(family: Any, device: Any, cuts: Sequence[Configuration], **_: Any) -> 
 def simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     MEASURED.clear()
     monkeypatch.setattr(campaign, "Bench", Simulated)
-    monkeypatch.setattr(campaign, "event_timer", lambda: lambda found: found)
+    monkeypatch.setattr(campaign, "EventTimer", lambda: lambda found: found)
     monkeypatch.setattr(campaign, "built", built)
 
 

@@ -17,7 +17,7 @@ from magjit_triton.macro.building import built
 from magjit_triton.macro.campaign import Plan, tuned
 from magjit_triton.macro.device import Device
 from magjit_triton.macro.families import FAMILIES, named
-from magjit_triton.macro.measuring import Bench, event_timer
+from magjit_triton.macro.measuring import Bench, EventTimer
 from magjit_triton.macro.repository import Repository
 
 pytestmark = [
@@ -39,7 +39,7 @@ CUTS = (
 def test_every_family_computes_what_eager_mode_does(name: str, dtype: torch.dtype) -> None:
     family = named(name, dtype)
     batch = 3 if name.startswith("batched") else 1
-    bench = Bench(family, event_timer(), (batch, 512, 512, 1024))
+    bench = Bench(family, EventTimer(), (batch, 512, 512, 1024))
     found = built(family, bench.device, CUTS).stored
     assert len(found) == (len(CUTS) if family.work.products == 1 else len(found)) > 0
     for one in found:

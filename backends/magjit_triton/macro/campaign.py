@@ -15,7 +15,7 @@ from itertools import pairwise
 from magjit_triton.codegen.matmul.configuration import Configuration
 from magjit_triton.macro.building import built, entry_of
 from magjit_triton.macro.families import K_UNIT, MacroFamily
-from magjit_triton.macro.measuring import Bench, Shape, Timer, calibrated, event_timer
+from magjit_triton.macro.measuring import Bench, EventTimer, Shape, Timer, calibrated, hedged
 from magjit_triton.macro.repository import Entry, Repository, Stored
 from magjit_triton.macro.space import Space
 from magjit_triton.macro.trust_regions import TrustRegions
@@ -30,7 +30,7 @@ from magjit_triton.macro.tuning import (
     searched,
 )
 
-__all__ = ["LAYERS", "ROWS", "SEARCHES", "Measured", "Plan", "recorded", "tuned"]
+__all__ = ["LAYERS", "ROWS", "SEARCHES", "Measured", "Plan", "borrowed", "recorded", "tuned"]
 
 ROWS = (1, 16, 48, 96, 192, 384, 768, 1536, 3072, 6144, 12288)
 """Rows that are measured where no others are asked for."""
@@ -61,6 +61,7 @@ class Measured:
         shapes: that are measured.
         built: machine code that is there already.
         wrong: configurations whose results are not eager mode's; they count as unable.
+        least: the best time of each shape so far.
     """
 
     bench: Bench
@@ -68,6 +69,7 @@ class Measured:
     shapes: tuple[Shape, ...]
     built: dict[Configuration, Stored] = field(default_factory=dict)
     wrong: list[Configuration] = field(default_factory=list)
+    least: list[float] = field(default_factory=list)
 
     def measure(self, configurations: Sequence[Configuration]) -> Times:
         """Builds what is missing, checks a result of each, and measures all shapes."""
@@ -78,24 +80,36 @@ class Measured:
 
     def _times(self, stored: Stored | None) -> list[float]:
         unable = [math.inf] * len(self.shapes)
-        if stored is None:
+        if stored is None or not self.able(stored):
             return unable
+        least = self.least or unable
+        found = [
+            self.bench.seconds(stored, shape, before) if self._wanted(stored, shape) else math.inf
+            for shape, before in zip(self.shapes, least, strict=True)
+        ]
+        self.least = list(map(min, least, found))
+        return found
+
+    def able(self, stored: Stored) -> bool:
+        """Whether a result is eager mode's; what is not is kept in ``wrong``."""
         itemsize = self.space.work.dtype.itemsize
-        smallest = min(self.shapes, key=math.prod)
+        smallest = min(filter(self.takes, self.shapes), key=math.prod, default=None)
+        if smallest is None:
+            return True
         ragged = (smallest[0], smallest[1] + 37, smallest[2], smallest[3])
         if self.bench.error(stored, ragged) > _MOST_ERROR[itemsize]:
             self.wrong.append(stored.configuration)
-            return unable
-        return [
-            self.bench.seconds(stored, shape) if self._wanted(stored, shape) else math.inf
-            for shape in self.shapes
-        ]
+            return False
+        return True
+
+    def takes(self, shape: Shape) -> bool:
+        """Whether kernels can run: loads of other shapes would not be aligned."""
+        unit = 16 if "k" in self.bench.family.fixed else K_UNIT
+        return not (shape[2] % 16 or shape[3] % unit)
 
     def _wanted(self, stored: Stored, shape: Shape) -> bool:
         """Whether it can run, and is not so slow that measuring it is a waste."""
-        unit = 16 if "k" in self.bench.family.fixed else K_UNIT
-        # Loads of other shapes would not be aligned.
-        if shape[2] % 16 or shape[3] % unit:
+        if not self.takes(shape):
             return False
         return stored.configuration.block_m > _LOW_TILE or shape[1] <= _MOST_ROWS_OF_LOW_TILES
 
@@ -134,11 +148,15 @@ class Plan:
 
 
 def _objective(
-    family: MacroFamily, plan: Plan, prebuilt: Entry | None, timer: Timer | None
+    family: MacroFamily,
+    plan: Plan,
+    prebuilt: Entry | None,
+    timer: Timer | None,
+    shapes: tuple[Shape, ...] = (),
 ) -> Measured:
-    shapes = plan.shapes(family)
+    shapes = shapes or plan.shapes(family)
     largest = max(shapes, key=math.prod)
-    bench = Bench(family, timer or event_timer(), largest)
+    bench = Bench(family, timer or EventTimer(), largest)
     entry = prebuilt or entry_of(family, bench.device, ())
     known = {one.configuration: one for one in entry.stored}
     space = Space(family.work, bench.device)
@@ -157,16 +175,22 @@ def recorded(
     timer: Timer | None = None,
 ) -> Table:
     """Times of every built configuration, or of the small space, and of the library."""
-    objective = _objective(family, plan, prebuilt, timer)
-    objective.shapes = tuple(shapes) or objective.shapes
-    todo = list(objective.built) or list(objective.space.aligned)
-    times: Times = {}
-    for number, one in enumerate(todo):
-        times.update(objective.measure([one]))
-        if progress is not None:
-            progress("measured", number + 1, len(todo))
+    objective = _objective(family, plan, prebuilt, timer, tuple(shapes))
     bench = objective.bench
-    library = [bench.timer(bench.library(shape)) for shape in objective.shapes]
+    todo = list(objective.built) or list(objective.space.aligned)
+    missing = [one for one in todo if one not in objective.built]
+    made = [*objective.built.values(), *built(family, bench.device, missing).stored]
+    able = [one for one in made if objective.able(one)]
+    times: Times = {one: [math.inf] * len(objective.shapes) for one in todo}
+    library = []
+    for column, shape in enumerate(objective.shapes):
+        runners = [one for one in able if objective.takes(shape)]
+        *own, other = bench.race(runners, shape)
+        library.append(other)
+        for one, seconds in zip(runners, own, strict=True):
+            times[one.configuration][column] = seconds
+        if progress is not None:
+            progress("measured", column + 1, len(objective.shapes))
     facts = {
         "family": str(family),
         "device": bench.device.as_json(),
@@ -190,7 +214,7 @@ def tuned(
     Args:
         prebuilt: machine code that need not be built here.
         store: keeps measurements, so that a run that was stopped goes on.
-        timer: of runs, by default ``event_timer``.
+        timer: of runs, by default ``EventTimer``.
 
     Raises:
         NoDeviceError: there is no CUDA device.
@@ -245,6 +269,7 @@ def tuned(
     entry = entry_of(family, bench.device, stored)
     entry = replace(entry, library=bench.library_table(*_knots(objective.shapes), batch=plan.batch))
     entry = calibrated(entry, bench.device, objective.shapes, times)
+    entry = hedged(entry, bench.device, objective.shapes, times, library)
     facts = {
         **entry.facts,
         "tuned_s": round(time.perf_counter() - begin, 2),
@@ -254,6 +279,31 @@ def tuned(
     }
     table = Table(objective.space, objective.shapes, times, library, {"family": str(family)})
     return replace(entry, facts=facts), table
+
+
+def borrowed(family: MacroFamily, plan: Plan, other: Entry, *, timer: Timer | None = None) -> Entry:
+    """An entry with the schedules and the times of the same family in another 16-bit type.
+
+    Tensor cores are as fast in both; results are compared with eager mode's here, too.
+    """
+    begin = time.perf_counter()
+    objective = _objective(family, plan, None, timer)
+    device = objective.bench.device
+    made = built(family, device, [one.configuration for one in other.stored])
+    times = {one.configuration: one for one in other.stored}
+    stored = tuple(
+        replace(times[one.configuration], assembled=one.assembled, occupancy=one.occupancy)
+        for one in made.stored
+        if objective.able(one)
+    )
+    facts = {
+        **{name: other.facts[name] for name in ("search", "hedge") if name in other.facts},
+        **made.facts,
+        "times_of": other.name,
+        "tuned_s": round(time.perf_counter() - begin, 2),
+        "wrong": [str(one) for one in objective.wrong],
+    }
+    return replace(made, stored=stored, library=other.library, facts=facts)
 
 
 def _knots(shapes: Sequence[Shape]) -> tuple[list[int], list[int], list[int]]:

@@ -75,6 +75,17 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--count", type=int, default=24, help="how many are kept")
     one.add_argument("--seed", type=int, default=0)
     one.add_argument("--table", type=Path, help="write all times that were measured to a file")
+    one.add_argument(
+        "--like",
+        choices=FAMILIES,
+        metavar="FAMILY",
+        help="measure the schedules alone that are kept of a family that was tuned before",
+    )
+    one.add_argument(
+        "--times-of",
+        choices=("float16", "bfloat16"),
+        help="take schedules and times over from the family in this type",
+    )
     one.add_argument("--no-measure", action="store_true", help="build machine code alone")
     one = command("record", _record, "times of all that is built, and the choice, on given shapes")
     one.add_argument("family", choices=FAMILIES, metavar="FAMILY")
@@ -153,8 +164,12 @@ def _families(options: argparse.Namespace) -> Iterator[MacroFamily]:
 
 
 def _prebuilt(options: argparse.Namespace, family: MacroFamily, device: Any) -> Entry | None:
-    from magjit_triton.macro.building import retargeted
+    from magjit_triton.macro.building import built, retargeted
 
+    if options.like is not None:
+        like = _tuned_entry(options, named(options.like, family.family.dtype), device)
+        cuts = [one.configuration for one in like.stored]
+        return built(family, device, cuts, workers=options.workers)
     if options.built is None:
         return None
     with Repository(options.built, read_only=True) as there:
@@ -166,6 +181,21 @@ def _prebuilt(options: argparse.Namespace, family: MacroFamily, device: Any) -> 
     raise RepositoryError(
         f"{options.built} has nothing of {family}", remedy="build it: tune --no-measure --built"
     )
+
+
+def _tuned_entry(options: argparse.Namespace, family: MacroFamily, device: Any) -> Entry:
+    """What the repository has of a family.
+
+    Raises:
+        RepositoryError: it was not tuned on this device.
+    """
+    with _repository(options, read_only=True) as repository:
+        entry = repository.get(family.signature, device.name)
+    if entry is None or not entry.measured:
+        raise RepositoryError(
+            f"{family} was not tuned for {device.name}", remedy=f"tune {family.name}"
+        )
+    return entry
 
 
 def _plan(options: argparse.Namespace) -> Any:
@@ -203,7 +233,7 @@ def _repository(options: argparse.Namespace, *, read_only: bool = False) -> Repo
 
 
 def _tune(options: argparse.Namespace) -> list[dict[str, Any]]:
-    from magjit_triton.macro.campaign import tuned
+    from magjit_triton.macro.campaign import borrowed, tuned
     from magjit_triton.macro.device import Device
 
     device = Device.named(options.device)
@@ -211,6 +241,10 @@ def _tune(options: argparse.Namespace) -> list[dict[str, Any]]:
     for family in _families(options):
         if options.no_measure:
             entry = _only_built(options, family, device)
+        elif options.times_of:
+            template = family.name.split(".")[0]
+            other = _tuned_entry(options, named(template, DTYPES[options.times_of]), device)
+            entry = borrowed(family, _plan(options), other)
         else:
             prebuilt = _prebuilt(options, family, device)
             with _repository(options) as store, _bar(options, str(family)) as progress:
@@ -252,12 +286,7 @@ def _record(options: argparse.Namespace) -> dict[str, Any]:
 
     device = Device.current()
     (family,) = _families(options)
-    with _repository(options, read_only=True) as repository:
-        entry = repository.get(family.signature, device.name)
-    if entry is None or not entry.measured:
-        raise RepositoryError(
-            f"{family} was not tuned for {device.name}", remedy=f"tune {options.family}"
-        )
+    entry = _tuned_entry(options, family, device)
     shapes = [(b, m, n, k) for b, m, n, k in json.loads(options.shapes.read_text())]
     with _bar(options, str(family)) as progress:
         table = recorded(family, _plan(options), entry, shapes=shapes, progress=progress)

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -23,51 +23,87 @@ from magjit_triton.macro.loading import Loaded, sizes_by_role
 from magjit_triton.macro.repository import Entry, Stored
 from magjit_triton.macro.waves import Affine, Library, Model, Wave
 
-__all__ = ["Bench", "Shape", "Timer", "calibrated", "event_timer", "rectangle", "wave_of"]
+__all__ = ["Bench", "EventTimer", "Shape", "Timer", "calibrated", "hedged", "rectangle", "wave_of"]
 
 Shape = tuple[int, int, int, int]
 """Batch, m, n, k."""
 Run = Callable[[], None]
-Timer = Callable[[Run], float]
-"""Seconds of a run."""
+
+
+class Timer(Protocol):
+    """What measures runs."""
+
+    def __call__(self, run: Run, least: float = math.inf) -> float:
+        """Seconds; of a run that is far slower than ``least``, roughly."""
+
+    def race(self, runs: Sequence[Run]) -> list[float]:
+        """Seconds of each: the fastest are measured in turns, the others roughly."""
+
 
 _FLUSHED = 96 * 2**20
 _ROUNDS, _FEW_ROUNDS = 7, 3
 _LONG = 5e-4
+_FAR, _NEAR = 2.0, 1.3
+_NO_WORSE = 0.98
+HEDGES = (0.02, 0.04, 0.06, 0.09, 0.13)
 _SHORT_K, _LONG_K = 1024, 4096
 _WAVES = 3
 
 
-def event_timer() -> Timer:
+class EventTimer:
     """Medians between CUDA events, with a cache that was just written over.
 
     Raises:
         NoDeviceError: there is no CUDA device.
     """
-    if not torch.cuda.is_available():
-        raise NoDeviceError(
-            "Times are measured on a CUDA device, and there is none",
-            remedy="replay a recorded table, or build without measuring: --no-measure",
-        )
-    cache = torch.empty(_FLUSHED // 4, dtype=torch.int32, device="cuda")
 
-    def seconds(run: Run, rounds: int) -> float:
-        pairs = [[torch.cuda.Event(enable_timing=True) for _ in "be"] for _ in range(rounds)]
-        for begin, end in pairs:
-            cache.zero_()
-            begin.record()
-            run()
-            end.record()
+    def __init__(self) -> None:
+        if not torch.cuda.is_available():
+            raise NoDeviceError(
+                "Times are measured on a CUDA device, and there is none",
+                remedy="replay a recorded table, or build without measuring: --no-measure",
+            )
+        self._cache = torch.empty(_FLUSHED // 4, dtype=torch.int32, device="cuda")
+
+    def rounds(self, runs: Sequence[Run], count: int) -> list[float]:
+        """Median seconds of each run, in turns."""
+        pairs = [
+            [[torch.cuda.Event(enable_timing=True) for _ in "be"] for _ in runs]
+            for _ in range(count)
+        ]
+        for turn, row in enumerate(pairs):
+            places = range(len(runs))
+            for place in (*places[turn % len(runs) :], *places[: turn % len(runs)]):
+                begin, end = row[place]
+                self._cache.zero_()
+                begin.record()
+                runs[place]()
+                end.record()
         torch.cuda.synchronize()
-        times = [float(begin.elapsed_time(end)) for begin, end in pairs]
-        return statistics.median(times) * 1e-3
+        times = [[float(b.elapsed_time(e)) * 1e-3 for b, e in row] for row in pairs]
+        return [statistics.median(column) for column in zip(*times, strict=True)]
 
-    def timer(run: Run) -> float:
+    def __call__(self, run: Run, least: float = math.inf) -> float:
+        """Seconds of a run; of one that is far slower than ``least``, of its second time alone."""
         run()
-        first = seconds(run, 2)
-        return seconds(run, _FEW_ROUNDS if first > _LONG else _ROUNDS)
+        (first,) = self.rounds([run], 1)
+        if first > _FAR * least:
+            return first
+        (found,) = self.rounds([run], _FEW_ROUNDS if first > _LONG else _ROUNDS)
+        return found
 
-    return timer
+    def race(self, runs: Sequence[Run]) -> list[float]:
+        """Seconds of each: those that are near the fastest in turns, the others of one time."""
+        for run in runs:
+            run()
+        found = self.rounds(runs, 1)
+        least = min(found)
+        near = [place for place, one in enumerate(found) if one <= _NEAR * least]
+        count = _FEW_ROUNDS + 2 if least > _LONG else _ROUNDS
+        again = self.rounds([runs[place] for place in near], count)
+        for place, seconds in zip(near, again, strict=True):
+            found[place] = seconds
+        return found
 
 
 def rectangle(tiles: int, ratio: float) -> tuple[int, int]:
@@ -209,9 +245,13 @@ class Bench:
 
     # Times.
 
-    def seconds(self, stored: Stored, shape: Shape) -> float:
-        """Of a configuration on a shape."""
-        return self.timer(self.ours(stored, shape))
+    def seconds(self, stored: Stored, shape: Shape, least: float = math.inf) -> float:
+        """Of a configuration on a shape; roughly, where it is far slower than ``least``."""
+        return self.timer(self.ours(stored, shape), least)
+
+    def race(self, stored: Sequence[Stored], shape: Shape) -> list[float]:
+        """Seconds of configurations on a shape, and of the library at the end, in turns."""
+        return self.timer.race([*(self.ours(one, shape) for one in stored), self.library(shape)])
 
     def library_table(
         self, m: Sequence[int], n: Sequence[int], k: Sequence[int], batch: int = 1
@@ -312,3 +352,33 @@ def calibrated(
 def _scaled(wave: Wave, factor: float) -> Wave:
     parts = (wave.lone, wave.single, wave.full, wave.steady)
     return Wave(*(Affine(one.fixed * factor, one.per_step * factor) for one in parts))
+
+
+def hedged(
+    entry: Entry,
+    device: Device,
+    shapes: Sequence[Shape],
+    times: Mapping[Configuration, Sequence[float]],
+    library: Sequence[float],
+) -> Entry:
+    """An entry whose kernels are chosen only where they win by more than the model errs.
+
+    The least of ``HEDGES`` with which no choice on measured shapes takes longer than the library,
+    but for a share that measuring cannot tell; else the largest.
+
+    Args:
+        times: configuration → seconds for each shape.
+        library: seconds for each shape.
+    """
+    for hedge in HEDGES:
+        entry = replace(entry, facts={**entry.facts, "hedge": hedge})
+        model = entry.model(device)
+        picks = [model.choose(*shape)[0] for shape in shapes]
+        ratios = [
+            before / times[entry.stored[pick].configuration][column]
+            for column, (pick, before) in enumerate(zip(picks, library, strict=True))
+            if pick >= 0 and math.isfinite(times[entry.stored[pick].configuration][column])
+        ]
+        if min(ratios, default=1.0) >= _NO_WORSE:
+            break
+    return entry

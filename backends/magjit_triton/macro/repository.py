@@ -107,7 +107,7 @@ class Entry:
         name: for people.
         device: the name of the GPU.
         facts: ``dtype``, ``products``, ``itemsize``, ``unit``, ``fixed`` sizes, ``buffers``,
-            ``tuned_s`` and whatever else is worth knowing; JSON values.
+            ``hedge``, ``tuned_s`` and whatever else is worth knowing; JSON values.
         stored: configurations, the most useful first.
         library: the library's times.
         versions: of the packages when it was made.
@@ -141,6 +141,7 @@ class Entry:
             products=int(self.facts["products"]),
             itemsize=int(self.facts["itemsize"]),
             unit=int(self.facts["unit"]),
+            hedge=float(self.facts.get("hedge", 0.0)),
         )
 
     def only(self, chosen: Sequence[Configuration]) -> Entry:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -121,6 +121,10 @@ class Library:
             if not knots or any(b <= a for a, b in pairwise(knots)):
                 raise ValueError("sizes of a grid rise")
 
+    def times(self, factor: float) -> Library:
+        """All times by a factor."""
+        return replace(self, seconds=tuple(one * factor for one in self.seconds))
+
     @property
     def knots(self) -> tuple[list[float], list[float], list[float]]:
         """Logarithms of the sizes."""
@@ -153,6 +157,8 @@ class Model:
         products: of one left operand.
         itemsize: bytes of an element.
         unit: what ``k`` must be a multiple of.
+        hedge: by which share a candidate must be faster than the library: the model errs, and the
+            library is what users had before.
     """
 
     def __init__(
@@ -165,9 +171,10 @@ class Model:
         products: int = 1,
         itemsize: int = 2,
         unit: int = 128,
+        hedge: float = 0.0,
     ) -> None:
         self.candidates = tuple(candidates)
-        self.library = library
+        self.library = library.times(1.0 - hedge) if library is not None and hedge else library
         self.multiprocessors = multiprocessors
         self.bandwidth = bandwidth
         self.products = products
