@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 from magjit_triton.codegen.matmul.configuration import Configuration
 from magjit_triton.macro.building import built, entry_of
@@ -296,7 +297,7 @@ def borrowed(family: MacroFamily, plan: Plan, other: Entry, *, timer: Timer | No
         for one in made.stored
         if objective.able(one)
     )
-    facts = {
+    facts: dict[str, Any] = {
         **{name: other.facts[name] for name in ("search", "hedge") if name in other.facts},
         **made.facts,
         "times_of": other.name,

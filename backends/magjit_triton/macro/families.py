@@ -11,6 +11,7 @@ epilogue with the symbols named by what they are.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -64,11 +65,13 @@ class Template:
         function: of its operands.
         shapes: of the operands, by roles.
         meaning: in one line.
+        also: the same of the same operands, as other programs write it.
     """
 
     function: Callable[..., torch.Tensor]
     shapes: tuple[tuple[str, ...], ...]
     meaning: str
+    also: tuple[Callable[..., torch.Tensor], ...] = ()
 
     def arguments(
         self, sizes: Sizes, dtype: torch.dtype, device: torch.device | str = "cpu"
@@ -97,6 +100,22 @@ def _linear_relu(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Ten
     return F.relu(F.linear(x, w, b))
 
 
+def _linear_gelu_tanh(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.gelu(F.linear(x, w, b), approximate="tanh")
+
+
+def _linear_new_gelu(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = F.linear(x, w, b)
+    inner = math.sqrt(2.0 / math.pi) * (y + 0.044715 * torch.pow(y, 3.0))
+    return 0.5 * y * (1.0 + torch.tanh(inner))
+
+
+def _linear_bias_residual(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, r: torch.Tensor
+) -> torch.Tensor:
+    return F.linear(x, w, b) + r
+
+
 def _linear_residual(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
     return r + F.linear(x, w)
 
@@ -116,8 +135,24 @@ FAMILIES = {
     "linear_bias": Template(_linear_bias, (_X, _W, ("n",)), "x @ w.T + b"),
     "linear_gelu": Template(_linear_gelu, (_X, _W, ("n",)), "gelu(x @ w.T + b)"),
     "linear_relu": Template(_linear_relu, (_X, _W, ("n",)), "relu(x @ w.T + b)"),
-    "linear_residual": Template(_linear_residual, (_X, _W, _R), "r + x @ w.T"),
-    "swiglu": Template(_swiglu, (_X, _W, _W), "silu(x @ gate.T) * (x @ up.T)"),
+    "linear_gelu_tanh": Template(
+        _linear_gelu_tanh, (_X, _W, ("n",)), "gelu(x @ w.T + b), by tanh", (_linear_new_gelu,)
+    ),
+    "linear_residual": Template(
+        _linear_residual, (_X, _W, _R), "r + x @ w.T", (lambda x, w, r: F.linear(x, w) + r,)
+    ),
+    "linear_bias_residual": Template(
+        _linear_bias_residual,
+        (_X, _W, ("n",), _R),
+        "x @ w.T + b + r",
+        (lambda x, w, b, r: r + F.linear(x, w, b),),
+    ),
+    "swiglu": Template(
+        _swiglu,
+        (_X, _W, _W),
+        "silu(x @ gate.T) * (x @ up.T)",
+        (lambda x, gate, up: F.linear(x, up) * F.silu(F.linear(x, gate)),),
+    ),
     "matmul": Template(_matmul, (_X, ("k", "n")), "x @ w"),
     "batched": Template(torch.bmm, (("batch", "m", "k"), ("batch", "k", "n")), "batches of x @ w"),
     "batched_transposed": Template(
@@ -192,8 +227,11 @@ class MacroFamily:
         return f"{self.name} {dtype}" + (f" ({sizes})" if sizes else "")
 
 
-def named(name: str, dtype: torch.dtype, **fixed: int) -> MacroFamily:
+def named(name: str, dtype: torch.dtype, form: int = 0, **fixed: int) -> MacroFamily:
     """A family of the table, its sizes symbols but for those given.
+
+    Args:
+        form: 0, or which of the other ways to write it.
 
     Raises:
         UnknownFamilyError: the table has no such family.
@@ -202,7 +240,7 @@ def named(name: str, dtype: torch.dtype, **fixed: int) -> MacroFamily:
     if template is None:
         raise UnknownFamilyError(f"No family is called {name!r}", remedy=", ".join(FAMILIES))
     sizes = {**_HINTS, **fixed, "unit": K_UNIT, "units": _HINTS["k"] // K_UNIT}
-    shapes = template.shapes
+    shapes, written = template.shapes, (template.function, *template.also)[form]
     if "k" not in fixed:
         shapes = tuple(_in_units(shape) for shape in shapes)
     arguments = [torch.empty([sizes[r] for r in shape], dtype=dtype) for shape in shapes]
@@ -212,7 +250,7 @@ def named(name: str, dtype: torch.dtype, **fixed: int) -> MacroFamily:
             one.flatten(shape.index("units"), shape.index("unit")) if "unit" in shape else one
             for one, shape in zip(given, shapes, strict=True)
         ]
-        return [template.function(*whole)]
+        return [written(*whole)]
 
     gm = traced(function, arguments, shapes, {**fixed, "unit": K_UNIT})
     (found,) = families_of(gm, name)

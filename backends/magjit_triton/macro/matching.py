@@ -26,10 +26,12 @@ class Match:
 
     Attributes:
         family: of the table, with symbols.
+        order: for each of the group's buffers, which operand it is; the last is the result.
         batch, m, n, k: what its symbols stand for.
     """
 
     family: MacroFamily
+    order: list[int]
     batch: sympy.Expr
     m: sympy.Expr
     n: int
@@ -37,9 +39,9 @@ class Match:
 
 
 @cache
-def _general(name: str, dtype: torch.dtype, precision: str) -> MacroFamily:
-    """Precision is what torch's settings say; it is here for the cache."""
-    return named(name, dtype)
+def _forms(name: str, dtype: torch.dtype, precision: str) -> list[MacroFamily]:
+    """A family in all ways to write it; precision is what torch's settings say, for the cache."""
+    return [named(name, dtype, form) for form in range(1 + len(FAMILIES[name].also))]
 
 
 def matched(family: Family) -> Match | None:
@@ -49,14 +51,15 @@ def matched(family: Family) -> Match | None:
         return None
     own = text_of(family)
     for name in FAMILIES:
-        one = _general(name, family.dtype, family.precision)
-        found = one.family
-        if len(found.buffers) != len(family.buffers) or len(found.rights) != len(family.rights):
-            continue
-        values = {"batch": batch, "m": m, "n": n, "k_units": sympy.Integer(int(k) // K_UNIT)}
-        swaps = {symbol: values[one.roles[symbol.name]] for symbol in found.symbols}
-        if text_of(found, swaps, like=family) == own:
-            return Match(one, batch, m, int(n), int(k))
+        forms = _forms(name, family.dtype, family.precision)
+        for one in forms:
+            found = one.family
+            if len(found.buffers) != len(family.buffers) or len(found.rights) != len(family.rights):
+                continue
+            values = {"batch": batch, "m": m, "n": n, "k_units": sympy.Integer(int(k) // K_UNIT)}
+            swaps = {symbol: values[one.roles[symbol.name]] for symbol in found.symbols}
+            if text_of(found, swaps, like=family) == own:
+                return Match(forms[0], one.order, batch, m, int(n), int(k))
     return None
 
 

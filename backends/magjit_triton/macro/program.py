@@ -205,9 +205,8 @@ class MacroProgram(Program):
         )
         (node,) = kept
         self.device = node.meta["val"].device
-        template = found.family
-        operands = [""] * (len(template.order) - 1)
-        for buffer, place in zip(family.buffers, template.order, strict=True):
+        operands = [""] * (len(found.order) - 1)
+        for buffer, place in zip(family.buffers, found.order, strict=True):
             if place < len(operands):
                 operands[place] = buffer
         sizes = [expression(one) for one in (found.batch, found.m)]
