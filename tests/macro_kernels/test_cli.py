@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from magjit_triton.macro import building, cli, program
+from magjit_triton.macro import building, cli
 from magjit_triton.macro.device import DEVICES
 from magjit_triton.macro.families import FAMILIES, named
 from magjit_triton.macro.matching import families_of_model, matched
@@ -129,21 +128,3 @@ def test_errors_are_typed_and_name_a_way_out(
     status, found = run(capsys, *arguments, "--repository", tmp_path / "r.sqlite")
     assert (status, found["error"]) == (1, error)
     assert found["reason"] and found["remedy"]
-
-
-def test_a_file_that_cannot_be_used_warns_and_products_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "r.sqlite"
-    path.write_bytes(b"not a database at all" * 100)
-    monkeypatch.setattr(program, "default_path", lambda: path)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(program.Device, "current", lambda: DEVICES["h200"])
-    for setting in ("macro", "auto"):
-        with pytest.warns(UserWarning, match="go on without"):
-            assert program.macro_parts(setting) == {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert program.macro_parts("library") == {}
-        path.unlink()
-        assert program.macro_parts("macro") == {}

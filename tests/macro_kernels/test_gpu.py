@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import magjit
 from magjit_triton.codegen.matmul.configuration import Configuration
-from magjit_triton.macro import program
+from magjit_triton.macro import sources
 from magjit_triton.macro.building import built
 from magjit_triton.macro.campaign import Plan, tuned
 from magjit_triton.macro.device import Device
@@ -52,7 +52,7 @@ def test_tuned_kernels_are_chosen_in_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "kernels.sqlite"
-    monkeypatch.setattr(program, "default_path", lambda: path)
+    monkeypatch.setattr(sources, "default_path", lambda: path)
     plan = Plan(layers=((1024, 1024),), rows=(1, 64, 512, 2048))
     with Repository(path) as repository:
         for name in ("linear_gelu", "linear_residual"):

@@ -282,9 +282,13 @@ class Program:
 
     def _launch(self, kernel: Kernel) -> str:
         self.kernels.append(kernel)
-        self.names[kernel.name] = Launcher(kernel)
+        self.names[kernel.name] = self.launcher(kernel)
         sizes = (symbol.name for symbol in kernel.symbols)
         return f"{kernel.name}({', '.join(['stream', *kernel.buffers, *sizes])})"
+
+    def launcher(self, kernel: Kernel) -> Launcher:
+        """What starts a kernel."""
+        return Launcher(kernel)
 
     def product(self, group: Group, kept: Sequence[Node]) -> Step:
         name = f"fused_{len(self.kernels)}"

@@ -14,6 +14,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.functions import Max
 
 from magjit.plugin.virtual_tensors.indexing import size_expr
 
@@ -23,6 +24,23 @@ __all__ = ["Layout", "dense_strides", "has_gaps", "reach_of", "sizes_of", "strid
 def sizes_of(value: torch.Tensor) -> tuple[sympy.Expr, ...]:
     """The shape as expressions."""
     return tuple(size_expr(size) for size in value.shape)
+
+
+def strides_of(value: torch.Tensor) -> tuple[sympy.Expr, ...]:
+    """The strides as expressions.
+
+    Fake strides count sizes as at least 1; without that, only those of empty tensors change.
+    """
+    sizes = {size for size in sizes_of(value) if not size.is_Integer}
+    found = []
+    for stride in map(size_expr, value.stride()):
+        swaps = {}
+        for largest in stride.atoms(Max):
+            rest = set(largest.args) - {sympy.S.One}
+            if len(rest) == 1 and len(largest.args) == 2 and rest <= sizes:
+                swaps[largest] = rest.pop()
+        found.append(stride.xreplace(swaps) if swaps else stride)
+    return tuple(found)
 
 
 def dense_strides(sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
@@ -38,7 +56,7 @@ def dense_strides(sizes: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
 def strides_for(value: torch.Tensor) -> tuple[sympy.Expr, ...]:
     """The strides of a fake tensor where they are dense in some order, else row-major ones."""
     sizes = sizes_of(value)
-    strides = tuple(size_expr(stride) for stride in value.stride())
+    strides = strides_of(value)
     if any(size == 0 for size in sizes):
         return strides
     if any(not (one.is_Integer or one.is_Symbol or one.is_Mul or one.is_Add) for one in strides):
@@ -92,8 +110,7 @@ class Layout:
     @classmethod
     def of(cls, buffer: str, value: torch.Tensor) -> Layout:
         """A tensor as it is; the buffer begins at its first element."""
-        strides = tuple(size_expr(stride) for stride in value.stride())
-        return cls(buffer, value.dtype, sizes_of(value), strides)
+        return cls(buffer, value.dtype, sizes_of(value), strides_of(value))
 
     @classmethod
     def dense(cls, buffer: str, value: torch.Tensor) -> Layout:

@@ -278,7 +278,8 @@ class Printer:
         mask = self.mask_for(self.axes_of(offset), extra)
         if self.single_row and self.axes_of(offset) <= {"p"} and not mask:
             return f"tl.broadcast_to(tl.load({load.buffer} + {expression(offset)}), [1, 1])"
-        if not self.axes_of(offset):
+        # A row's index is a number where a program has one row; the mask may be a block.
+        if not self.axes_of(offset) or (self.single_row and self.axes_of(offset) <= {"p"}):
             place = f"{load.buffer} + {expression(offset)} + {self.zero()}"
         else:
             place = f"{load.buffer} + {expression(offset)}"

@@ -19,11 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import sympy
 import torch
 
 from magjit_triton.codegen.kernel import WIDE_FROM, Kernel
-from magjit_triton.codegen.printer import HEADER
+from magjit_triton.codegen.printer import HEADER, expression
 
 __all__ = ["Launcher", "compile_for", "has_triton", "interpreting", "load_function"]
 
@@ -123,10 +122,15 @@ def compile_for(
 
 
 class Launcher:
-    """Launches one kernel: ``launcher(stream, *tensors, *sizes)``."""
+    """Launches one kernel: ``launcher(stream, *tensors, *sizes)``.
 
-    def __init__(self, kernel: Kernel) -> None:
+    Args:
+        general: whether one variant serves all sizes, so that no call with other sizes compiles.
+    """
+
+    def __init__(self, kernel: Kernel, *, general: bool = False) -> None:
         self.kernel = kernel
+        self._general = general
         self.pointers = len(kernel.buffers)
         names = ", ".join(symbol.name for symbol in kernel.symbols)
         first, second = kernel.grid()
@@ -136,7 +140,8 @@ class Launcher:
         self._variants: dict[Any, Callable[..., None]] = {}
         self._extents = None
         if any(not extent.is_Integer for extent in kernel.extents):
-            self._extents = sympy.lambdify(list(kernel.symbols), list(kernel.extents), "math")
+            extents = ", ".join(map(expression, kernel.extents))
+            self._extents = eval(f"lambda {names}: ({extents},)")
 
     def __call__(self, stream: int, *arguments: Any) -> None:
         """Start the kernel on tensors and sizes."""
@@ -156,7 +161,7 @@ class Launcher:
         if key or sizes:
             key = (
                 tuple(place & 15 == 0 for place in places),
-                tuple(size & 15 == 0 for size in sizes),
+                () if self._general else tuple(size & 15 == 0 for size in sizes),
                 self._wide(sizes),
             )
         run = self._variants.get(key)

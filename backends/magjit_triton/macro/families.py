@@ -340,7 +340,9 @@ def text_of(
     swaps = {one: sympy.sympify(expr).xreplace(canonical) for one, expr in swaps.items()}
     if like is None:
         swaps = canonical | swaps
-    lines = [f"{family.dtype} {family.precision} {[str(_at(one, swaps)) for one in family.sizes]}"]
+    # How float32 is multiplied is no matter of the others.
+    precision = family.precision if family.dtype == torch.float32 else "own"
+    lines = [f"{family.dtype} {precision} {[str(_at(one, swaps)) for one in family.sizes]}"]
     lines.append(" ".join(map(str, family.dtypes)))
     for operand in (family.left, *family.rights):
         lines.append(_text(operand.builder, swaps) + f"\n%{operand.value}")

@@ -2,14 +2,13 @@
 
     y = macro_0(stream, batch, m, x, w, b)     one call: choose, make the result, launch
 
-A group is chosen like this where it is a family of the table that the repository has measured for
-the current device.  Everything else is planned as without macro-kernels.
+A group is chosen like this where it is a family of the table that ``sources`` has for the current
+device.  Everything else is planned as without macro-kernels.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,19 +18,21 @@ from torch.fx import Node
 
 from magjit_triton.codegen.compiler import Program
 from magjit_triton.codegen.fusion import Group, Plan
+from magjit_triton.codegen.kernel import Kernel
 from magjit_triton.codegen.layout import Layout
 from magjit_triton.codegen.matmul.fusing import ProductFusion
 from magjit_triton.codegen.matmul.products import is_product
 from magjit_triton.codegen.printer import expression
 from magjit_triton.codegen.program_parts import Step
+from magjit_triton.codegen.runtime import Launcher
 from magjit_triton.macro.assemble import Assembled
 from magjit_triton.macro.device import Device
-from magjit_triton.macro.errors import MacroKernelError
 from magjit_triton.macro.families import MacroFamily
-from magjit_triton.macro.loading import Loaded, checked, sizes_by_role
+from magjit_triton.macro.loading import Loaded, sizes_by_role
 from magjit_triton.macro.matching import Match, matched
-from magjit_triton.macro.repository import Entry, Repository, default_path
+from magjit_triton.macro.repository import Entry
 from magjit_triton.macro.selector import compiled
+from magjit_triton.macro.sources import Entries
 from magjit_triton.macro.waves import LIBRARY
 
 __all__ = [
@@ -126,11 +127,11 @@ class Kernels:
     """What a repository has for the current device.
 
     Attributes:
-        entries: measured ones, by signature.
+        entries: by signature; see ``sources``.
         launcher: how a configuration is started.
     """
 
-    entries: dict[str, Entry]
+    entries: Mapping[str, Entry]
     device: Device
     launcher: Callable[[Assembled, MacroFamily], Launch] = launch_of
 
@@ -146,17 +147,10 @@ class Kernels:
 
 
 def kernels_here() -> Kernels | None:
-    """Of the default file and the current device; None where there is nothing.
-
-    Raises:
-        MacroKernelError: the file cannot be used.
-    """
-    if not torch.cuda.is_available() or not default_path().is_file():
+    """Of the user's file, the wheel and the current device; None where there is no device."""
+    if not torch.cuda.is_available():
         return None
-    device = Device.current()
-    with Repository(default_path(), read_only=True) as repository:
-        entries = [checked(one) for one in repository.entries(device.name) if one.measured]
-    return Kernels({one.signature: one for one in entries}, device) if entries else None
+    return Kernels(Entries.here(), Device.current())
 
 
 @dataclass
@@ -215,6 +209,10 @@ class MacroProgram(Program):
         lines.append(f"{node.name} = {self.strided(node.name, layout)}")
         return Step(lines, set(operands), {node.name}, {node.name})
 
+    def launcher(self, kernel: Kernel) -> Launcher:
+        """One variant for all sizes: a call with other sizes compiles nothing."""
+        return Launcher(kernel, general=True)
+
     def strided(self, name: str, layout: Layout) -> str:
         """A result with the sizes and strides that were planned."""
         return self._strided(name, layout)
@@ -224,12 +222,8 @@ def macro_parts(setting: str) -> dict[str, Any]:
     """What ``compile_graph`` is given besides, for a setting of ``matmul``."""
     if setting not in ("macro", "auto"):
         return {}
-    try:
-        kernels = kernels_here()
-    except MacroKernelError as error:
-        warnings.warn(f"Products go on without macro-kernels: {error}", stacklevel=2)
-        return {}
-    return parts_with(kernels) if kernels is not None else {}
+    kernels = kernels_here()
+    return parts_with(kernels) if kernels is not None and kernels.entries else {}
 
 
 def parts_with(kernels: Kernels) -> dict[str, Any]:
