@@ -25,6 +25,7 @@ from magjit_triton.codegen.runtime import load_function  # noqa: E402
 from magjit_triton.macro.assemble import Assembled  # noqa: E402
 from magjit_triton.macro.device import DEVICES  # noqa: E402
 from magjit_triton.macro.families import MacroFamily, named, traced  # noqa: E402
+from magjit_triton.macro.library import library_way  # noqa: E402
 from magjit_triton.macro.program import Kernels, parts_with  # noqa: E402
 from magjit_triton.macro.repository import Entry, Stored  # noqa: E402
 from magjit_triton.macro.waves import Affine, Library, Wave  # noqa: E402
@@ -135,6 +136,41 @@ def gated() -> None:
     assert check(function, lambda m: [weights(m, K), gate, up], (3, 20), given, 1) == 2
 
 
+def librarys_ways() -> None:
+    """Where the library is faster, what follows is in one kernel of its own."""
+    every = (1e-9, 1e-9)
+    w, b = weights(N, K), weights(N)
+    programs: dict[str, Any] = {
+        "linear_gelu": lambda x, w, b: [F.gelu(F.linear(x, w, b))],
+        "linear_relu": lambda x, w, b: [F.relu(F.linear(x, w, b))],
+        "linear_gelu_tanh": lambda x, w, b: [F.gelu(F.linear(x, w, b), approximate="tanh")],
+    }
+    for name, function in programs.items():
+        given = kernels(name, library=every)
+        made = check(function, lambda m: [weights(m, K), w, b], (3, 1, 33), given, 1)
+        assert made == 0
+
+    def residual(x: Any, w: Any, b: Any, r: Any) -> Any:
+        return [F.linear(x, w, b) + r]
+
+    given = kernels("linear_bias_residual", library=every)
+    for m in (1, 3, 33):
+        operands = [weights(m, K), w, b, weights(m, N)]
+        way = library_way(named("linear_bias_residual", torch.float32), "cpu")
+        torch.testing.assert_close(way(*operands), residual(*operands)[0], rtol=1e-5, atol=1e-5)
+
+
+def strided() -> None:
+    """Operands that are not contiguous are planned as without macro-kernels."""
+    w = weights(N, K)
+    given = kernels("linear")
+
+    def columns(m: int) -> list[torch.Tensor]:
+        return [weights(m, 2 * K)[:, ::2], w]
+
+    assert check(lambda x, w: [F.linear(x, w)], columns, (3, 20), given, 0) == 0
+
+
 def others_stay() -> None:
     """Families that the file has not are planned as without it."""
     given = kernels("linear_gelu")
@@ -177,7 +213,17 @@ def compiled_program() -> None:
 
 
 CASES = {
-    one.__name__: one for one in (linear, residual, gated, others_stay, unaligned, compiled_program)
+    one.__name__: one
+    for one in (
+        linear,
+        residual,
+        gated,
+        librarys_ways,
+        strided,
+        others_stay,
+        unaligned,
+        compiled_program,
+    )
 }
 
 

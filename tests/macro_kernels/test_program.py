@@ -37,7 +37,17 @@ def results() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["linear", "residual", "gated", "others_stay", "unaligned", "compiled_program"]
+    "name",
+    [
+        "linear",
+        "residual",
+        "gated",
+        "librarys_ways",
+        "strided",
+        "others_stay",
+        "unaligned",
+        "compiled_program",
+    ],
 )
 def test_programs(name: str) -> None:
     failure = results()[name]

@@ -19,6 +19,7 @@ from magjit_triton.codegen.matmul.configuration import Configuration
 from magjit_triton.macro.device import Device
 from magjit_triton.macro.errors import NoDeviceError, UnknownFamilyError
 from magjit_triton.macro.families import FAMILIES, MacroFamily, Sizes
+from magjit_triton.macro.library import library_way
 from magjit_triton.macro.loading import Loaded, sizes_by_role
 from magjit_triton.macro.repository import Entry, Stored
 from magjit_triton.macro.waves import Affine, Library, Model, Wave
@@ -189,13 +190,11 @@ class Bench:
         ]
 
     def library(self, shape: Shape) -> Run:
-        """The library's way: eager mode's kernels."""
-        template = self.family.template
-        assert template is not None
-        arguments = self.arguments(shape)
+        """The library's way."""
+        way, arguments = library_way(self.family, self.where), self.arguments(shape)
 
         def run() -> None:
-            template.function(*arguments)
+            way(*arguments)
 
         return run
 

@@ -16,18 +16,16 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from magjit_triton.codegen.compiler import Program
 from magjit_triton.codegen.fusion import Group, Plan
-from magjit_triton.codegen.kernel import Kernel
 from magjit_triton.codegen.layout import Layout
 from magjit_triton.codegen.matmul.fusing import ProductFusion
 from magjit_triton.codegen.matmul.products import is_product
 from magjit_triton.codegen.printer import expression
 from magjit_triton.codegen.program_parts import Step
-from magjit_triton.codegen.runtime import Launcher
 from magjit_triton.macro.assemble import Assembled
 from magjit_triton.macro.device import Device
 from magjit_triton.macro.families import MacroFamily
+from magjit_triton.macro.library import GeneralProgram, library_way
 from magjit_triton.macro.loading import Loaded, sizes_by_role
 from magjit_triton.macro.matching import Match, matched
 from magjit_triton.macro.repository import Entry
@@ -87,6 +85,7 @@ class MacroCall:
         self._n, self._k = match.n, match.k
         self._template = family.template
         self._order = family.order
+        self._way = library_way(family, "cuda" if torch.cuda.is_available() else "cpu")
         self._selector = compiled(entry.model(device))
         self._launches = [
             launcher(one.assembled, family) for one in entry.stored if one.wave is not None
@@ -119,7 +118,7 @@ class MacroCall:
             for axis in reversed(range(len(shape) - 1)):
                 strides[axis] = strides[axis + 1] * shape[axis + 1]
             views.append(one.as_strided(shape, strides, one.storage_offset()))
-        return self._template.function(*views).contiguous()
+        return self._way(*views).contiguous()
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,7 @@ class MacroFusion(ProductFusion):
 
 
 @dataclass
-class MacroProgram(Program):
+class MacroProgram(GeneralProgram):
     """Writes a call where a product is chosen at run time."""
 
     def product(self, group: Group, kept: Sequence[Node]) -> Step:
@@ -208,10 +207,6 @@ class MacroProgram(Program):
         lines = [f"{node.name} = {name}({', '.join(['stream', *sizes, *operands])})"]
         lines.append(f"{node.name} = {self.strided(node.name, layout)}")
         return Step(lines, set(operands), {node.name}, {node.name})
-
-    def launcher(self, kernel: Kernel) -> Launcher:
-        """One variant for all sizes: a call with other sizes compiles nothing."""
-        return Launcher(kernel, general=True)
 
     def strided(self, name: str, layout: Layout) -> str:
         """A result with the sizes and strides that were planned."""
