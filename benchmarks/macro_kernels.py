@@ -9,8 +9,11 @@ tune     measures them and keeps the best: tune_s; in bfloat16 the times of floa
 select   selector_fraction: time of the best of the repository and the library, found by trying
          all, over the time of what the cost model chooses; gemm_speedup: the library's time over
          the time of what is chosen, as a geometric mean
-run      run_ms: a call through magjit.compile, eager mode and torch.compile (dynamic shapes,
-         max-autotune), summed over the rows; total_s: all calls with compiling
+families those of the groups and models, with the schedules that `tune` has kept: tune_s
+groups   products with what follows them beside eager mode and torch.compile (dynamic shapes,
+         max-autotune): kernel_ms, summed over random rows, and speedups as geometric means
+models   BERT, ALBERT and ViT, batch 32, 25 random shapes, beside eager mode and torch.compile
+         (dynamic shapes): the same; total_s of all calls, with compiling
 search   three searches replayed on the table that `tune` recorded, over five seeds, as SVG
 """
 
@@ -24,23 +27,21 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import magjit
-from agreement import differences
-from harness import Benchmark, Row, argument_parser, no_collection
+import macro_groups
+from harness import Benchmark, Row, argument_parser
 from paritybench_runner.plots import curves
 
-PARTS = ("build", "tune", "select", "run", "search")
+PARTS = ("build", "tune", "select", "families", "groups", "models", "search")
 MOST_ROWS = 16384
 COUNT = 62
 DTYPES = ("float16", "bfloat16")
-TOLERANCE = (3e-2, 3e-2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,56 +184,30 @@ def add_selected(benchmark: Benchmark, case: str, seen: Sequence[dict[str, Any]]
     benchmark.add(Row(case, "gemm_speedup", "×", geomean(all_of_them), note=note))
 
 
-def calls_ms(call: Callable[[torch.Tensor], Any], inputs: Sequence[torch.Tensor]) -> float:
-    """Milliseconds of all inputs, of the device: medians of five rounds."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    times = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        begin.record()
-        for one in inputs:
-            call(one)
-        end.record()
-        torch.cuda.synchronize()
-        times.append(float(begin.elapsed_time(end)))
-    return statistics.median(times)
+def families(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    """The families of groups and models, with the schedules that were kept of the plain product."""
+    names = [*macro_groups.FAMILIES, *macro_groups.FAMILIES_OF_MODELS]
+    words = ["--layers", *TUNED, *file_of(options)]
+    for found in command(options, "tune", *names, "--like", "linear", *words):
+        benchmark.add(tuned_row(found))
+    for dtype in options.dtypes:
+        if dtype != "float16":
+            taken = ["--dtype", dtype, "--times-of", "float16"]
+            for found in command(options, "tune", *names, *taken, *words):
+                benchmark.add(tuned_row(found))
 
 
-def run(benchmark: Benchmark, options: argparse.Namespace) -> None:
-    for name in options.layers:
-        layer = LAYERS[name]
-        weight = torch.randn(layer.n, layer.k, device="cuda", dtype=torch.float16) * layer.k**-0.5
-        rows = layer.rows(options.seed, options.count)
-        inputs = [torch.randn(m, layer.k, device="cuda", dtype=torch.float16) for m in rows]
+def groups(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    for dtype in options.dtypes[:1]:
+        macro_groups.measure_groups(
+            benchmark, options.groups, dtype, options.peers, options.count_of_groups
+        )
 
-        def function(x: torch.Tensor, weight: torch.Tensor = weight) -> torch.Tensor:
-            return torch.nn.functional.linear(x, weight)
 
-        torch._dynamo.reset()
-        calls: dict[str, Callable[[torch.Tensor], Any]] = {
-            "magjit": magjit.compile(
-                function, backend="triton", dynamic=True, options={"matmul": "macro"}
-            ),
-            "eager": function,
-        }
-        if "torch.compile" in options.peers:
-            mode = "max-autotune-no-cudagraphs"
-            calls["torch.compile"] = torch.compile(function, dynamic=True, mode=mode)
-        totals, times, notes = {}, {}, []
-        with no_collection():
-            for peer, call in calls.items():
-                begin = time.perf_counter()
-                for one in inputs:
-                    made = call(one)
-                torch.cuda.synchronize()
-                totals[peer] = time.perf_counter() - begin
-                found = differences(function(inputs[-1]), made, tolerance=TOLERANCE)
-                notes += [f"{peer}: {text}" for text in found]
-            for peer, call in calls.items():
-                times[peer] = calls_ms(call, inputs)
-        benchmark.add(Row.of(name, "run_ms", "ms", times, "; ".join(notes)))
-        benchmark.add(Row.of(name, "total_s", "s", totals))
-        benchmark.write()
+def models(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    macro_groups.measure_models(
+        benchmark, options.models, options.peers, macro_groups.SHAPES_OF_MODELS
+    )
 
 
 def search(benchmark: Benchmark, options: argparse.Namespace) -> None:
@@ -251,47 +226,74 @@ def search(benchmark: Benchmark, options: argparse.Namespace) -> None:
         benchmark.console.print(f"written to {path}")
 
 
-RUN = {"build": build, "tune": tune, "select": select, "run": run, "search": search}
-NEEDS_GPU = {"tune", "select", "run"}
+RUN = {
+    "build": build,
+    "tune": tune,
+    "select": select,
+    "families": families,
+    "groups": groups,
+    "models": models,
+    "search": search,
+}
+NEEDS_GPU = {"tune", "select", "families", "groups", "models"}
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argument_parser(__doc__)
     folder = Path("build/macro_kernels")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["tune", "select", "run"])
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=PARTS,
+        default=["tune", "select", "families", "groups", "models"],
+    )
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS), metavar="NAME")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--peers", nargs="*", choices=("torch.compile",), default=["torch.compile"])
     parser.add_argument("--count", type=int, default=COUNT, help="numbers of rows of a layer")
+    parser.add_argument("--count-of-groups", type=int, default=16, help="rows of a group")
+    names = tuple(macro_groups.GROUPS)
+    parser.add_argument("--groups", nargs="+", choices=names, default=list(names), metavar="NAME")
+    names = macro_groups.MODELS
+    parser.add_argument("--models", nargs="+", choices=names, default=list(names))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=int, default=64, help="of a search")
     parser.add_argument("--searches", nargs="+", help="regions, random, coordinate")
     parser.add_argument("--device", default="h200", help="that `build` builds for")
     parser.add_argument("--built", type=Path, default=folder / "built.sqlite")
     parser.add_argument("--table", type=Path, default=folder / "linear.json")
-    parser.add_argument("--repository", type=Path, help="by default the one that programs use")
+    parser.add_argument(
+        "--repository",
+        type=Path,
+        help="of tune, select and families; by default the one in MagJIT's cache, as programs have",
+    )
     options = parser.parse_args(arguments)
     if NEEDS_GPU & set(options.parts) and not torch.cuda.is_available():
         parser.error("there is no CUDA device; --parts build search need none")
     return options
 
 
+def replaces(options: argparse.Namespace, row: dict[str, Any]) -> bool:
+    """Whether a row of the file is measured now."""
+    name, _, dtype = row["case"].rpartition(", ")
+    if row["metric"] == "tune_s":
+        family = row["case"].partition(" ")[0]
+        return ("tune" if family == "linear" else "families") in options.parts
+    if name in macro_groups.GROUPS or name == "all groups":
+        return "groups" in options.parts and name in (*options.groups, "all groups")
+    if row["case"] in macro_groups.MODELS:
+        return "models" in options.parts and row["case"] in options.models
+    if name in LAYERS or name == "all layers":
+        mine = name in (*options.layers, "all layers") and dtype in options.dtypes
+        return "select" in options.parts and mine
+    return ("search" if "found / best" in row["metric"] else "build") in options.parts
+
+
 def kept(options: argparse.Namespace) -> Iterator[Row]:
-    """Rows of the file, if it is there, of parts and layers that are not measured now."""
-    metrics = {
-        "build": ("build_s",),
-        "tune": ("tune_s",),
-        "select": ("selector_fraction", "gemm_speedup", "kernels_ms", "select_ns"),
-        "run": ("run_ms", "total_s"),
-        "search": tuple(f"{name}, found / best" for name in ("regions", "random", "coordinate")),
-    }
-    now = {metric for part in options.parts for metric in metrics[part]}
+    """Rows of the file, if it is there, that are not measured now."""
     if options.json is not None and options.json.is_file():
         for row in json.loads(options.json.read_text())["rows"]:
-            name, _, dtype = row["case"].partition(", ")
-            other = name in LAYERS and name not in options.layers
-            other |= dtype in DTYPES and dtype not in options.dtypes
-            if row["metric"] not in now or other:
+            if not replaces(options, row):
                 yield Row(**row)
 
 
@@ -306,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             RUN[part](benchmark, options)
             benchmark.write()
     benchmark.finish()
-    return int(any(row.note.startswith("magjit: ") for row in benchmark.rows))
+    return int(any("magjit: " in row.note for row in benchmark.rows))
 
 
 if __name__ == "__main__":

@@ -193,23 +193,29 @@ def unaligned() -> None:
 
 
 def compiled_program() -> None:
-    """Through the backend, with any number of rows, in two dimensions."""
+    """Through the backend, with any number of rows, in two dimensions; and by the library."""
     import magjit
     from magjit_triton.codegen import entry as module
 
-    module.macro_parts = lambda setting: parts_with(kernels("linear_gelu", "linear_residual"))
     first, second = torch.nn.Linear(K, K), torch.nn.Linear(K, K, bias=False)
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return x + second(F.gelu(first(x)))
 
-    ours = magjit.compile(function, backend="triton", dynamic=True, options={"matmul": "macro"})
-    STARTED.clear()
-    with torch.no_grad():
-        for m in (4, 7, 30):
-            x = weights(2, m, K)
-            torch.testing.assert_close(ours(x), function(x), rtol=1e-4, atol=1e-4)
-    assert len(STARTED) == 4, STARTED  # the first call was watched
+    for library, launches in (((1e-3, 1e-3), 4), ((1e-9, 1e-9), 0)):
+        given = kernels("linear_gelu", "linear_residual", library=library)
+        module.macro_parts = lambda setting, given=given: parts_with(given)
+        options = {"matmul": "macro"}
+        ours = magjit.compile(function, backend="triton", dynamic=True, options=options)
+        STARTED.clear()
+        with torch.no_grad():
+            state = torch.get_rng_state()
+            for m in (4, 7, 30):
+                x = weights(2, m, K)
+                torch.testing.assert_close(ours(x), function(x), rtol=1e-4, atol=1e-4)
+            assert torch.equal(state, torch.get_rng_state())
+        assert magjit.stats(ours).captures == 1
+        assert len(STARTED) == launches, STARTED  # the first call was watched
 
 
 CASES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import warnings
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from magjit_triton.macro import sources
 from magjit_triton.macro.building import built
 from magjit_triton.macro.campaign import Plan, tuned
 from magjit_triton.macro.device import Device
-from magjit_triton.macro.families import FAMILIES, named
+from magjit_triton.macro.families import DTYPES, FAMILIES, named
+from magjit_triton.macro.loading import checked
 from magjit_triton.macro.measuring import Bench, EventTimer
 from magjit_triton.macro.repository import Repository
 
@@ -46,6 +48,40 @@ def test_every_family_computes_what_eager_mode_does(name: str, dtype: torch.dtyp
         for m, n, k in ((1, 64, 128), (37, 528, 1024), (300, 512, 512)):
             assert bench.error(one, (batch, m, n, k)) < 2e-2, (str(one.configuration), m, n, k)
         assert 0 < bench.seconds(one, (batch, 300, 512, 512)) < 1e-2
+
+
+_ODD = ((1, 64, 128), (37, 528, 1152), (130, 1040, 384), (1023, 272, 640))
+
+
+@pytest.mark.parametrize("path", sources.shipped_paths(), ids=lambda path: path.stem)
+def test_every_shipped_configuration_computes_what_float64_does(path: Path) -> None:
+    """As near as eager mode's own result, on few rows, odd ones, and parts of tiles."""
+    device = Device.current()
+    seen = 0
+    with Repository(path, read_only=True) as repository:
+        entries = list(repository.entries(device.name))
+    for entry in entries:
+        name, dtype = entry.name.split()
+        family = named(name, DTYPES[dtype])
+        assert family.signature == entry.signature
+        assert family.template is not None
+        shapes = [(3 if name.startswith("batched") else 1, m, n, k) for m, n, k in _ODD]
+        bench = Bench(family, EventTimer(), (shapes[0][0], 1023, 1040, 1152))
+        for shape in shapes:
+            operands = bench.arguments(shape)
+            exact = family.template.function(*(one.double() for one in operands))
+            scale = float(exact.abs().max())
+            eager = family.template.function(*operands).double()
+            allowed = 2 * float((eager - exact).abs().max()) + 1e-3 * scale
+            for one in checked(entry).stored:
+                bench.memory[-1].fill_(math.nan)
+                bench.ours(one, shape)()
+                found = bench.memory[-1][: exact.numel()].view(exact.shape).double()
+                worst = float((found - exact).abs().max())
+                assert worst <= allowed, (entry.name, str(one.configuration), shape, worst, allowed)
+                seen += 1
+    print(f"{path.name}: {seen} results of {len(entries)} families")
+    assert seen or not entries
 
 
 def test_tuned_kernels_are_chosen_in_programs(

@@ -58,9 +58,8 @@ def _parser() -> argparse.ArgumentParser:
         return one
 
     one = command("tune", _tune, "measure a family's schedules and keep the best")
-    one.add_argument(
-        "family", nargs="?", choices=FAMILIES, metavar="FAMILY", help=", ".join(FAMILIES)
-    )
+    one.add_argument("families", nargs="*", metavar="FAMILY", help=", ".join(FAMILIES))
+    one.set_defaults(family=None)
     one.add_argument(
         "--model",
         metavar="MODULE:FACTORY",
@@ -153,14 +152,16 @@ def _families(options: argparse.Namespace) -> Iterator[MacroFamily]:
             options.layers = layers
             yield family
         return
-    if options.family is None:
+    names = getattr(options, "families", None) or [options.family]
+    if names == [None]:
         raise MacroKernelError("Nothing to tune", remedy="name a FAMILY, or --model")
     fixed = {}
     if options.fixed:
         if not options.layers or len(options.layers) != 1:
             raise MacroKernelError("--fixed wants one layer", remedy="--layers NxK")
         fixed = dict(zip(("n", "k"), options.layers[0], strict=True))
-    yield named(options.family, DTYPES[options.dtype], **fixed)
+    for name in names:
+        yield named(name, DTYPES[options.dtype], **fixed)
 
 
 def _prebuilt(options: argparse.Namespace, family: MacroFamily, device: Any) -> Entry | None:

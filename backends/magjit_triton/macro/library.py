@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
+from torch._guards import tracing
 
 from magjit_triton.codegen.compiler import Program, compile_graph
 from magjit_triton.codegen.kernel import Kernel
 from magjit_triton.codegen.runtime import Launcher, interpreting
 from magjit_triton.macro.families import FAMILIES, MacroFamily, Template, traced
+from magjit_triton.measuring import quietly
 
 __all__ = ["GeneralProgram", "library_way"]
 
@@ -65,8 +67,9 @@ def library_way(family: MacroFamily, device: str) -> Way:
 @cache
 def _way(name: str, dtype: torch.dtype, device: str) -> Way:
     template = FAMILIES[name]
-    arguments = template.arguments(_SIZES, dtype, device)
-    with torch.no_grad():
+    # A program is being compiled: of fakes, and with the user's random numbers.
+    with quietly(), tracing(None):
+        arguments = template.arguments(_SIZES, dtype, device)
         own = _OWN.get(name)
         if own is not None:
             # Which formula the library's kernel has is a matter of device and version; the two of
