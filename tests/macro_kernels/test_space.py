@@ -130,3 +130,14 @@ def test_estimated_waves_grow_with_blocks() -> None:
         for steps in (1, 16, 128):
             assert 0 < wave.lone.at(steps) <= wave.single.at(steps) <= wave.full.at(steps)
             assert 0 < wave.steady.at(steps) <= wave.full.at(steps)
+
+
+def test_a_products_schedules_serve_what_surrounds_it() -> None:
+    kept = [Configuration(128, 256, 64, warps=8), Configuration(64, 64, 64, warps=4)]
+    assert Space(Work(torch.float16), DEVICES["h200"]).propagated(kept) == kept
+    twice = Space(Work(torch.float16, products=2), DEVICES["h200"])
+    found = twice.propagated(kept)
+    assert Configuration(128, 128, 64, warps=8) in found
+    assert Configuration(64, 64, 64, warps=8) in found
+    assert kept[0] not in found  # too many sums for the registers
+    assert all(map(twice.is_legal, found)) and len(set(found)) == len(found)

@@ -166,10 +166,12 @@ def _families(options: argparse.Namespace) -> Iterator[MacroFamily]:
 
 def _prebuilt(options: argparse.Namespace, family: MacroFamily, device: Any) -> Entry | None:
     from magjit_triton.macro.building import built, retargeted
+    from magjit_triton.macro.space import Space
 
     if options.like is not None:
         like = _tuned_entry(options, named(options.like, family.family.dtype), device)
-        cuts = [one.configuration for one in like.stored]
+        kept = [one.configuration for one in like.stored]
+        cuts = Space(family.work, device).propagated(kept)
         return built(family, device, cuts, workers=options.workers)
     if options.built is None:
         return None

@@ -86,6 +86,12 @@ class Loaded:
         """A launch for each part."""
         return [_loaded(part) for part in self.assembled.parts]
 
+    def ready(self) -> Loaded:
+        """Itself, loaded."""
+        for run in self.runs:
+            assert callable(run)
+        return self
+
     def workspace(self, sizes: dict[str, int]) -> int:
         """Elements of float32 that a launch needs beside its operands."""
         return self.assembled.workspace * sizes["batch"] * sizes["m"] * sizes["n"]

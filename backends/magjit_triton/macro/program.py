@@ -29,7 +29,7 @@ from magjit_triton.macro.library import GeneralProgram, library_way
 from magjit_triton.macro.loading import Loaded, sizes_by_role
 from magjit_triton.macro.matching import Match, matched
 from magjit_triton.macro.repository import Entry
-from magjit_triton.macro.selector import compiled
+from magjit_triton.macro.selector import Selector, compiled
 from magjit_triton.macro.sources import Entries
 from magjit_triton.macro.waves import LIBRARY
 
@@ -49,8 +49,8 @@ Launch = Callable[[int, int, Sequence[torch.Tensor], dict[str, int]], None]
 
 
 def launch_of(assembled: Assembled, family: MacroFamily) -> Launch:
-    """A configuration launched on CUDA tensors."""
-    loaded = Loaded(assembled)
+    """A configuration launched on CUDA tensors; it is loaded now, so that no call waits for it."""
+    loaded = Loaded(assembled).ready()
 
     def launch(
         stream: int, programs: int, buffers: Sequence[torch.Tensor], sizes: dict[str, int]
@@ -63,33 +63,30 @@ def launch_of(assembled: Assembled, family: MacroFamily) -> Launch:
     return launch
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A family's choice, and a launch for each configuration that it chooses from."""
+
+    selector: Selector
+    launches: list[Launch]
+
+
 class MacroCall:
     """A product of a program: ``call(stream, batch, m, *operands) -> result``.
 
     Args:
         match: which family, and its n and k.
-        entry: of the repository.
-        device: the current one.
-        launcher: how a configuration is started.
+        ready: what products of the family share.
     """
 
-    def __init__(
-        self,
-        match: Match,
-        entry: Entry,
-        device: Device,
-        launcher: Callable[[Assembled, MacroFamily], Launch] = launch_of,
-    ) -> None:
+    def __init__(self, match: Match, ready: Ready) -> None:
         family = match.family
         assert family.template is not None
         self._n, self._k = match.n, match.k
         self._template = family.template
         self._order = family.order
         self._way = library_way(family, "cuda" if torch.cuda.is_available() else "cpu")
-        self._selector = compiled(entry.model(device))
-        self._launches = [
-            launcher(one.assembled, family) for one in entry.stored if one.wave is not None
-        ]
+        self._selector, self._launches = ready.selector, ready.launches
         self._batched = len(family.template.shapes[0]) == 3
 
     def __call__(self, stream: int, batch: int, m: int, *operands: torch.Tensor) -> torch.Tensor:
@@ -128,11 +125,23 @@ class Kernels:
     Attributes:
         entries: by signature; see ``sources``.
         launcher: how a configuration is started.
+        known: what was made ready, by signature.
     """
 
     entries: Mapping[str, Entry]
     device: Device
     launcher: Callable[[Assembled, MacroFamily], Launch] = launch_of
+    known: dict[str, Ready] = field(default_factory=dict)
+
+    def ready(self, family: MacroFamily) -> Ready:
+        """What products of a family share."""
+        if family.signature not in self.known:
+            entry = self.entries[family.signature]
+            launches = [
+                self.launcher(one.assembled, family) for one in entry.stored if one.wave is not None
+            ]
+            self.known[family.signature] = Ready(compiled(entry.model(self.device)), launches)
+        return self.known[family.signature]
 
     def match(self, fusion: ProductFusion, group: Group, stored: set[Node]) -> Match | None:
         """The family of a group, where there are kernels for it."""
@@ -193,9 +202,7 @@ class MacroProgram(GeneralProgram):
         kernels = self.fusion.kernels
         family = MacroFamily("group", self.fusion, group, list(kept)).family
         name = f"macro_{len(self.names)}"
-        self.names[name] = MacroCall(
-            found, kernels.entries[found.family.signature], kernels.device, kernels.launcher
-        )
+        self.names[name] = MacroCall(found, kernels.ready(found.family))
         (node,) = kept
         self.device = node.meta["val"].device
         operands = [""] * (len(found.order) - 1)

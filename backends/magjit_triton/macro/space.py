@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
@@ -155,6 +155,18 @@ class Space:
     def aligned(self) -> tuple[Configuration, ...]:
         """Those without a broken soft constraint."""
         return tuple(one for one in self.legal if not self.broken(one))
+
+    def propagated(self, kept: Sequence[Configuration]) -> list[Configuration]:
+        """A plain product's schedules for the group around it (TSCompiler §5.3).
+
+        Two products of one left operand have their columns side by side, so that tiles of half the
+        width, or with twice the warps, are theirs, too.
+        """
+        found = list(kept)
+        if self.work.products > 1:
+            found += [replace(one, block_n=one.block_n // 2) for one in kept if one.block_n > 16]
+            found += [replace(one, warps=8) for one in kept]
+        return [one for one in dict.fromkeys(found) if self.is_legal(one)]
 
     # Where a search begins.
 

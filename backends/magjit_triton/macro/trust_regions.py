@@ -157,7 +157,7 @@ class TrustRegions:
         worst = max(finite) + 0.5
         places = self._tensor(list(region.costs))
         values = torch.tensor([min(one, worst) for one in region.costs.values()]).double()[:, None]
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(self._random.randrange(2**31))
             if len(finite) < 2 or float(values.std()) < 1e-9:
                 return torch.rand(count, len(drawn))
