@@ -218,6 +218,47 @@ def compiled_program() -> None:
         assert len(STARTED) == launches, STARTED  # the first call was watched
 
 
+class Patches(torch.nn.Module):
+    """Images of any size as patches, a class in front, positions resized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut = torch.nn.Conv2d(3, K, 4, 4)
+        self.first = torch.nn.Parameter(weights(1, 1, K))
+        self.places = torch.nn.Parameter(weights(1, 17, K))
+        self.norm = torch.nn.LayerNorm(K)
+        self.linear = torch.nn.Linear(K, N)
+
+    def resized(self, high: int, wide: int) -> torch.Tensor:
+        grid = self.places[:, 1:].reshape(1, 4, 4, K).permute(0, 3, 1, 2)
+        grid = F.interpolate(grid, size=(high, wide), mode="bicubic", align_corners=False)
+        rows = grid.permute(0, 2, 3, 1).view(1, -1, K)
+        return torch.cat([self.places[:, :1], rows], 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.cut(x).flatten(2).transpose(1, 2)
+        y = torch.cat([self.first.expand(len(x), -1, -1), y], 1)
+        y = y + self.resized(x.shape[2] // 4, x.shape[3] // 4)
+        return self.linear(self.norm(y))
+
+
+def images() -> None:
+    """Sizes that are quotients: one program for images of all sizes."""
+    import magjit
+    from magjit_triton.codegen import entry as module
+
+    module.macro_parts = lambda setting: parts_with(kernels("linear_bias"))
+    model = Patches().eval()
+    ours = magjit.compile(model, backend="triton", dynamic=True, options={"matmul": "macro"})
+    STARTED.clear()
+    with torch.no_grad():
+        for high, wide in ((12, 20), (24, 16), (9, 30), (33, 33)):
+            x = weights(2, 3, high, wide)
+            torch.testing.assert_close(ours(x), model(x), rtol=1e-4, atol=1e-4)
+    assert magjit.stats(ours).captures == 1
+    assert len(STARTED) == 3, STARTED
+
+
 CASES = {
     one.__name__: one
     for one in (
@@ -229,6 +270,7 @@ CASES = {
         others_stay,
         unaligned,
         compiled_program,
+        images,
     )
 }
 

@@ -24,7 +24,7 @@ from magjit_triton.macro.assemble import Assembled, Part
 from magjit_triton.macro.building import entry_of
 from magjit_triton.macro.families import MacroFamily, named
 from magjit_triton.macro.heuristics import analytic, default_occupancy
-from magjit_triton.macro.measuring import Bench, Shape
+from magjit_triton.macro.measuring import HEDGES, Bench, Shape, hedged
 from magjit_triton.macro.repository import Entry, Repository, Stored
 from magjit_triton.macro.selector import compiled
 from magjit_triton.macro.space import Space
@@ -134,6 +134,47 @@ def test_what_computes_something_else_is_never_kept() -> None:
     assert [one.configuration for one in found.stored] == [replace(WRONG, stages=4)]
     assert found.facts["wrong"] == [str(WRONG)]
     assert all(math.isinf(one) for one in table.times[WRONG])
+
+
+def test_another_types_times_are_taken_over_where_results_are_right() -> None:
+    entry, _ = campaign.tuned(family(), PLAN)
+    MEASURED.clear()
+    extra = replace(entry.stored[0], assembled=stored(WRONG).assembled)
+    other = replace(entry, stored=(*entry.stored, extra))
+    found = campaign.borrowed(named("linear", torch.bfloat16), PLAN, other)
+    assert not MEASURED
+    assert found.measured and found.facts["times_of"] == entry.name
+    assert found.facts["dtype"] == "bfloat16" and found.facts["wrong"] == [str(WRONG)]
+    assert found.facts["hedge"] == entry.facts["hedge"]
+    assert [one.wave for one in found.stored] == [one.wave for one in entry.stored]
+    assert found.library == entry.library
+
+
+def test_a_choice_must_win_by_more_than_the_model_errs() -> None:
+    entry, table = campaign.tuned(family(), PLAN)
+    bare = replace(entry, facts={**entry.facts, "hedge": 0.0})
+
+    def choices(one: Entry) -> list[int]:
+        model = one.model(DEVICE)
+        return [model.choose(*shape)[0] for shape in table.shapes]
+
+    def worst(one: Entry) -> float:
+        pairs = zip(choices(one), table.library, range(len(table.shapes)), strict=True)
+        return min(
+            library / table.times[one.stored[index].configuration][column]
+            for index, library, column in pairs
+            if index >= 0
+        )
+
+    assert entry.facts["hedge"] in HEDGES
+    assert sum(one >= 0 for one in choices(entry)) > 0
+    assert worst(entry) >= 0.98 or entry.facts["hedge"] == HEDGES[-1]
+    # Measured times as if kernels were slower than the model says: only sure wins are left.
+    slow = {cut: [1.3 * one for one in row] for cut, row in table.times.items()}
+    found = hedged(bare, DEVICE, table.shapes, slow, table.library)
+    assert found.facts["hedge"] == HEDGES[-1]
+    ours = [index >= 0 for index in choices(found)]
+    assert sum(ours) < sum(index >= 0 for index in choices(bare))
 
 
 def test_a_stopped_campaign_goes_on(tmp_path: Path) -> None:

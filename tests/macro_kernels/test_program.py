@@ -47,6 +47,7 @@ def results() -> dict[str, str]:
         "others_stay",
         "unaligned",
         "compiled_program",
+        "images",
     ],
 )
 def test_programs(name: str) -> None:

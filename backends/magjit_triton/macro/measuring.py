@@ -24,7 +24,17 @@ from magjit_triton.macro.loading import Loaded, sizes_by_role
 from magjit_triton.macro.repository import Entry, Stored
 from magjit_triton.macro.waves import Affine, Library, Model, Wave
 
-__all__ = ["Bench", "EventTimer", "Shape", "Timer", "calibrated", "hedged", "rectangle", "wave_of"]
+__all__ = [
+    "HEDGES",
+    "Bench",
+    "EventTimer",
+    "Shape",
+    "Timer",
+    "calibrated",
+    "hedged",
+    "rectangle",
+    "wave_of",
+]
 
 Shape = tuple[int, int, int, int]
 """Batch, m, n, k."""
