@@ -28,6 +28,7 @@ from magjit.pipeline import build_record
 from magjit.plugin import Backend, BackendContext, FloatInputs, Streaming, StreamingBackend
 from magjit.records import Captured, Record, SplitPoint, Stats
 from magjit.regions import Program, RegionRun
+from magjit.rehearsal import may_rehearse, rehearse
 from magjit.replay_errors import has_saved_tensor_hooks, leave_modes
 from magjit.shape_history import ShapeHistory
 
@@ -143,9 +144,25 @@ class Controller:
                 return self._over_limit(args, kwargs, reasons)
             if self.records and log.isEnabledFor(logging.INFO):
                 log.info("%s is captured again: %s", self.name, "; ".join(dict.fromkeys(reasons)))
-            return self._capture(args, kwargs)
+            result = self._capture(args, kwargs)
+            self._rehearse(args, kwargs)
+            return result
         finally:
             capture_lock.clear()
+
+    def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record the second way at once where the first record would not even serve the next call.
+
+        Sizes as symbols are no part of it: a call whose tensors change their sizes is another one.
+        """
+        if len(self.records) != 1 or self.captures != 1 or not settings.current().rehearse:
+            return
+        record = self.records[0]
+        if record.fixed_draws or record.serves(args, kwargs) or not may_rehearse():
+            return
+        manner = self.manner(args, kwargs)
+        if not manner.symbols:
+            rehearse(self.target, args, kwargs, manner, self.keep)
 
     def failed(
         self,

@@ -299,6 +299,7 @@ def observe(
     kwargs: dict[str, Any],
     manner: Manner | None = None,
     regions: Regions | None = None,
+    recorder: StateRecorder | None = None,
 ) -> Observation:
     """Run ``target(*args, **kwargs)`` for real, once, and write down what it did.
 
@@ -310,11 +311,12 @@ def observe(
         target: the program; ``args`` and ``kwargs`` are its arguments.
         manner: how to observe it.
         regions: where a run is cut that cannot be one region; without it, it is not cut.
+        recorder: a recorder of another kind than usual, which has recorded nothing yet.
 
     Returns:
         The observation of the run's last region.
     """
-    recorder = StateRecorder(default_database(), python_special)
+    recorder = recorder or StateRecorder(default_database(), python_special)
     observation = Observation(recorder, args, kwargs)
     tracer: _C.Tracer | None = None
     given = args, kwargs
@@ -327,6 +329,7 @@ def observe(
             _TRIVIAL,
             lambda code: decode(code).plan,
         )
+        tracer.confines = recorder.confines
         recorder.watch()
     except Exception as error:
         recorder.fail(error)
@@ -341,6 +344,9 @@ def observe(
         with uncollected():  # finalizers of unrelated garbage must not run under observation
             if recorder.broken is not None or tracer is None:
                 result = target(*args, **kwargs)
+            elif recorder.around is not None:
+                with recorder.around:
+                    result = _traced(tracer, recorder, target, *given)
             else:
                 result = _traced(tracer, recorder, target, *given)
     finally:

@@ -112,9 +112,9 @@ class Record:
     def hits(self) -> int:
         return int(self.handle.hits)
 
-    def serves(self, args: tuple[Any, ...]) -> bool:
+    def serves(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> bool:
         """Whether a call would hit."""
-        return bool(self.handle.program.explain(args, {}) is None)
+        return bool(self.handle.program.explain(args, kwargs or {}) is None)
 
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Miss | None:
         """What a call misses this record for, or None when it would hit."""

@@ -48,7 +48,7 @@ class Attempt(Protocol):
         ...
 
     def graph_count(self) -> int:
-        """How many graphs it made so far."""
+        """How many graphs a call runs in."""
         ...
 
     def captures(self) -> int:
@@ -153,7 +153,10 @@ class _MagJITAttempt:
         return self._compiled(*args, **kwargs)
 
     def graph_count(self) -> int:
-        return len(self.graphs)
+        if self._as_it_is:
+            return 0
+        # Records are ways that a call may go; only regions are parts of one call.
+        return min(len(self.graphs), 1 + magjit.stats(self._compiled).regions)
 
     def captures(self) -> int:
         return 0 if self._as_it_is else magjit.stats(self._compiled).captures

@@ -3,7 +3,7 @@
     1  eager twice                          does it run, is it deterministic, is it dynamic
     2  capture                              equal to eager
     3  fresh inputs of the same shapes      equal to eager, nothing captured anew
-    4  a second instance, other weights     equal to eager, twice
+    4  a second instance, other weights     equal to eager, its first call, too, if it keeps state
     5  training with backward               results and gradients equal to eager, twice
     6  another batch size                   equal to eager where eager accepts it
 
@@ -41,6 +41,7 @@ from paritybench_runner.trial import (
     Outcome,
     Trial,
 )
+from paritybench_runner.values import first_difference, frozen, state_of
 
 STEPS = 6
 SETTLES = "captured again, whole from then on"
@@ -108,7 +109,10 @@ def run_eagerly(trial: Trial) -> Eager:
     if first.raised is not None:
         return Eager("eager", describe(first.raised))
     watch = Watch()
-    again = _fresh(trial, watch)
+    fresh = trial.build()
+    before = frozen(state_of(fresh))
+    again = trial.play(fresh, fresh, Move(), within=watch)
+    trial.keeps_state = first_difference(before, again.state) is not None
     found.dynamic = watch.found or ""
     if again.raised is not None:
         found.reason = f"not known whether it is dynamic: {describe(again.raised)}"
@@ -120,9 +124,9 @@ def run_eagerly(trial: Trial) -> Eager:
     return found
 
 
-def _fresh(trial: Trial, within: AbstractContextManager[Any] | None = None) -> Outcome:
+def _fresh(trial: Trial) -> Outcome:
     module = trial.build()
-    return trial.play(module, module, Move(), within=within or NOTHING)
+    return trial.play(module, module, Move())
 
 
 # -- steps 2 to 6 -------------------------------------------------------------------------------
@@ -169,6 +173,28 @@ class Pair:
             return first
         return self.trial.play(self.eager, self.eager, move, within=within)
 
+    def make(self, move: Move) -> None:
+        """Make the next move in the compiled world alone, where eager's would change nothing.
+
+        Raises:
+            Failed: it raises, and eager does not.
+        """
+        self.moves.append(move)
+        actual = self._play(move)
+        if actual.raised is not None:
+            again = self.trial.replayed(self.weights, self.eager.training, self.moves)
+            if found := actual.differs_from(again):
+                raise Failed("crashed", found)
+
+    def _play(self, move: Move, within: AbstractContextManager[Any] = NOTHING) -> Outcome:
+        return self.trial.play(
+            self.attempt.call,
+            self.module,
+            move,
+            attributes=self.attempt.attributes_visible,
+            within=within,
+        )
+
     def check(
         self,
         move: Move,
@@ -181,13 +207,7 @@ class Pair:
             Failed: the compiled world does something else, and eager does always the same.
         """
         expected = expected or self.expected(move)
-        actual = self.trial.play(
-            self.attempt.call,
-            self.module,
-            move,
-            attributes=self.attempt.attributes_visible,
-            within=within,
-        )
+        actual = self._play(move, within)
         self.call_ms = self.trial.call_ms
         found = actual.differs_from(expected)
         if found is None:
@@ -333,8 +353,11 @@ class CompilerRun:
 
     def _second_instance(self) -> str:
         pair = self._pair(whole=False, weights=OTHER_WEIGHTS)
-        for seed in (INPUTS, FRESH_INPUTS):
-            pair.check(Move(seed))
+        if self.trial.keeps_state:
+            pair.check(Move(INPUTS))
+        else:
+            pair.make(Move(INPUTS))
+        pair.check(Move(FRESH_INPUTS))
         return _held(pair)
 
     def _training(self) -> str:

@@ -125,6 +125,8 @@ class Trial:
         self._weights: dict[int, dict[str, Tensor]] = {}
         self._printed = Printed()
         self.call_ms = 0.0
+        self.keeps_state = True
+        """Whether a call changes the module, as far as is known."""
         self.ready: tuple[nn.Module, Outcome] | None = None
         """An eager module after its first call, and what that left; for who compares with it."""
 

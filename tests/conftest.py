@@ -24,6 +24,10 @@ sys.path += [str(ROOT), str(ROOT / "benchmarks")]
 if torch is not None:
     torch.set_num_threads(1)
 
+    from magjit import rehearsal
+
+    rehearsal.IDLE_THREADS.append("execnet.")  # of pytest-xdist, in each worker
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

@@ -286,6 +286,8 @@ static PyMemberDef tracer_members[] = {
     {"running", T_BOOL, offsetof(Tracer, running), READONLY, "Between start() and stop()."},
     {"attached", T_BOOL, offsetof(Tracer, attached), READONLY,
      "Running, and no handler has failed."},
+    {"confines", T_BOOL, offsetof(Tracer, confines), 0,
+     "Go on when a handler raises what is no Exception: the program's own handlers run, too."},
     {"resuming", T_BOOL, offsetof(Tracer, resuming), READONLY,
      "True while on_frame is asked about a generator whose beginning was not observed."},
     {NULL, 0, 0, 0, NULL},

@@ -126,6 +126,7 @@ typedef struct Tracer {
     PyThreadState *tstate; /* the observed thread while running, else NULL */
     bool running;          /* between start() and stop() */
     bool attached;         /* events arrive; false after an error */
+    bool confines;         /* events arrive also after a handler has stopped the program */
     bool resuming;         /* on_frame is asked about a frame that is already under way */
     int paused;
     unsigned long long n_instructions, n_handled, n_frames;

@@ -35,7 +35,8 @@ mj_raise_interrupt(PyObject *interrupt)
 }
 
 /* Ends observation after a handler raised.  0: the error is kept in tracer->error and the program
- * goes on. -1: KeyboardInterrupt, SystemExit and their like, raised again into the program. */
+ * goes on. -1: KeyboardInterrupt, SystemExit and their like, raised again into the program.  A tracer
+ * that confines goes on observing then: the program's own handlers are to be stopped, too. */
 static int
 fail(Tracer *tracer)
 {
@@ -46,8 +47,9 @@ fail(Tracer *tracer)
         PyException_SetTraceback(value, traceback);
     }
     Py_XSETREF(tracer->error, Py_NewRef(value));
-    int result = mj_events_detach(tracer);
-    if (result == 0 && !PyErr_GivenExceptionMatches(type, PyExc_Exception)) {
+    bool stops = !PyErr_GivenExceptionMatches(type, PyExc_Exception);
+    int result = stops && tracer->confines ? 0 : mj_events_detach(tracer);
+    if (result == 0 && stops) {
         PyErr_Restore(type, value, traceback);
         return -1;
     }

@@ -118,6 +118,7 @@ def _call_python(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> A
 
 
 def _call_class(rec: StateRecorder, cls: type, args: Args, kwargs: Kwargs) -> Any:
+    rec.makes_instance(cls)
     if cls in rec.made_classes:
         return None
     read_class_attr(rec, type(cls), "__call__")

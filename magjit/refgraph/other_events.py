@@ -41,9 +41,17 @@ def import_name(rec: StateRecorder, state: FrameState, offset: int, inputs: Args
     """An import: what ``sys.modules`` has for the name; the import system is not followed."""
     name = state.info.instrs[offset].argval
     modules = rec.root(sys.modules)
-    if name in sys.modules:
-        rec.read(modules, r.Item.of(name), sys.modules[name])
+    level, names = inputs
+    module = sys.modules.get(name)
+    rec.imports(name, known=level == 0 and module is not None and _has(module, names))
+    if module is not None:
+        rec.read(modules, r.Item.of(name), module)
     return _C.OPAQUE
+
+
+def _has(module: types.ModuleType, names: Any) -> bool:
+    """Whether a module has all names that are wanted of it, so that none is a module to load."""
+    return all(name in vars(module) for name in names or ())
 
 
 def import_from(rec: StateRecorder, state: FrameState, offset: int, inputs: Args) -> None:

@@ -6,6 +6,7 @@ import sys
 import types
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -69,10 +70,14 @@ class RunControl(TensorNotes):
         places: instructions to cut at, by identity of the code and offset, with the reason.
         regions: how many have begun after the first.
         marker: operators, effects and changes when the last event began.
+        around: what the program itself runs within, if anything.
+        confines: an exception that a handler raises into the program does not end the observation.
         notes_results: write down in `made` which call made an object: the object, the code and
             the offset, by the object's identity.
     """
 
+    confines = False
+    around: AbstractContextManager[Any] | None = None
     notes_results: bool
     made: dict[int, tuple[Any, types.CodeType, int]]
 
@@ -168,6 +173,12 @@ class RunControl(TensorNotes):
     def operation_raises(self) -> None:
         """An instruction at which the run was cut has ended by an exception."""
         self.abandon("an operation between two regions raises")
+
+    def imports(self, name: str, *, known: bool) -> None:
+        """The program is about to import a module; ``known`` when it has been before."""
+
+    def makes_instance(self, cls: type) -> None:
+        """The program is about to call a class that is written in Python."""
 
     def restart(self) -> None:
         """The next region of the run begins."""

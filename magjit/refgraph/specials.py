@@ -233,7 +233,9 @@ def _reduce(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwarg
 
 
 def _import(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    if args and isinstance(args[0], str) and args[0] in sys.modules:
+    known = bool(args) and isinstance(args[0], str) and args[0] in sys.modules
+    rec.imports(str(args[:1]), known=known and len(args) == 1 and not kwargs)
+    if known:
         rec.read(rec.root(sys.modules), r.Item.of(args[0]), sys.modules[args[0]])
     return _C.OPAQUE
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -48,12 +49,14 @@ class Preferring:
     def __init__(self, wanted) -> None:
         self.wanted = wanted
         self.tried: list = []
+        self.arguments: tuple = ()
 
     def is_over(self) -> bool:
         return False
 
     def is_faster(self, one, other, *arguments) -> bool:
         self.tried.append(one.kernel.blocks)
+        self.arguments = arguments
         if len(self.tried) == 1:
             raise RuntimeError("out of resources: shared memory")
         return one.kernel.blocks == self.wanted
@@ -82,6 +85,16 @@ def test_the_fastest_candidate_is_taken(name: str) -> None:
     assert watch.tried == list(candidates(kernel))[1:]
     # The first one failed, and is none.
     assert found == (wanted if wanted != watch.tried[0] else kernel.blocks)
+
+
+def test_what_is_measured_with_is_no_fake_tensor() -> None:
+    (kernel, *_) = kernels_of(NAMES[0])
+    watch = Preferring(kernel.blocks)
+    with FakeTensorMode():  # as while a graph is compiled
+        tuned(kernel, hint, watch)  # type: ignore[arg-type]
+    tensors = [value for value in watch.arguments if isinstance(value, torch.Tensor)]
+    assert tensors
+    assert not any(isinstance(tensor, FakeTensor) for tensor in tensors)
 
 
 def test_blocks_are_remembered(tmp_path, monkeypatch) -> None:

@@ -14,7 +14,7 @@ from magjit_triton.codegen.kernel import Kernel
 from magjit_triton.codegen.nest import Hint
 from magjit_triton.codegen.printer import Blocks
 from magjit_triton.codegen.runtime import Launcher
-from magjit_triton.measuring import Stopwatch
+from magjit_triton.measuring import Stopwatch, quietly
 
 __all__ = ["candidates", "tuned"]
 
@@ -58,7 +58,12 @@ def tuned(kernel: Kernel, hint: Hint, watch: Stopwatch) -> Blocks:
         hint: the likely value of a size.
         watch: when its time is over, what is best so far is taken.
     """
-    arguments = _arguments(kernel, hint, watch)
+    # The graph is being compiled: tensors made here would be fake ones otherwise.
+    with quietly():
+        return _tuned(kernel, _arguments(kernel, hint, watch), watch)
+
+
+def _tuned(kernel: Kernel, arguments: list[Any] | None, watch: Stopwatch) -> Blocks:
     best = kernel.blocks
     if arguments is None:
         return best
