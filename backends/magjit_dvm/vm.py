@@ -15,6 +15,7 @@ __all__ = [
     "cuda_hooks",
     "cuda_launch",
     "cuda_load",
+    "cuda_spans",
     "cuda_words",
     "level",
     "machine",
@@ -41,6 +42,7 @@ cuda_gpu = _vm.cuda_gpu
 cuda_hooks = _vm.cuda_hooks
 cuda_launch = _vm.cuda_launch
 cuda_load = _vm.cuda_load
+cuda_spans = _vm.cuda_spans
 cuda_words = _vm.cuda_words
 level = _vm.level
 machine = _vm.machine

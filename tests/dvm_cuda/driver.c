@@ -9,6 +9,8 @@ typedef int Result;
 unsigned char kept_parameter[4096];
 uint64_t kept[8]; /* launches, function, blocks, threads, shared bytes, stream, context, changes */
 int refusal;
+int refuses_parts;  /* parameters of fewer bytes than the kernel's are refused */
+uint64_t kept_size; /* bytes of the last parameter */
 
 static void *current;
 
@@ -66,7 +68,13 @@ Result cuLaunchKernel(void *function, unsigned blocks, unsigned y, unsigned z, u
                       unsigned ty, unsigned tz, unsigned shared, void *stream, void **parameters,
                       void **extra)
 {
-    (void)y, (void)z, (void)ty, (void)tz, (void)extra;
+    (void)y, (void)z, (void)ty, (void)tz;
+    if (extra && refuses_parts) {
+        return 1;
+    }
+    const void *parameter = extra ? extra[1] : parameters[0];
+    kept_size = extra ? *(size_t *)extra[3] : sizeof(kept_parameter);
+    memset(kept_parameter, 0xa5, sizeof(kept_parameter)); /* what is not copied is anything */
     kept[0]++;
     kept[1] = (uint64_t)(uintptr_t)function;
     kept[2] = blocks;
@@ -74,6 +82,6 @@ Result cuLaunchKernel(void *function, unsigned blocks, unsigned y, unsigned z, u
     kept[4] = shared;
     kept[5] = (uint64_t)(uintptr_t)stream;
     kept[6] = (uint64_t)(uintptr_t)current;
-    memcpy(kept_parameter, parameters[0], sizeof(kept_parameter));
+    memcpy(kept_parameter, parameter, kept_size);
     return refusal;
 }

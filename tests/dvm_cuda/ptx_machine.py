@@ -221,6 +221,8 @@ class _Warp:
             return both >> (values[2] & 31) & 0xFFFFFFFF
         if name == "shfl":
             return low[0][_LANES ^ int(low[1][0])]
+        if name == "vote":
+            return np.full(32, bool(values[0].any()))
         if name == "mul" and parts[1] == "hi":
             return values[0].astype(np.uint32).astype(np.uint64) * low[1] >> np.uint64(32)
         if name == "mad" and parts[1] == "wide":

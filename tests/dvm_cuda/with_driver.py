@@ -34,6 +34,8 @@ DRIVER = ctypes.CDLL(sys.argv[1])
 KEPT = (ctypes.c_uint64 * 8).in_dll(DRIVER, "kept")
 PARAMETER = (ctypes.c_ubyte * 4096).in_dll(DRIVER, "kept_parameter")
 REFUSAL = ctypes.c_int.in_dll(DRIVER, "refusal")
+REFUSES_PARTS = ctypes.c_int.in_dll(DRIVER, "refuses_parts")
+KEPT_SIZE = ctypes.c_uint64.in_dll(DRIVER, "kept_size")
 COUNTERS = torch.zeros(64, 2, dtype=torch.int32)
 MACHINE = astuple(BIG)
 asked: list[tuple[int, int, int]] = []
@@ -61,7 +63,7 @@ def launched(arguments: Any, results: Any) -> None:
     """Run what the driver has kept."""
     image, each = bytes(PARAMETER), KEPT[1] % 1000
     length = HEADER_BYTES + int.from_bytes(image[4:8], "little")
-    assert not any(image[length:]), "nothing beyond the program"
+    assert KEPT_SIZE.value in (length, 4096), "what the program needs, or all"
     run_image(image[:length], each, KEPT[4], arguments, results)
 
 
@@ -212,6 +214,31 @@ def test_new_shapes_leave_nothing_behind() -> None:
     assert KEPT[0] == alive + 10_000
     assert len(gc.get_objects()) - objects < 50 and sys.getrefcount(whole) == references
     assert memory() - resident < 1 << 20
+
+
+def test_spans_of_a_launch_are_told_while_it_is_timed() -> None:
+    fused, x = OnCpu(negated()), values(F32, 100)
+    fused(x)
+    assert vm.cuda_spans() == []
+    vm.timing(True)
+    fused(x)
+    (encoding,) = vm.timing(False)
+    ((taking, encoded, *rest),) = vm.cuda_spans()
+    assert encoded == encoding > 0 and len(rest) == 3
+    assert min(taking, *rest) >= 0 and vm.cuda_spans() == []
+
+
+def test_parameters_are_as_long_as_programs_where_the_driver_takes_that() -> None:
+    """The last one: what a driver refuses once is not tried again."""
+    fused, x = OnCpu(negated()), values(F32, 100)
+    fused(x)
+    needed = KEPT_SIZE.value
+    assert HEADER_BYTES < needed < 1000
+    REFUSES_PARTS.value = 1
+    for _ in range(2):
+        check(negated(), x)
+        assert KEPT_SIZE.value == 4096 and not any(PARAMETER[needed:])
+        REFUSES_PARTS.value = 0
 
 
 def main() -> None:

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <memory>
 
@@ -180,17 +181,29 @@ Taken take_all(const CudaFused *self, PyObject *const *args, Py_ssize_t n, int32
     return device < MAX_GPUS ? TAKEN : TO_PYTHON;
 }
 
+/* ---- what takes how long, while somebody asks ---- */
+
+enum Moment : uint8_t { CALLED, TAKEN_ALL, ENCODED_ALL, ALLOCATED, READY, LAUNCHED, N_MOMENTS };
+std::array<int64_t, N_MOMENTS> moments; /* of the call that is under way, nanoseconds */
+std::vector<std::array<int64_t, N_MOMENTS>> *spans;
+
+void pass(Moment moment)
+{
+    if (timing) {
+        auto now = std::chrono::steady_clock::now().time_since_epoch();
+        moments[moment] = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+    }
+}
+
 void encode_timed(const Prepared &prepared, const Argument *given, const Device &machine,
                   Encoded &encoded)
 {
-    using Clock = std::chrono::steady_clock;
-    if (!timing) {
-        return encode(prepared, given, machine, encoded);
-    }
-    Clock::time_point begin = Clock::now();
+    pass(TAKEN_ALL);
     encode(prepared, given, machine, encoded);
-    auto taken = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin);
-    timings->push_back(taken.count());
+    pass(ENCODED_ALL);
+    if (timing) {
+        timings->push_back(moments[ENCODED_ALL] - moments[TAKEN_ALL]);
+    }
 }
 
 /* ---- calls ---- */
@@ -302,9 +315,16 @@ int launch_image(const CudaFused *self, Encoded &encoded, const uint64_t *addres
     one.threads = (unsigned)encoded.threads;
     one.shared = (unsigned)encoded.shared_bytes;
     one.parameter = encoded.image;
+    one.n_bytes = encoded.n_bytes;
     one.counters = gpu.counters;
     one.n_counters = encoded.draws ? gpu.n_counters : 0;
-    return launch(one);
+    pass(READY);
+    int failed = launch(one);
+    pass(LAUNCHED);
+    if (timing && !failed) {
+        spans->push_back(moments);
+    }
+    return failed;
 }
 
 PyObject *run_encoded(const CudaFused *self, const Argument *given, Encoded &encoded, int device)
@@ -327,6 +347,7 @@ PyObject *run_encoded(const CudaFused *self, const Argument *given, Encoded &enc
             addresses[n_inputs + o] = (uint64_t)data;
         }
     }
+    pass(ALLOCATED);
     if (encoded.verdict == ENCODED && launch_image(self, encoded, addresses, device)) {
         return nullptr;
     }
@@ -341,6 +362,7 @@ PyObject *cuda_call(PyObject *object, PyObject *const *args, size_t nargsf, PyOb
         PyErr_SetString(PyExc_TypeError, "a fused operator takes no keywords");
         return nullptr;
     }
+    pass(CALLED);
     Argument given[MAX_INPUTS];
     int device;
     const char *reason = nullptr;
@@ -583,8 +605,27 @@ PyObject *py_cuda_gpu(PyObject *, PyObject *args)
     Py_RETURN_NONE;
 }
 
+PyObject *py_cuda_spans(PyObject *, PyObject *)
+{
+    PyObject *list = PyList_New(0);
+    for (const auto &one : *spans) {
+        int64_t lengths[N_MOMENTS - 1];
+        for (int k = 0; k + 1 < N_MOMENTS; k++) {
+            lengths[k] = one[k + 1] - one[k];
+        }
+        PyObject *tuple = list ? as_tuple(lengths, N_MOMENTS - 1) : nullptr;
+        if (!tuple || PyList_Append(list, tuple)) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(tuple);
+    }
+    spans->clear();
+    return list;
+}
+
 int add_cuda_fused(PyObject *module)
 {
+    spans = new std::vector<std::array<int64_t, N_MOMENTS>>;
     PyObject *type = PyType_FromModuleAndSpec(module, &cuda_fused_spec, nullptr);
     int failed = type ? PyModule_AddObjectRef(module, "CudaFused", type) : -1;
     Py_XDECREF(type);

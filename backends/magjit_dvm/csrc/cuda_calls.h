@@ -15,6 +15,10 @@ PyObject *py_cuda_hooks(PyObject *, PyObject *args);
 /* cuda_gpu(device, machine, counters, n_counters): tells of a GPU; see plan.py of Machine. */
 PyObject *py_cuda_gpu(PyObject *, PyObject *args);
 
+/* cuda_spans(): of each launch since the last time it was asked, while `timing` was on, nanoseconds of
+ * taking arguments, encoding, allocating results, putting addresses into words, and the driver. */
+PyObject *py_cuda_spans(PyObject *, PyObject *);
+
 /* Adds CudaFused. */
 int add_cuda_fused(PyObject *module);
 

@@ -352,7 +352,7 @@ void Encoder::compute_operator(int n)
     } else if (node.op == OP_exp && is_difference(node.args[0])) {
         const int16_t *args = program.nodes[canonical[node.args[0]]].args;
         Operators exp = words.of[OP_sub_exp][REGISTERS_f];
-        if (below_largest(args[0], args[1])) {
+        if (below_largest(args[0], args[1]) || facts[n].shorter) {
             exp.plain = words.sub_exp_small;
             exp.immediate = words.sub_exp_small_number;
         }
@@ -362,7 +362,9 @@ void Encoder::compute_operator(int n)
         generate(node.args[0]);
         give_up(1);
         bool turns = node.op == OP_bitwise_not && node.dtype == DT_bool;
-        put(turns ? words.logical_not : op.plain);
+        put(turns              ? words.logical_not
+            : facts[n].shorter ? words.shorter[node.op]
+                               : op.plain);
         done_with(node.args[0]);
     }
     if (words.wraps[node.op] && node.dtype == DT_u8) {

@@ -18,7 +18,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 3, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 4, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 336,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 136,
@@ -75,6 +75,7 @@ struct Words {
     uint8_t scalar[N_OPS]; /* on row registers */
     uint8_t scalar_number[N_OPS], number_scalar[N_OPS]; /* and a number; a number and those */
     bool wraps[N_OPS];     /* its results may leave 8 bits */
+    uint8_t shorter[N_OPS]; /* functions for results that are rounded to 16 bits; 0: none */
 };
 extern Words words;
 
@@ -86,6 +87,7 @@ PyObject *py_cuda_words(PyObject *, PyObject *args);
 struct Fact {
     bool number, load, floating;
     bool constant_is_float;
+    bool shorter;    /* by its short function */
     uint8_t input;   /* of a load */
     uint8_t loaded;  /* what it makes of elements; N_LOADED: there is no word */
     uint8_t stored;  /* how the value is stored; of int64, see Encoder::stored */

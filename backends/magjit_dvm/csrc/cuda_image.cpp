@@ -33,7 +33,6 @@ void Encoder::pack()
     encoded.draws = image.tiles > image.blocks;
     pack_header();
     pack_words();
-    memset(encoded.image + n_bytes, 0, (size_t)(IMAGE_BYTES - n_bytes));
 }
 
 void Encoder::pack_header()

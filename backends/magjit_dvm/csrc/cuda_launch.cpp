@@ -1,6 +1,7 @@
 /* Launches on NVIDIA GPUs: the driver by dlopen, so that neither building nor importing needs it. */
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -14,7 +15,8 @@ namespace {
 
 /* The few functions of the driver's interface (cuda.h) that are used; all of them are old and stable. */
 using Result = int;
-constexpr Result SUCCESS = 0;
+constexpr Result SUCCESS = 0, INVALID_VALUE = 1;
+void *const BUFFER_POINTER = (void *)1, *const BUFFER_SIZE = (void *)2; /* CU_LAUNCH_PARAM_… */
 constexpr int MAX_DYNAMIC_SHARED = 8; /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 
 struct Driver {
@@ -138,6 +140,29 @@ uint64_t counter_for(void *stream, uint64_t counters, uint64_t n_counters, Resul
     return counters + COUNTER_BYTES * next++;
 }
 
+/* The driver copies a parameter from `parameter`, which has all bytes of it, but may be told that there
+ * are fewer. A driver that refuses that gets all of them from then on. */
+Result launch_kernel(const Launch &one)
+{
+    static std::atomic<bool> refuses_part{false};
+    auto run = [&one](void **parameters, void **buffer) {
+        return driver.launch((void *)one.function, one.blocks, 1, 1, one.threads, 1, 1, one.shared,
+                             one.stream, parameters, buffer);
+    };
+    if (one.n_bytes < IMAGE_BYTES && !refuses_part.load(std::memory_order_relaxed)) {
+        size_t n_bytes = (size_t)one.n_bytes;
+        void *buffer[] = {BUFFER_POINTER, one.parameter, BUFFER_SIZE, &n_bytes, nullptr};
+        Result result = run(nullptr, buffer);
+        if (result != INVALID_VALUE) {
+            return result;
+        }
+        refuses_part.store(true, std::memory_order_relaxed);
+    }
+    memset(one.parameter + one.n_bytes, 0, (size_t)(IMAGE_BYTES - one.n_bytes));
+    void *parameters[] = {one.parameter};
+    return run(parameters, nullptr);
+}
+
 } // namespace
 
 int launch(const Launch &one)
@@ -159,10 +184,8 @@ int launch(const Launch &one)
         }
         memcpy(one.parameter + COUNTER_AT, &counter, sizeof(counter));
     }
-    void *parameters[] = {one.parameter};
     PyThreadState *state = PyEval_SaveThread(); /* it waits where too many launches are under way */
-    Result result = driver.launch((void *)one.function, one.blocks, 1, 1, one.threads, 1, 1,
-                                  one.shared, one.stream, parameters, nullptr);
+    Result result = launch_kernel(one);
     PyEval_RestoreThread(state);
     return failed(result, "cuLaunchKernel");
 }
@@ -209,7 +232,6 @@ PyObject *py_cuda_launch(PyObject *, PyObject *args)
     }
     alignas(16) char parameter[IMAGE_BYTES]; /* the driver reads all of it */
     memcpy(parameter, image, (size_t)n);
-    memset(parameter + n, 0, (size_t)(IMAGE_BYTES - n));
     for (Py_ssize_t at = 0; at < n_patches; at += (Py_ssize_t)sizeof(Patch)) {
         Patch patch;
         memcpy(&patch, patches + at, sizeof(patch));
@@ -225,7 +247,7 @@ PyObject *py_cuda_launch(PyObject *, PyObject *args)
         address += (uint64_t)patch.offset;
         memcpy(parameter + patch.at, &address, sizeof(address));
     }
-    if (launch({function, blocks, threads, shared, (void *)stream, parameter, counters,
+    if (launch({function, blocks, threads, shared, (void *)stream, parameter, (int)n, counters,
                 n_counters})) {
         return nullptr;
     }

@@ -9,12 +9,14 @@
 
 namespace magjit_dvm {
 
-/* One launch; `parameter` is the kernel's, all 4 KB of it, aligned to 16 bytes. */
+/* One launch; `parameter` is the kernel's, all 4 KB of it, aligned to 16 bytes, of which the first
+ * `n_bytes` are read. */
 struct Launch {
     uint64_t function;
     unsigned blocks, threads, shared;
     void *stream;
     char *parameter;
+    int n_bytes;
     uint64_t counters, n_counters; /* see py_cuda_launch */
 };
 

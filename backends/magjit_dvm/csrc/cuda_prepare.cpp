@@ -98,17 +98,19 @@ void find_singles(Names &names, Words &found)
 
 bool read_row(PyObject *row, int op, Words &found)
 {
-    int of[2][6], scalar[3], wraps;
-    if (!PyArg_ParseTuple(row, "(iiiiii)(iiiiii)iiii:row", &of[0][0], &of[0][1], &of[0][2], &of[0][3],
+    int of[2][6], scalar[3], wraps, shorter;
+    if (!PyArg_ParseTuple(row, "(iiiiii)(iiiiii)iiiii:row", &of[0][0], &of[0][1], &of[0][2], &of[0][3],
                           &of[0][4], &of[0][5], &of[1][0], &of[1][1], &of[1][2], &of[1][3],
-                          &of[1][4], &of[1][5], &scalar[0], &scalar[1], &scalar[2], &wraps)) {
+                          &of[1][4], &of[1][5], &scalar[0], &scalar[1], &scalar[2], &wraps,
+                          &shorter)) {
         return false;
     }
+    auto is_number = [](int one) { return one >= 0 && one <= 255; };
     for (int kind : {REGISTERS_f, REGISTERS_i}) {
         const int *given = of[kind];
-        if (*std::max_element(given, given + 4) > 255 || *std::min_element(given, given + 4) < 0 ||
-            given[5] < -1 || given[5] >= N_REDUCTIONS || *std::max_element(scalar, scalar + 3) > 255 ||
-            *std::min_element(scalar, scalar + 3) < 0) {
+        if (!std::all_of(given, given + 4, is_number) || given[5] < -1 ||
+            given[5] >= N_REDUCTIONS || !std::all_of(scalar, scalar + 3, is_number) ||
+            !is_number(shorter)) {
             PyErr_SetString(PyExc_ValueError, "an operator of no number");
             return false;
         }
@@ -119,6 +121,7 @@ bool read_row(PyObject *row, int op, Words &found)
     found.scalar_number[op] = (uint8_t)scalar[1];
     found.number_scalar[op] = (uint8_t)scalar[2];
     found.wraps[op] = wraps != 0;
+    found.shorter[op] = (uint8_t)shorter;
     return true;
 }
 
@@ -204,6 +207,55 @@ Fact fact_of(const Prepared &prepared, int n, bool only_stored)
     return fact;
 }
 
+enum : int { LONGEST = 3 };
+
+bool keeps_relative(const Node &node)
+{
+    switch (node.op) {
+    case OP_mul:
+    case OP_div:
+    case OP_neg:
+    case OP_abs:
+    case OP_relu:
+    case OP_maximum:
+    case OP_minimum:
+    case OP_reciprocal:
+    case OP_sqrt:
+    case OP_rsqrt:
+    case OP_copy:
+        return node.kind == NODE_compute;
+    default:
+        return false;
+    }
+}
+
+/* Whether all that becomes of a float32 is rounded to 16 bits soon: see cuda/support.py. */
+bool in_halves(const Program &program, int n, int longest = LONGEST)
+{
+    bool used = false;
+    for (const Output &out : program.outputs) {
+        if (out.node == n) {
+            return false;
+        }
+    }
+    for (int k = n + 1; k < (int)program.nodes.size(); k++) {
+        const Node &node = program.nodes[k];
+        if (std::find(node.args, node.args + 3, n) == node.args + 3) {
+            continue;
+        }
+        used = true;
+        if (node.kind == NODE_cast) {
+            if (node.dtype != DT_f16 && node.dtype != DT_bf16) {
+                return false;
+            }
+        } else if ((node.kind != NODE_broadcast && !keeps_relative(node)) ||
+                   node.dtype != DT_f32 || longest == 0 || !in_halves(program, k, longest - 1)) {
+            return false;
+        }
+    }
+    return used;
+}
+
 /* Whether words would compute with an int64: it is loaded and cast, or cast to and stored. */
 bool computes_long(const Prepared &prepared, int n, const std::vector<bool> &used)
 {
@@ -287,6 +339,8 @@ Prepared prepare(const Program &program, const char *floats)
     for (int n = 0; n < n_nodes; n++) {
         prepared.facts.push_back(fact_of(prepared, n, !used[n]));
         prepared.facts[n].constant_is_float = floats[n] != 0;
+        bool unary = program.nodes[n].kind == NODE_compute && words.shorter[program.nodes[n].op];
+        prepared.facts[n].shorter = unary && prepared.facts[n].floating && in_halves(program, n);
     }
     for (int n = 0; n < n_nodes; n++) {
         prepared.computes_long |= computes_long(prepared, n, used);

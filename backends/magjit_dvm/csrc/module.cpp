@@ -295,6 +295,9 @@ PyMethodDef functions[] = {
      "cuda_hooks(kernel, allocate): functions that are asked for kernels and for memory."},
     {"cuda_gpu", py_cuda_gpu, METH_VARARGS,
      "cuda_gpu(device, machine, counters, n_counters): tells of a GPU."},
+    {"cuda_spans", py_cuda_spans, METH_NOARGS,
+     "cuda_spans(): of each launch while `timing` was on, nanoseconds of arguments, encoding, "
+     "results, addresses, and the driver."},
     {"level", py_level, METH_NOARGS, "level(): of x86-64, whose kernels run."},
     {nullptr, nullptr, 0, nullptr}};
 

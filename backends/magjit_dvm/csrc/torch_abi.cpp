@@ -4,12 +4,60 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <optional>
 
 namespace magjit_dvm {
 
 TorchLibrary torch_library;
 
 namespace {
+
+/* torch's function for a GPU's memory, which its dispatcher would come to in the end, and what it
+ * takes and gives by value, as far as the calling convention goes. */
+struct Lengths {
+    const int64_t *first;
+    size_t n;
+};
+struct Place {
+    int8_t type, index;
+};
+struct Returned { /* a tensor: the pointer is owned */
+    void *impl;
+    ~Returned() {} /* not trivial, as a tensor's: it is returned in the caller's memory */
+};
+using EmptyOnGpu = Returned (*)(Lengths, Lengths, int8_t, std::optional<Place>);
+constexpr char EMPTY_ON_GPU[] =
+    "_ZN2at6detail18empty_strided_cudaEN3c108ArrayRefIlEES3_NS1_10ScalarTypeESt8optionalINS1_"
+    "6DeviceEE";
+
+/* It comes with a library that is there once somebody has used a GPU. */
+EmptyOnGpu find_empty_on_gpu()
+{
+    static EmptyOnGpu found;
+    static bool asked;
+    if (!asked) {
+        asked = true;
+        void *library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+        found = library ? (EmptyOnGpu)dlsym(library, EMPTY_ON_GPU) : nullptr;
+    }
+    return found;
+}
+
+/* A handle as `empty_strided` gives it; NULL where torch refuses, or has no such function. */
+void *empty_on_gpu(Lengths sizes, Lengths strides, int32_t dtype, int32_t device)
+{
+    EmptyOnGpu make = find_empty_on_gpu();
+    if (!make) {
+        return nullptr;
+    }
+    try {
+        Place place{(int8_t)torch_library.cuda, (int8_t)device};
+        Returned made = make(sizes, strides, (int8_t)dtype, place);
+        return new void *(made.impl);
+    } catch (...) { /* the dispatcher's way is tried then */
+        return nullptr;
+    }
+}
 
 int missing(const char *name)
 {
@@ -110,7 +158,12 @@ PyObject *empty_tensor(int ndim, const int64_t *sizes, const int64_t *strides, D
 {
     const TorchLibrary &lib = torch_library;
     void *handle = nullptr, *address = nullptr;
-    if (lib.empty_strided(ndim, sizes, strides, lib.dtypes[dtype], device_type, device, &handle)) {
+    if (device_type == lib.cuda) {
+        handle = empty_on_gpu({sizes, (size_t)ndim}, {strides, (size_t)ndim}, lib.dtypes[dtype],
+                              device);
+    }
+    if (!handle && lib.empty_strided(ndim, sizes, strides, lib.dtypes[dtype], device_type, device,
+                                     &handle)) {
         return nullptr;
     }
     if (lib.get_data(handle, &address)) {

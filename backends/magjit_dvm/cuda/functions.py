@@ -20,6 +20,7 @@ import numpy as np
 from magjit_dvm.cuda.angles import acos, asin, atan, cos, power, sin, tables, tan
 from magjit_dvm.cuda.coefficients import COEFFICIENTS
 from magjit_dvm.cuda.ptx import Body, Reg
+from magjit_dvm.cuda.short_functions import SHORT
 
 __all__ = ["FLOATS", "INTS", "elementwise", "is_binary", "tables"]
 
@@ -335,6 +336,7 @@ FLOATS: dict[str, Function] = {
     "sub_exp": lambda b, a, t: _exp(b, a - t),
     "sub_exp_small": lambda b, a, t: _ex2(b, (a - t) * _LOG2E),
     "sub_square": lambda b, a, t: (a - t) * (a - t),
+    **{f"{name}_short": _one(function) for name, function in SHORT.items()},
     # Casts; to the other kind of registers, or to what another dtype can hold.
     "to_half": _one(_to_half),
     "to_bfloat": _one(_to_bfloat),
@@ -377,6 +379,7 @@ _ROUGH: dict[str, Function] = {
     "sqrt": _op("sqrt.approx.f32"),
     "reciprocal": _op("rcp.approx.ftz.f32"),
 }
+_ROUGH |= {f"{name}_short": _ROUGH[name] for name in ("tanh", "sigmoid", "silu")}
 
 
 @cache

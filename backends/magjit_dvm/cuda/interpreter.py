@@ -24,9 +24,11 @@ from magjit_dvm.cuda.elements import (
     to_global,
 )
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
+from magjit_dvm.cuda.ptx import single
 from magjit_dvm.cuda.reductions import Reductions
 from magjit_dvm.cuda.shell import ENTRY, SHELL
-from magjit_dvm.cuda.words import OPCODES
+from magjit_dvm.cuda.short_functions import LARGEST
+from magjit_dvm.cuda.words import NUMBER, OPCODES
 
 __all__ = ["EACH", "OWN_TABLE", "inner_loop", "kernel_name", "source"]
 
@@ -53,15 +55,16 @@ _OPERANDS = {
     "ROW": ("r", "row", "number of the row"),
     "SCR": ("r", "scratch", "address of the lane's part of scratch memory"),
 }
-_HEAVY, _MEDIUM, _TOGETHER = 4, 14, 8
+_HEAVY, _LIGHT, _MEDIUM, _TOGETHER = 4, 9, 17, 8
 """Lines above which a function is not done for all R elements at once, but for 8 after 8, and those
-above which it loops over some of them: ptxas would have so many under way that it spilled."""
+above which it loops over some of them: ptxas would have so many under way that it spilled.  The
+lines between are those of functions that choose, where R is 64."""
 _SLOW = ("div.rn", "sqrt.rn")
 
 OWN_TABLE = frozenset(
     f"{head}.{name}"
     for head, names in {
-        "f": "neg abs relu add sub rsub mul minimum maximum rsqrt exp sub_exp",
+        "f": "neg abs relu add sub mul minimum maximum rsqrt exp sub_exp",
         "fk": "add sub rsub mul sub_exp sub_exp_small",
         "lt": "s.32 s.f16 s.bf16 u.32 u.f16 u.bf16 c.32 c.f16 c.bf16 scratch k r",
         "la": "s.32 s.f16 s.bf16 scratch r",
@@ -69,8 +72,8 @@ OWN_TABLE = frozenset(
         "st": "g.32 g.f16 g.bf16",
         "row": "f.sum f.max f.squares f.stat",
         "red": "f.sum f.max",
-        "fin": "f.sum f.max",
-        "s": "add sub mul sqrt rsqrt reciprocal k",
+        "fin": "f.sum",
+        "s": "add sub mul rsqrt k",
         "sk": "add mul div scaled_rsqrt",
     }.items()
     for name in names.split()
@@ -223,8 +226,11 @@ class _Loop(Reductions):
     def elementwise(self, name: str, kind: str, scalar: str) -> None:
         """A ← op(A, T), or op(A, scalar)."""
         body = elementwise(name, kind, self.approximate)
+        if name in LARGEST:
+            self.leave_large(name)
         slow = any(line[0].startswith(_SLOW) for line in body.lines)
-        if len(body.lines) <= _MEDIUM and not slow:
+        chooses = self.R == 64 and body.counts["p"] > 0 and len(body.lines) > _LIGHT
+        if len(body.lines) <= _MEDIUM and not slow and not chooses:
             few = self.R if len(body.lines) <= _HEAVY else _TOGETHER
             for first in range(0, self.R, few):
                 if first:
@@ -238,6 +244,14 @@ class _Loop(Reductions):
             with self.turning("AT" if with_t else "A", ways):
                 self.apply(body, [(f"A{r}", scalar or f"T{r}") for r in range(ways)])
         self.fetch()
+
+    def leave_large(self, name: str) -> None:
+        """To the function itself where an element is too large for the short one."""
+        self.put("abs.f32 f0,A0;")
+        self.put(*(f"abs.f32 f1,A{r}; max.f32 f0,f0,f1;" for r in range(1, self.R)))
+        whole = NUMBER[f"f.{name.removesuffix('_short')}"]
+        self.put(f"setp.ge.f32 q,f0,{single(LARGEST[name])}; vote.sync.any.pred q,q,-1;")
+        self.put(f"@q bra.uni L{whole};")
 
     # -- loads --
 

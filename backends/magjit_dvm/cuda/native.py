@@ -38,7 +38,9 @@ def as_lists(program: Program) -> Any:
 
 
 def _rows() -> list[Any]:
-    """Of each instruction: numbers for floats, ints, and row registers; whether it wraps."""
+    """Of each instruction: numbers for floats, ints, and row registers; whether it wraps; the
+    number of its short function, 0 without one.
+    """
     return [
         (
             _operators(one.name, "f", DType.F32),
@@ -47,6 +49,7 @@ def _rows() -> list[Any]:
             words.NUMBER.get(f"sk.{one.name}", 0),
             words.NUMBER.get(f"sk.{REVERSED.get(one.name, '')}", 0),
             one.name in encode.WRAPS,
+            words.NUMBER.get(f"f.{one.name}_short", 0),
         )
         for one in INSTRUCTIONS
     ]

@@ -275,8 +275,10 @@ _PLAIN: dict[str, Callable[..., Array]] = {
     "ex2": lambda a: np.exp2(a.astype(np.float64)).astype(a.dtype),
     "lg2": lambda a: np.log2(a.astype(np.float64)).astype(a.dtype),
     "tanh": lambda a: np.tanh(a.astype(np.float64)).astype(a.dtype),
-    "max": np.maximum,  # NaN wins, as .NaN says; of ints there is none
-    "min": np.minimum,
+    "max": np.fmax,  # NaN loses
+    "min": np.fmin,
+    "max.NaN": np.maximum,
+    "min.NaN": np.minimum,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
@@ -356,7 +358,8 @@ def evaluate(
             elif parts[0] in ("shl", "shr"):
                 state[to] = _PLAIN[parts[0]](get(given[0], kind), get(given[1], "b32"))
             else:
-                state[to] = np.asarray(_PLAIN[parts[0]](*(get(one, kind) for one in given)))
+                name = f"{parts[0]}.NaN" if parts[1] == "NaN" else parts[0]
+                state[to] = np.asarray(_PLAIN[name](*(get(one, kind) for one in given)))
             if state[to].dtype != bool:
                 value = np.ascontiguousarray(state[to])
                 state[to] = value.view(_WORD[value.dtype.itemsize])

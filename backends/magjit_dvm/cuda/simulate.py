@@ -19,6 +19,7 @@ import torch
 from magjit_dvm.cuda.formats import elements_of, registers_of
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
 from magjit_dvm.cuda.ptx import evaluate
+from magjit_dvm.cuda.short_functions import LARGEST
 from magjit_dvm.cuda.words import HEADER_BYTES, NO_WORD, OPCODES
 
 __all__ = ["ImageError", "run_image"]
@@ -352,8 +353,13 @@ class _Kernel:
             raise ImageError(f"{name} is no second operator")
 
     def apply(self, name: str, kind: str, t: Array) -> None:
-        lines = elementwise(name, kind).lines
-        self.A = evaluate(lines, {"a": self.A, "t": t}, tables())["a"]
+        operands = {"a": self.A, "t": t}
+        found = evaluate(elementwise(name, kind).lines, operands, tables())["a"]
+        if name in LARGEST:  # a warp with a large element goes to the function itself
+            large = (np.abs(self.A.view(np.float32)) >= LARGEST[name]).any(1, keepdims=True)
+            whole = elementwise(name.removesuffix("_short"), kind).lines
+            found = np.where(large, evaluate(whole, operands, tables())["a"], found)
+        self.A = found
 
     def store(self, how: str, what: str) -> None:
         size = _BYTES[what]

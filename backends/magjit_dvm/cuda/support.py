@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from magjit_dvm.cuda.functions import FLOATS, INTS
 from magjit_dvm.instructions import DType
-from magjit_dvm.program import Node, NodeKind
+from magjit_dvm.program import Node, NodeKind, Program
 
-__all__ = ["FLOATING", "missing_words", "reduction_name"]
+__all__ = ["FLOATING", "in_halves", "missing_words", "reduction_name"]
 
 FLOATING = frozenset({DType.F32, DType.F16, DType.BF16})
 """Dtypes that are computed in float registers."""
@@ -42,3 +42,45 @@ def reduction_name(op: str, dtype: DType) -> str:
     if dtype in FLOATING:
         return f"f.{op}" if op in ("sum", "prod", "max", "min") else ""
     return f"i.{op}" if op in ("max", "min") else ""
+
+
+_HALVES = (DType.F16, DType.BF16)
+_KEEPS_RELATIVE = frozenset(
+    (
+        "mul",
+        "div",
+        "neg",
+        "abs",
+        "relu",
+        "maximum",
+        "minimum",
+        "reciprocal",
+        "sqrt",
+        "rsqrt",
+        "copy",
+    )
+)
+"""What a relative error of an operand is not much more of in the result."""
+_LONGEST = 3
+
+
+def in_halves(program: Program, n: int, longest: int = _LONGEST) -> bool:
+    """Whether all that becomes of a float32 is rounded to 16 bits before any sum or comparison.
+
+    Then 2^-17 of it more or less is nothing beside that rounding.  There are at most ``longest``
+    operators between, since each may double an error.
+    """
+    if any(one.node == n for one in program.outputs):
+        return False
+    users = [k for k, node in enumerate(program.nodes) if n in node.args]
+    return bool(users) and all(_rounded(program, k, longest) for k in users)
+
+
+def _rounded(program: Program, user: int, longest: int) -> bool:
+    node = program.nodes[user]
+    if node.kind is NodeKind.CAST:
+        return node.dtype in _HALVES
+    keeps = node.kind is NodeKind.BROADCAST or node.op in _KEEPS_RELATIVE
+    return (
+        keeps and node.dtype is DType.F32 and longest > 0 and in_halves(program, user, longest - 1)
+    )
