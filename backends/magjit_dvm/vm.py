@@ -17,6 +17,7 @@ __all__ = [
     "cuda_load",
     "cuda_words",
     "level",
+    "linear",
     "machine",
     "observe",
     "run_stacked",
@@ -29,6 +30,7 @@ def _bind() -> None:
     example = torch.empty(1)
     steal = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr
     _vm.bind(example, example._cdata, torch.Tensor, torch.nn.Parameter, steal)
+    _vm.linear_by(torch.nn.functional.linear)
 
 
 _bind()
@@ -43,6 +45,7 @@ cuda_launch = _vm.cuda_launch
 cuda_load = _vm.cuda_load
 cuda_words = _vm.cuda_words
 level = _vm.level
+linear = _vm.linear
 machine = _vm.machine
 observe = _vm.observe
 run_stacked = _vm.stacked

@@ -161,8 +161,18 @@ inline constexpr DType accumulator_of(uint16_t op, DType dtype)
 using Kernel = void (*)(const State &d, const State &a, const State &b, const State &c,
                         int64_t rows, int64_t cols);
 
+/* A product of few rows with a matrix whose rows are what a result is the sum of, plus a bias. */
+struct FewRows {
+    float *out;
+    const float *x, *w, *bias; /* bias: or NULL */
+    int64_t rows, width, depth;
+    int64_t x_stride, w_stride; /* in elements */
+};
+
 struct Kernels {
     const char *level;
+    void (*few_rows)(const FewRows &job, int64_t first, int64_t last); /* columns of out; or NULL */
+    int64_t most_rows;                                                 /* that it takes */
     Kernel op[N_OPS][N_DTYPES];
     Kernel along_rows[N_OPS][N_DTYPES]; /* reductions and scans over the rows of a block */
     Kernel cast[N_DTYPES][N_DTYPES];    /* [from][to] */

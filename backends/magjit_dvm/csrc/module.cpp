@@ -282,6 +282,9 @@ PyMethodDef functions[] = {
     {"stacked", (PyCFunction)(void (*)(void))stacked_call, METH_FASTCALL,
      "stacked(operators, *args): results of up to 8 fused operators that do not depend on one "
      "another, one after another; args are those of all of them."},
+    {"linear", (PyCFunction)(void (*)(void))linear_call, METH_FASTCALL,
+     "linear(x, weight[, bias]): as torch has it; of few rows by kernels of the machine."},
+    {"linear_by", py_linear_by, METH_O, "linear_by(function): what computes any other linear."},
     {"observe", py_observe, METH_O,
      "observe(list): each call of a fused operator appends (operator, *arguments); None ends it."},
     {"cuda_load", py_cuda_load, METH_VARARGS,
