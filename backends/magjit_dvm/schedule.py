@@ -38,7 +38,7 @@ _FAST: dict[Any, Callable[..., Any]] = {
     aten.mm.default: torch.mm,
     aten.permute.default: torch.permute,
     aten.select.int: torch.select,
-    aten.split.Tensor: torch._VF.split,
+    aten.split.Tensor: torch._VF.split,  # type: ignore[attr-defined]
     aten.split_with_sizes.default: torch._VF.split_with_sizes,
     aten.squeeze.dim: torch.squeeze,
     aten.stack.default: torch.stack,
