@@ -19,7 +19,7 @@ from magjit_dvm.groups import FusedGroup, Fusion, Size
 from magjit_dvm.joining import joined_by_aten
 from magjit_dvm.panels import Panels, use_panels
 from magjit_dvm.stacking import Stack, Step, stacked
-from magjit_dvm.vm import linear, run_stacked
+from magjit_dvm.vm import convolution, linear, run_stacked
 
 __all__ = ["Schedule"]
 
@@ -131,6 +131,8 @@ class Schedule:
         target = _FAST.get(step.target, step.target)
         if step.target is aten.linear.default and not step.kwargs and _may_have_few_rows(step):
             target = linear
+        elif step.target is aten.convolution.default and _may_be_of_small_images(step):
+            target = convolution
         if step.op == "call_module":
             target = self._gm.get_submodule(str(step.target))
         function = self._global(_title(step.target), target)
@@ -230,6 +232,16 @@ def _may_have_few_rows(product: FxNode) -> bool:
     known = [size for size in sizes if isinstance(size, int)]
     rows, least = prod(known), 2 if len(known) == len(sizes) else 1
     return made.device.type == "cpu" and least <= rows <= _FEW
+
+
+def _may_be_of_small_images(product: FxNode) -> bool:
+    """Whether a convolution may be one for the machine's own kernels; each call decides."""
+    made = product.meta.get("val")
+    if not isinstance(made, torch.Tensor) or made.dtype != torch.float32 or product.kwargs:
+        return False
+    stride, _, dilation, transposed, _, groups = product.args[3:]
+    plain = [stride, dilation, transposed, groups] == [[1, 1], [1, 1], False, 1]
+    return made.device.type == "cpu" and made.dim() == 4 and plain and bool(made.is_contiguous())
 
 
 def _title(target: Any) -> str:

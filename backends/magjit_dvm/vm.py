@@ -11,6 +11,7 @@ __all__ = [
     "DeviceError",
     "Fused",
     "NotEncodable",
+    "convolution",
     "cuda_gpu",
     "cuda_hooks",
     "cuda_launch",
@@ -30,6 +31,7 @@ def _bind() -> None:
     example = torch.empty(1)
     steal = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr
     _vm.bind(example, example._cdata, torch.Tensor, torch.nn.Parameter, steal)
+    _vm.convolution_by(torch.convolution)
     _vm.linear_by(torch.nn.functional.linear)
 
 
@@ -44,6 +46,7 @@ cuda_hooks = _vm.cuda_hooks
 cuda_launch = _vm.cuda_launch
 cuda_load = _vm.cuda_load
 cuda_words = _vm.cuda_words
+convolution = _vm.convolution
 level = _vm.level
 linear = _vm.linear
 machine = _vm.machine

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "module.h"
-#include "torch_abi.h"
+#include "operand.h"
 
 namespace magjit_dvm {
 
@@ -14,33 +14,6 @@ PyObject *by_torch;
 /* Measured. Elements of the matrix below which a second core does not pay; elements of x that are
  * worth reading again and again, which of many rows is done for each row of the matrix. */
 constexpr int64_t SHARE = 1 << 16, MOST_READ = 1 << 15, MANY = 8;
-
-struct Operand {
-    int64_t ndim, *sizes, *strides;
-    float *data;
-};
-
-/* Whether it is a matrix, or a vector, that kernels can read. */
-bool take(PyObject *object, Operand &found)
-{
-    if (!is_plain_tensor(object)) {
-        return false;
-    }
-    const TorchLibrary &lib = torch_library;
-    void *handle = tensor_handle(object);
-    int32_t dtype, device, layout;
-    if (lib.get_dtype(handle, &dtype) || lib.get_device_type(handle, &device) ||
-        lib.get_layout(handle, &layout) || lib.get_dim(handle, &found.ndim)) {
-        return false;
-    }
-    if (dtype != lib.dtypes[DT_f32] || device != lib.cpu || layout != lib.strided ||
-        found.ndim < 1 || found.ndim > MAX_DIMS) {
-        return false;
-    }
-    return !lib.get_sizes(handle, &found.sizes) && !lib.get_strides(handle, &found.strides) &&
-           !lib.get_data(handle, (void **)&found.data) &&
-           found.strides[found.ndim - 1] == 1 && is_negative(object) == 0;
-}
 
 /* The rows of x, and the distance between them; 0: they do not lie at one distance. */
 int64_t rows_of(const Operand &x, int64_t *stride)
@@ -102,8 +75,8 @@ PyObject *linear_call(PyObject *, PyObject *const *args, Py_ssize_t nargs)
     Operand x, w, bias;
     FewRows job;
     bool biased = nargs == 3 && args[2] != Py_None;
-    bool known = (nargs == 2 || nargs == 3) && take(args[0], x) && take(args[1], w) &&
-                 (!biased || take(args[2], bias));
+    bool known = (nargs == 2 || nargs == 3) && take_floats(args[0], x) && take_floats(args[1], w) &&
+                 (!biased || take_floats(args[2], bias));
     if (!known || !suits(x, w, biased ? &bias : nullptr, job)) {
         if (PyErr_Occurred()) {
             return nullptr;

@@ -77,6 +77,11 @@ PyObject *fused_panel(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
 PyObject *linear_call(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *py_linear_by(PyObject *module, PyObject *function);
 
+/* convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups): see
+ * small_images.cpp; convolution_by(function) says what is torch's. */
+PyObject *convolution_call(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *py_convolution_by(PyObject *module, PyObject *function);
+
 /* stacked(members, *args): several fused operators that do not depend on one another, in one call. */
 PyObject *stacked_call(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 
