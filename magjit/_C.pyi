@@ -35,6 +35,37 @@ class Thunk:
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None: ...
     def __call__(self, *args: object, **kwargs: object) -> Any: ...
 
+# ---- step.c ----
+
+@final
+class Step:
+    """An operation between two regions, and what is called behind it."""
+
+    point: Any
+    done: int
+    def __init__(
+        self,
+        point: object,
+        find_way: Callable[[Any, int, int], tuple[Callable[..., Any] | None, tuple[int, ...]]],
+        kind: int,
+        held: int,
+        following: int,
+        target: int,
+        jumps_if: bool = False,
+        unpacks: int = -1,
+        unpacked: int = -1,
+    ) -> None: ...
+    def __call__(self, values: tuple[Any, ...], /) -> Pending: ...
+    def drive(self, values: tuple[Any, ...], /) -> Any: ...
+    def forget(self) -> None: ...
+
+@final
+class Pending:
+    """A call that has come to a cut."""
+
+    step: Step
+    values: tuple[Any, ...]
+
 # ---- tracer.c ----
 
 UNIT_SIZE: int

@@ -3,7 +3,8 @@
     Chain      ::= FramePoint+                   outermost frame first
     FramePoint ::= code offset locals stack      where a frame goes on, and what it is handed
     CutPoint   ::= Chain Operation               frames that wait for an operation to be done
-    Pending    ::= CutPoint value*               the same at one call
+    Step       ::= CutPoint way*                 in C: the same, with the regions behind it
+    Pending    ::= Step value*                   the same at one call
 
 A frame of a chain is a resume function (`magjit.bytecode.splice`). All frames but the innermost
 stand at the call of the next one, which is made again: exceptions find the handlers, and readers of
@@ -17,7 +18,7 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -296,6 +297,19 @@ for _name in (
     setattr(_Raises, f"__{_name}__", _raise)
 
 
+FindWay = Callable[[Any, int, int], tuple[Callable[..., Any] | None, tuple[int, ...]]]
+"""Of a cut point, an offset and a number of values: see `magjit/csrc/step.c`."""
+
+_PYTHON, _TEST, _NEXT = range(3)  # as magjit/csrc/step.c has them
+_MOST_UNPACKED = 6
+
+
+def _step_kind(opname: str) -> int:
+    if opname.startswith("POP_JUMP_") and opname.endswith(("_IF_TRUE", "_IF_FALSE")):
+        return _TEST
+    return _NEXT if opname == "FOR_ITER" else _PYTHON
+
+
 class CutPoint:
     """Frames that wait for an operation, and how the program goes on when it is done.
 
@@ -305,8 +319,8 @@ class CutPoint:
         nulls: for each operand whether it is an empty slot.
         reason: why the program is cut here.
         remedy: how that can be avoided, if it can.
-        done: how often the operation was done between two regions of a replay.
         told: the log has it.
+        step: does the operation between two regions of a replay.
     """
 
     def __init__(
@@ -322,8 +336,8 @@ class CutPoint:
         self.nulls = nulls
         self.reason = reason
         self.remedy = remedy
-        self.done = 0
         self.told = False
+        self.step: _C.Step | None = None
         self._places = {place: index for index, place in enumerate(frames.places())}
         self._next: dict[tuple[int, int], Operation | None] = {}
         self._after: dict[tuple[int, int], tuple[Chain, tuple[int, ...]] | None] = {}
@@ -345,7 +359,6 @@ class CutPoint:
 
     def perform(self, held: Sequence[Any], operands: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
         """Do the operation: where the program goes on, with what on its stack."""
-        self.done += 1
         operation, given = self.operation, iter(operands)
         full = [_C.NULL if null else next(given) for null in self.nulls]
         if operation.is_call and needs_frames(operation.callee(full)):
@@ -353,6 +366,10 @@ class CutPoint:
             offset, left = operation.following, (function(*arguments),)
         else:
             offset, left = operation.perform(full)
+        return self.follow(offset, left)
+
+    def follow(self, offset: int, left: tuple[Any, ...]) -> tuple[int, tuple[Any, ...]]:
+        """Do also what belongs to the operation, which has left some values at an offset."""
         while (further := self.next_operation(offset, len(left))) is not None:
             rest = len(left) - further.operand_count
             offset, new = further.perform(left[rest:])
@@ -367,6 +384,29 @@ class CutPoint:
         start = self.operation.named_at(last.code)
         point = FramePoint(last.code, last.globals, start, last.locals, stack, None, last.offset)
         return Chain([*self.frames.points[:-1], point])
+
+    def make_step(self, find_way: FindWay) -> _C.Step:
+        """The operation in C, as far as C can do it."""
+        operation = self.operation
+        kind, jumps_if, unpacks, unpacked = _step_kind(operation.instr.opname), False, -1, -1
+        if kind == _TEST:
+            jumps_if = operation.instr.opname.endswith("TRUE")
+        elif kind == _NEXT and (further := self.next_operation(operation.following, 2)) is not None:
+            unpacks, unpacked = further.instr.arg, further.following
+            plain = further.instr.opname == "UNPACK_SEQUENCE" and unpacks <= _MOST_UNPACKED
+            if not plain or self.next_operation(unpacked, 1 + unpacks) is not None:
+                kind = _PYTHON
+        return _C.Step(
+            self,
+            find_way,
+            kind,
+            self.frames.size,
+            operation.following,
+            operation.target,
+            jumps_if,
+            unpacks,
+            unpacked,
+        )
 
     @cached_property
     def leads_on(self) -> bool:
@@ -448,12 +488,4 @@ def needs_frames(func: Any) -> bool:
     return not isinstance(func, types.WrapperDescriptorType | types.MethodWrapperType)
 
 
-@dataclass(slots=True, eq=False)
-class Pending:
-    """A call that has come to a cut: the values of the frames, then the operands."""
-
-    point: CutPoint
-    values: tuple[Any, ...]
-
-
-__all__ = ["Chain", "CutPoint", "FramePoint", "Pending", "frame_point", "operation_at"]
+__all__ = ["Chain", "CutPoint", "FramePoint", "frame_point", "operation_at"]

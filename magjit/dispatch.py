@@ -94,7 +94,9 @@ class Controller:
             len(self.records) + sum(len(region.records) for region in regions),
             len(regions),
             sum(record.hits for region in regions for record in region.records),
-            sum(point.done for point in self.program.points.values()),
+            sum(
+                point.step.done for point in self.program.points.values() if point.step is not None
+            ),
             self.streamed_calls + sum(region.streamed_calls for region in regions),
         )
 

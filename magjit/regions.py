@@ -3,14 +3,13 @@
     call   ::= region (operation region)*
     region ::= records of what a chain of frames does up to the next cut, or to the end
 
-A record of a region that ends at a cut gives `Pending`. `drive` does the operation, as Python would
-have done it, and calls the next region with the values of the frames. Where no record serves it,
-the frames themselves go on, under observation or not (`magjit.continuations`).
+A record of a region that ends at a cut gives `Pending`. `Step.drive`, in C, does the operation, as
+Python would have done it, and calls the next region with the values of the frames. Where no record
+serves it, the frames themselves go on, under observation or not (`magjit.continuations`).
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import types
 import weakref
@@ -23,10 +22,9 @@ from torch.amp import autocast_mode
 
 from magjit import _C
 from magjit import config as settings
-from magjit.continuations import Chain, CutPoint, Pending
+from magjit.continuations import Chain, CutPoint
 from magjit.cutting import Cut, Enclosing, Uncuttable
 from magjit.errors import line_of
-from magjit.marks import Mark, mark
 from magjit.monitor.operator_graph import Operator, ValueRef
 from magjit.observe import Manner, Observation
 from magjit.records import Record, SplitPoint
@@ -80,9 +78,12 @@ class Program:
         self.places: dict[tuple[int, int], str] = {}
         self.notes_results = False
         self._codes: list[types.CodeType] = []
+        self._steps: weakref.WeakSet[_C.Step] = weakref.WeakSet()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget everything; calls that are under way find new regions."""
+        for step in self._steps:
+            step.forget()
         self.points.clear()
         self.regions.clear()
         self.places.clear()
@@ -112,29 +113,28 @@ class Program:
         )
         return True
 
-    def drive(self, point: CutPoint, values: tuple[Any, ...]) -> Any:
-        """Go on from a cut to the end of the program."""
-        while True:
-            count = point.frames.size
-            held, operands = values[:count], values[count:]
-            try:
-                offset, left = point.perform(held, operands)
-            except BaseException as error:
-                return point.raising(error, held)
-            after = point.after(offset, len(left))
-            assert after is not None, "the frames went on there when the run was cut"
-            chain, picked = after
-            handed = [*[held[index] for index in picked], *left]
-            if chain.returns:
-                return handed[-1]
-            region = self.region(chain)
-            result = chain(*handed) if region is None else region.dispatcher(*handed)
-            if type(result) is not Pending:
-                return result
-            point, values = result.point, result.values
+    def step(self, point: CutPoint) -> _C.Step:
+        """What does the operation at a cut in a replay."""
+        if point.step is None:
+            point.step = point.make_step(self._find_way)
+            self._steps.add(point.step)
+        return point.step
 
+    def _find_way(
+        self, point: CutPoint, offset: int, count: int
+    ) -> tuple[Callable[..., Any] | None, tuple[int, ...]]:
+        """What is called where the operation goes on at an offset, having left some values.
 
-mark(Program.drive, Mark.TRANSPARENT)
+        Also with which of the values of the frames, before those that it left. None: every frame
+        only returns the last of these.
+        """
+        after = point.after(offset, count)
+        assert after is not None, "the frames went on there when the run was cut"
+        chain, picked = after
+        if chain.returns:
+            return None, picked
+        region = self.region(chain)
+        return (chain if region is None else region.dispatcher), picked
 
 
 class RegionRun:
@@ -181,9 +181,8 @@ class RegionRun:
         return point
 
     def _go_on(self, point: CutPoint) -> Callable[[tuple[Any, ...]], Any]:
-        if self.current is self.root:
-            return functools.partial(self.program.drive, point)
-        return functools.partial(Pending, point)
+        step = self.program.step(point)
+        return step.drive if self.current is self.root else step
 
     def _not_kept(self, kept: SplitPoint | None, cut: Cut) -> None:
         """A value of the frames cannot be made again: what makes it is done between regions.

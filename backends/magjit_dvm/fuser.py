@@ -44,6 +44,8 @@ class _Fuser:
         self.graph = graph
         self.position = {node: k for k, node in enumerate(graph.nodes)}
         self.group_of: dict[FxNode, FusedGroup] = {}
+        self.across = [0] * (len(self.position) + 1)
+        """How many groups have nodes before each position, and nodes from there on; at least."""
         self.builders: dict[int, Builder] = {}
         self.reasons: dict[FxNode, str] = {}
         self.drawn_before = _drawn_before(graph)
@@ -91,6 +93,7 @@ class _Fuser:
         except NotFusable:
             self.builders[id(group)] = self.built(group.nodes)
             return False
+        self.spread((group.nodes[-1], node))
         group.nodes.append(node)
         self.group_of[node] = group
         return True
@@ -118,6 +121,7 @@ class _Fuser:
                 builder = self.built(nodes)
             except NotFusable:
                 continue
+            self.spread(nodes)
             group.nodes = nodes
             self.builders[id(group)] = builder
             self.builders.pop(id(other))
@@ -127,7 +131,7 @@ class _Fuser:
     def may_join(self, node: FxNode, group: FusedGroup) -> bool:
         """Whether no operand outside of the group depends on it."""
         outside = [one for one in node.all_input_nodes if self.group_of.get(one) is not group]
-        return not self.depends(outside, {id(group)})
+        return not self.depends(outside, (group,))
 
     def independent_outside(self, first: FusedGroup, second: FusedGroup) -> bool:
         """Whether no path leaves the two groups and comes back."""
@@ -138,17 +142,29 @@ class _Fuser:
             for one in node.all_input_nodes
             if id(self.group_of.get(one)) not in both
         ]
-        return not self.depends(outside, both)
+        return not self.depends(outside, (first, second))
 
-    def depends(self, nodes: Iterable[FxNode], groups: set[int]) -> bool:
+    def spread(self, nodes: Iterable[FxNode]) -> None:
+        """A group has these nodes now."""
+        positions = [self.position[node] for node in nodes]
+        for position in range(min(positions) + 1, max(positions) + 1):
+            self.across[position] += 1
+
+    def depends(self, nodes: Iterable[FxNode], groups: Sequence[FusedGroup]) -> bool:
         """Whether one of ``nodes`` needs a result of one of ``groups``."""
+        first = min(self.position[node] for group in groups for node in group.nodes)
+        while self.across[first]:  # no path leads back from before there
+            first -= 1
+        wanted = {id(group) for group in groups}
         seen: set[int] = set()
         waiting = list(nodes)
         while waiting:
             node = waiting.pop()
+            if self.position[node] < first:
+                continue
             group = self.group_of.get(node)
             unit = id(node) if group is None else id(group)
-            if unit in groups:
+            if unit in wanted:
                 return True
             if unit in seen:
                 continue

@@ -6,6 +6,7 @@ import linecache
 import weakref
 from collections.abc import Callable, Iterable
 from itertools import count
+from math import prod
 from operator import attrgetter
 from typing import Any
 
@@ -13,11 +14,12 @@ import torch
 from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 
+from magjit_dvm.builder import size_key
 from magjit_dvm.groups import FusedGroup, Fusion, Size
 from magjit_dvm.joining import joined_by_aten
 from magjit_dvm.panels import Panels, use_panels
 from magjit_dvm.stacking import Stack, Step, stacked
-from magjit_dvm.vm import run_stacked
+from magjit_dvm.vm import convolution, linear, run_stacked
 
 __all__ = ["Schedule"]
 
@@ -36,6 +38,8 @@ _FAST: dict[Any, Callable[..., Any]] = {
     aten.mm.default: torch.mm,
     aten.permute.default: torch.permute,
     aten.select.int: torch.select,
+    aten.split.Tensor: torch._VF.split,  # type: ignore[attr-defined]
+    aten.split_with_sizes.default: torch._VF.split_with_sizes,
     aten.squeeze.dim: torch.squeeze,
     aten.stack.default: torch.stack,
     aten.sym_size.int: torch.Tensor.size,
@@ -46,6 +50,8 @@ _FAST: dict[Any, Callable[..., Any]] = {
     aten._unsafe_view.default: torch.Tensor.view,
 }
 """The same operator by a shorter way than the dispatcher's Python entry."""
+
+_FEW = 16  # rows: no kernels of magjit_dvm/csrc/few_rows.inc take more
 
 
 class Schedule:
@@ -123,6 +129,10 @@ class Schedule:
             value = attrgetter(str(step.target))(self._gm)
             return f"{self._name(step)} = {self._global('constant', value)}"
         target = _FAST.get(step.target, step.target)
+        if step.target is aten.linear.default and not step.kwargs and _may_have_few_rows(step):
+            target = linear
+        elif step.target is aten.convolution.default and _may_be_of_small_images(step):
+            target = convolution
         if step.op == "call_module":
             target = self._gm.get_submodule(str(step.target))
         function = self._global(_title(step.target), target)
@@ -211,6 +221,27 @@ class Schedule:
 
 def _operands(step: Step) -> Iterable[FxNode]:
     return step.all_input_nodes if isinstance(step, FxNode) else step.operands
+
+
+def _may_have_few_rows(product: FxNode) -> bool:
+    """Whether a linear layer may be one for the machine's own kernels; each call decides."""
+    made = product.meta.get("val")
+    if not isinstance(made, torch.Tensor) or made.dtype != torch.float32:
+        return False
+    sizes = [size_key(size) for size in made.shape[:-1]]
+    known = [size for size in sizes if isinstance(size, int)]
+    rows, least = prod(known), 2 if len(known) == len(sizes) else 1
+    return made.device.type == "cpu" and least <= rows <= _FEW
+
+
+def _may_be_of_small_images(product: FxNode) -> bool:
+    """Whether a convolution may be one for the machine's own kernels; each call decides."""
+    made = product.meta.get("val")
+    if not isinstance(made, torch.Tensor) or made.dtype != torch.float32 or product.kwargs:
+        return False
+    stride, _, dilation, transposed, _, groups = product.args[3:]
+    plain = [stride, dilation, transposed, groups] == [[1, 1], [1, 1], False, 1]
+    return made.device.type == "cpu" and made.dim() == 4 and plain and bool(made.is_contiguous())
 
 
 def _title(target: Any) -> str:

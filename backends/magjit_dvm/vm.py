@@ -11,6 +11,7 @@ __all__ = [
     "DeviceError",
     "Fused",
     "NotEncodable",
+    "convolution",
     "cuda_gpu",
     "cuda_hooks",
     "cuda_launch",
@@ -18,6 +19,7 @@ __all__ = [
     "cuda_spans",
     "cuda_words",
     "level",
+    "linear",
     "machine",
     "observe",
     "run_stacked",
@@ -30,6 +32,8 @@ def _bind() -> None:
     example = torch.empty(1)
     steal = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr
     _vm.bind(example, example._cdata, torch.Tensor, torch.nn.Parameter, steal)
+    _vm.convolution_by(torch.convolution)
+    _vm.linear_by(torch.nn.functional.linear)
 
 
 _bind()
@@ -44,7 +48,9 @@ cuda_launch = _vm.cuda_launch
 cuda_load = _vm.cuda_load
 cuda_spans = _vm.cuda_spans
 cuda_words = _vm.cuda_words
+convolution = _vm.convolution
 level = _vm.level
+linear = _vm.linear
 machine = _vm.machine
 observe = _vm.observe
 run_stacked = _vm.stacked

@@ -110,8 +110,9 @@ FAULTS: dict[str, Fault] = {
     # -- regions
     "a region gets the locals in another order": Fault(
         "regions.py",
-        "            handed = [*[held[index] for index in picked], *left]",
-        "            handed = [*[held[index] for index in sorted(picked, reverse=True)], *left]",
+        "        return (chain if region is None else region.dispatcher), picked\n",
+        "        target = chain if region is None else region.dispatcher\n"
+        "        return target, tuple(sorted(picked, reverse=True))\n",
     ),
     "a loop's iterator is not stepped": Fault(
         "refgraph/containers.py",

@@ -161,8 +161,32 @@ inline constexpr DType accumulator_of(uint16_t op, DType dtype)
 using Kernel = void (*)(const State &d, const State &a, const State &b, const State &c,
                         int64_t rows, int64_t cols);
 
+/* A product of few rows with a matrix whose rows are what a result is the sum of, plus a bias. */
+struct FewRows {
+    float *out;
+    const float *x, *w, *bias; /* bias: or NULL */
+    int64_t rows, width, depth;
+    int64_t x_stride, w_stride; /* in elements */
+};
+
+/* Convolutions of images in frames of zeros: see small_images.inc. */
+struct SmallImages {
+    float *out;
+    const float *x, *w, *bias; /* bias: or NULL */
+    int64_t images, channels, outputs;
+    int64_t height, width; /* of a result */
+    int64_t kernel_height, kernel_width;
+    int64_t pitch, plane; /* elements from row to row of a frame, and from frame to frame */
+};
+
 struct Kernels {
     const char *level;
+    void (*few_rows)(const FewRows &job, int64_t first, int64_t last); /* columns of out; or NULL */
+    int64_t most_rows;                                                 /* that it takes */
+    /* Outputs of one image; or NULL. Frames have room for whole blocks of so many rows and columns. */
+    void (*small_images)(const SmallImages &job, int64_t image, int64_t first, int64_t last);
+    int64_t image_rows, image_columns;
+    int64_t image_work; /* measured: products above which what torch calls is faster */
     Kernel op[N_OPS][N_DTYPES];
     Kernel along_rows[N_OPS][N_DTYPES]; /* reductions and scans over the rows of a block */
     Kernel cast[N_DTYPES][N_DTYPES];    /* [from][to] */

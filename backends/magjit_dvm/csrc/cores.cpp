@@ -195,6 +195,18 @@ void run_stack(Stack &stack, int64_t core, int64_t cores)
     }
 }
 
+/* Anything else that cores share. */
+struct Shared {
+    void (*body)(void *, int64_t, int64_t);
+    void *data;
+};
+
+void run_shared_on_core(void *data)
+{
+    Shared &shared = *(Shared *)data;
+    shared.body(shared.data, runtime().thread_number(), runtime().thread_count());
+}
+
 void run_stack_on_core(void *data)
 {
     run_stack(*(Stack *)data, runtime().thread_number(), runtime().thread_count());
@@ -223,6 +235,16 @@ bool together(const Code &code)
 } // namespace
 
 void find_runtime() { (void)runtime(); }
+
+void on_cores(int cores, void (*body)(void *, int64_t core, int64_t cores), void *data)
+{
+    if (cores > 1 && runtime().usable()) {
+        Shared shared{body, data};
+        runtime().parallel(run_shared_on_core, &shared, (unsigned)cores, 0);
+    } else {
+        body(data, 0, 1);
+    }
+}
 
 void *thread_memory(Purpose purpose, size_t bytes)
 {

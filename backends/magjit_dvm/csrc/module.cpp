@@ -282,6 +282,14 @@ PyMethodDef functions[] = {
     {"stacked", (PyCFunction)(void (*)(void))stacked_call, METH_FASTCALL,
      "stacked(operators, *args): results of up to 8 fused operators that do not depend on one "
      "another, one after another; args are those of all of them."},
+    {"convolution", (PyCFunction)(void (*)(void))convolution_call, METH_FASTCALL,
+     "convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups): as "
+     "torch has it; of small images by kernels of the machine."},
+    {"convolution_by", py_convolution_by, METH_O,
+     "convolution_by(function): what computes any other convolution."},
+    {"linear", (PyCFunction)(void (*)(void))linear_call, METH_FASTCALL,
+     "linear(x, weight[, bias]): as torch has it; of few rows by kernels of the machine."},
+    {"linear_by", py_linear_by, METH_O, "linear_by(function): what computes any other linear."},
     {"observe", py_observe, METH_O,
      "observe(list): each call of a fused operator appends (operator, *arguments); None ends it."},
     {"cuda_load", py_cuda_load, METH_VARARGS,

@@ -73,6 +73,15 @@ void place_arguments(const Program &program, const Code &code, const Given *give
 PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *keywords);
 PyObject *fused_panel(PyObject *object, PyObject *const *args, Py_ssize_t nargs);
 
+/* linear(x, weight[, bias]): see few_rows.cpp; linear_by(function) says what is torch's. */
+PyObject *linear_call(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *py_linear_by(PyObject *module, PyObject *function);
+
+/* convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups): see
+ * small_images.cpp; convolution_by(function) says what is torch's. */
+PyObject *convolution_call(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
+PyObject *py_convolution_by(PyObject *module, PyObject *function);
+
 /* stacked(members, *args): several fused operators that do not depend on one another, in one call. */
 PyObject *stacked_call(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 

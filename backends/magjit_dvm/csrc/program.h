@@ -179,6 +179,9 @@ struct Ready {
 enum : int { MAX_STACK = 8 };
 int execute_stacked(const Ready *stack, int n, int cores);
 
+/* Calls body(data, core, cores) on each of so many cores. */
+void on_cores(int cores, void (*body)(void *, int64_t core, int64_t cores), void *data);
+
 /* Looks up torch's OpenMP runtime; its threads belong to the process that calls this. */
 void find_runtime();
 
