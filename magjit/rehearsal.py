@@ -61,15 +61,29 @@ class Confinement(TorchDispatchMode):
         self._made: set[int] = set()
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._versions: list[tuple[torch.Tensor, int]] = []
+        self._assigned: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def put_back(self) -> None:
         """What tensors from outside held, and how often they had been changed."""
+        for tensor, data in reversed(self._assigned):
+            tensor.data = data
         for storage, before in self._saved.values():
             storage.copy_(before)
         for tensor, version in reversed(self._versions):
             torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+        self._assigned.clear()
         self._saved.clear()
         self._versions.clear()
+
+    def assigns_data(self, tensor: torch.Tensor) -> None:
+        """A tensor is about to get other memory, another size or another dtype."""
+        if not set(_storages(tensor)) <= self._made:
+            self._assigned.append((tensor, tensor.data))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch puts a function of its own around the next one, which would be observed."""
+        return False
 
     def __torch_dispatch__(
         self,
@@ -78,7 +92,16 @@ class Confinement(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
+        recorder, operators = self._recorder, self._recorder.operators
+        recorder.pause()
+        handling, operators.handling = operators.handling, True
+        try:
+            return self._dispatch(func, args, kwargs or {})
+        finally:
+            operators.handling = handling
+            recorder.resume()
+
+    def _dispatch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         packet = func._schema.name.partition("::")[2]
         if func.namespace not in _KNOWN_NAMESPACES:
             self._recorder.veto(f"calls the operator {func}")
@@ -183,6 +206,32 @@ def _is_idle(thread: threading.Thread) -> bool:
     return any(name.startswith(tuple(IDLE_THREADS)) for name in of)
 
 
+def _others(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments like those of a call. The next call has other tensors, too.
+
+    A program that keeps an argument would find the very same one otherwise. Tensors with a gradient
+    or with memory in common stay as they are.
+    """
+    storages = [storage for value in (*args, *kwargs.values()) for storage in _storages(value)]
+
+    def other(value: Any) -> Any:
+        if type(value) is not torch.Tensor or value.requires_grad or value.layout != torch.strided:
+            return value
+        if storages.count(_storages(value)[0]) > 1 or not _is_dense(value):
+            return value
+        return value.detach().clone()
+
+    return tuple(map(other, args)), {name: other(value) for name, value in kwargs.items()}
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a clone has the same strides, and no memory beside."""
+    whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+    return whole and bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
 def rehearse(
     target: Any,
     args: tuple[Any, ...],
@@ -201,9 +250,11 @@ def rehearse(
     """
     recorder = RehearsalRecorder(default_database(), python_special)
     recorder.around = confinement = Confinement(recorder)
+    recorder.assigns_data = confinement.assigns_data
     world, state = _World(), _C.global_state()
     observation = None
     try:
+        args, kwargs = _others(args, kwargs)
         observation = observe(target, args, kwargs, manner, recorder=recorder)
         if recorder.vetoed is None and _C.global_state() == state:
             keep(observation, manner)

@@ -19,7 +19,14 @@ from torch import nn
 from torch.fx import GraphModule
 
 import magjit
-from magjit.plugin import Backend, BackendContext, CompiledGraph, ExampleInputs, resolve
+from magjit.plugin import (
+    Backend,
+    BackendContext,
+    CompiledGraph,
+    ExampleInputs,
+    FloatInputs,
+    resolve,
+)
 from paritybench_runner.corpus import describe
 from paritybench_runner.operators import opaque_nodes
 
@@ -106,6 +113,8 @@ class _WatchedBackend:
         self.example_inputs: ExampleInputs = wants
         self.changes_graph: bool = getattr(backend, "changes_graph", True)
         self.exact_random: bool = getattr(backend, "exact_random", False)
+        floats = getattr(backend, "float_inputs", FloatInputs.TENSORS)
+        self.float_inputs: FloatInputs = floats
 
     def supports(self, gm: GraphModule) -> list[str]:
         return self._backend.supports(gm)

@@ -35,7 +35,7 @@ Unit = tuple[int, str]
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _MALLOC = {
-    -3: 1 << 30,  # M_MMAP_THRESHOLD: large blocks, too, come from the heap,
+    -3: 1 << 26,  # M_MMAP_THRESHOLD: all but the largest blocks come from the heap,
     -1: 2**31 - 1,  # M_TRIM_THRESHOLD: which keeps what is free
     -2: 1 << 26,  # M_TOP_PAD
 }

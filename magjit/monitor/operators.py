@@ -320,7 +320,7 @@ class OperatorRecorder(TorchFunctionMode):
             operator = self._operator(set_data, args, {}, inputs)
             for value in inputs:
                 value.const = False
-            self._observer.hides_change("assigns to .data of a tensor")
+            self._observer.hides_change("assigns to .data of a tensor", tensor)
             return lambda out: self.graph.operators.append(operator)
         known = self.value_of(tensor)
         fresh = known is not None and not known.is_input

@@ -36,7 +36,10 @@ class RehearsalRecorder(StateRecorder):
 
     Attributes:
         vetoed: why the run was stopped, if it was; it is not to become a record then.
+        assigns_data: is told of a tensor whose ``.data`` is about to be assigned to.
     """
+
+    assigns_data: Callable[[Any], None]
 
     confines = True
 
@@ -82,9 +85,13 @@ class RehearsalRecorder(StateRecorder):
             return
         self.veto(f"calls {getattr(func, '__qualname__', func)} for its effect")
 
-    def hides_change(self, reason: str | None = None) -> None:
-        """See `TensorNotes`."""
-        self.veto(reason or "takes the data of a tensor")
+    def hides_change(self, reason: str | None = None, tensor: Any = None) -> None:
+        """See `TensorNotes`; what is written through ``.data`` of a tensor, operators show."""
+        if tensor is not None:
+            self.assigns_data(tensor)
+        elif reason is not None:
+            self.veto(reason)
+        super().hides_change(reason, tensor)
 
     def set_tensor_attribute(self, tensor: Any, name: str) -> None:
         """See `TensorNotes`."""

@@ -156,8 +156,11 @@ class TensorNotes(ABC):
 
     # -- hooks and hidden changes ------------------------------------------------------------------
 
-    def hides_change(self, reason: str | None = None) -> None:
-        """Data may change without a trace in a tensor's version; a reason needs the eager graph."""
+    def hides_change(self, reason: str | None = None, tensor: Any = None) -> None:
+        """Data may change without a trace in a tensor's version; a reason needs the eager graph.
+
+        ``tensor`` is about to get other data altogether.
+        """
         self.hidden_changes = True
         self.eager_only = self.eager_only or reason
 
