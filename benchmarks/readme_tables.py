@@ -363,6 +363,23 @@ def _virtual_tensors(results: Results) -> str:
     return markdown(header, rows)
 
 
+_MACRO = {
+    "selector_fraction": "best of all kernels / chosen kernel, mean of all rows",
+    "gemm_speedup": "cuBLAS / chosen kernel, geometric mean",
+    "select_ns": "a selection, ns",
+    "tune_s": "tuning, s",
+}
+
+
+def _macro(results: Results) -> str:
+    rows = [
+        [case, title, number(results.value(case, metric), 4), results.notes.get((case, metric), "")]
+        for metric, title in _MACRO.items()
+        for case in results.cases(metric)
+    ]
+    return markdown(["layer", "metric", "MagJIT", "of it"], rows)
+
+
 _DVM = "python benchmarks/dvm.py --device cpu"
 _DVM_GPU = "python benchmarks/dvm.py --device cuda"
 
@@ -393,6 +410,7 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
         _control_flow,
     ),
     "gpu": ("gpu_models.json", "python benchmarks/gpu_models.py", _gpu),
+    "macro_kernels": ("macro_kernels.json", "python benchmarks/macro_kernels.py", _macro),
     "dvm_sets": ("dvm.json#sets", _DVM, _dvm_sets),
     "dvm_chains": ("dvm.json#chains", _DVM, _dvm_chains),
     "dvm_products": ("dvm.json#products", _DVM, _dvm_chains),
@@ -405,6 +423,8 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
     "dvm_varied": ("dvm.json#varied", _DVM, _dvm_shapes),
 }
 """Name of the table: its file, the command that measures it, what draws it."""
+_WITH_NOTES = frozenset({"macro_kernels"})
+"""Tables that have a column for them."""
 
 
 def table(name: str, folder: Path) -> str:
@@ -423,7 +443,8 @@ def table(name: str, folder: Path) -> str:
     drawn = draw(results)
     if not drawn:
         return missing
-    notes = [f"{case}, {metric}: {note}." for (case, metric), note in results.notes.items()]
+    shown = {} if name in _WITH_NOTES else results.notes
+    notes = [f"{case}, {metric}: {note}." for (case, metric), note in shown.items()]
     return "\n\n".join([drawn, " ".join([results.caption(), *notes])])
 
 

@@ -163,8 +163,13 @@ class Controller:
         if record.fixed_draws or record.serves(args, kwargs) or not may_rehearse():
             return
         manner = self.manner(args, kwargs)
-        if not manner.symbols:
+        if manner.symbols:
+            return
+        keep_last, self.keep_last = self.keep_last, False  # reports are about the call itself
+        try:
             rehearse(self.target, args, kwargs, manner, self.keep)
+        finally:
+            self.keep_last = keep_last
 
     def failed(
         self,

@@ -428,3 +428,8 @@ def test_large_tensors_are_not_copied() -> None:
     assert magjit.stats(compiled).captures == 1
     compiled(X)
     assert float(program.large.max()) == 1
+
+
+def test_a_report_is_about_the_first_call() -> None:
+    report = magjit.explain(Program(sets_attributes, note=""))(X)
+    assert "one graph of 1 operator" in str(report)
