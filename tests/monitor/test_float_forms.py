@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 
-from magjit.monitor.float_forms import float_form
+torch = pytest.importorskip("torch")
+
+from magjit.monitor.float_forms import float_form  # noqa: E402
 
 Program = Callable[..., Any]
 T = torch.Tensor

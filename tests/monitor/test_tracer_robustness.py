@@ -203,6 +203,33 @@ def test_interrupt_reaches_the_program(kind: type[BaseException], where: str) ->
     assert isinstance(observer.tracer.error, kind)
 
 
+@pytest.mark.parametrize("confines", [False, True])
+def test_a_confining_tracer_stops_the_program_s_own_handlers(confines: bool) -> None:
+    seen: list[int] = []
+    done: list[str] = []
+
+    def stop(state: Any, offset: int, inputs: Any) -> Any:
+        seen.append(offset)
+        raise KeyboardInterrupt
+
+    def body() -> None:
+        try:
+            double(1)
+        except BaseException:
+            double(2)
+            done.append("handled")
+            raise
+
+    observer = Observer(stop)
+    observer.tracer.confines = confines
+    before = sys.gettrace()
+    with pytest.raises(KeyboardInterrupt):
+        observer.run(body)
+    assert sys.gettrace() is before
+    assert len(set(seen)) == 1 + confines
+    assert done == ([] if confines else ["handled"])
+
+
 def test_error_while_an_exception_unwinds() -> None:
     def fails() -> None:
         raise KeyError("the program's own")
