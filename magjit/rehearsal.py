@@ -33,6 +33,7 @@ _KNOWN_NAMESPACES = frozenset({"aten", "prims"})
 """Operators of others may run Python, or act on the world outside."""
 _FRESH = frozenset({"lift_fresh", "lift_fresh_copy"})
 """Their argument has just been made of Python numbers."""
+_set_versions: Any = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
 _RESHAPING = frozenset({"resize_", "resize_as_", "set_", "as_strided_", "swap_"})
 _UPDATING = frozenset(
     {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update"}
@@ -70,7 +71,7 @@ class Confinement(TorchDispatchMode):
         for storage, before in self._saved.values():
             storage.copy_(before)
         for tensor, version in reversed(self._versions):
-            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+            _set_versions((tensor,), (version,))
         self._assigned.clear()
         self._saved.clear()
         self._versions.clear()
@@ -132,7 +133,8 @@ class Confinement(TorchDispatchMode):
     def _save(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
         saved = sum(before.nbytes() for _, before in self._saved.values())
-        if storage is None or tensor.is_inference() or saved + storage.nbytes() > _MOST_SAVED:
+        known = _set_versions is not None and storage is not None and not tensor.is_inference()
+        if not known or storage is None or saved + storage.nbytes() > _MOST_SAVED:
             self._recorder.veto("changes a tensor from outside that is not copied")
             return
         self._versions.append((tensor, tensor._version))

@@ -188,9 +188,11 @@ class _MagJITAttempt:
 
 
 _AGAIN = re.compile(r"^.* is captured again: ")
-_IS_CUT = re.compile(r"^\S+ is cut: ")
+_IS_CUT = re.compile(r"^(?:\S+ is cut|.*, is done eagerly from the next capture on): ")
 _RUNS_EAGERLY = re.compile(
-    r"^\S+ (?:runs eagerly|is cut): (.*?)(?: at (\S+:\d+ in \S+))?$", re.DOTALL
+    r"^(?:\S+ (?:runs eagerly|is cut)|.*, is done eagerly from the next capture on): "
+    r"(.*?)(?: at (\S+:\d+ in \S+))?$",
+    re.DOTALL,
 )
 
 
