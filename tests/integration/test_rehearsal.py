@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import magjit
-from magjit import config
+from magjit import config, dispatch, rehearsal
 
 X = torch.arange(6.0).reshape(2, 3) + 1
 
@@ -299,7 +299,7 @@ def play(program: Program, call: Callable[[torch.Tensor], Any], calls: int, prin
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
     # Whatever threads the tests before have left.
-    monkeypatch.setattr(magjit.dispatch, "may_rehearse", lambda: True)
+    monkeypatch.setattr(dispatch, "may_rehearse", lambda: True)
     yield
     magjit.reset()
     reset_world()
@@ -348,7 +348,7 @@ def test_it_can_be_turned_off() -> None:
 
 
 def test_another_thread_could_see_it(monkeypatch) -> None:
-    monkeypatch.setattr(magjit.dispatch, "may_rehearse", magjit.rehearsal.may_rehearse)
+    monkeypatch.setattr(dispatch, "may_rehearse", rehearsal.may_rehearse)
     compiled = magjit.compile(Program(sets_attributes, note=""), backend="eager")
     stop = threading.Event()
     other = threading.Thread(target=stop.wait)
@@ -368,7 +368,7 @@ def test_an_interrupt_leaves_no_trace(monkeypatch) -> None:
     def interrupted(self, observation, manner):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(magjit.dispatch.Controller, "keep", kept_once(interrupted))
+    monkeypatch.setattr(dispatch.Controller, "keep", kept_once(interrupted))
     with pytest.raises(KeyboardInterrupt):
         compiled(X)
     assert program.note == "first"
@@ -378,7 +378,7 @@ def test_an_interrupt_leaves_no_trace(monkeypatch) -> None:
 
 def kept_once(then: Callable[..., Any]) -> Callable[..., Any]:
     """``keep`` as it is for the first record, something else for the second."""
-    keep, calls = magjit.dispatch.Controller.keep, []
+    keep, calls = dispatch.Controller.keep, []
 
     def kept(self, observation, manner, *rest):
         calls.append(1)
