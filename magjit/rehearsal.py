@@ -41,8 +41,6 @@ _UPDATING = frozenset(
     | {"batch_norm_update_stats", "_thnn_fused_gru_cell_update", "cudnn_batch_norm_update"}
 )
 """They change running statistics, which not all of their schemas say."""
-
-
 IDLE_THREADS = ["tqdm.", "torch._inductor."]
 """Modules whose threads call no program."""
 _MOST_SAVED = 64 << 20
@@ -121,6 +119,8 @@ class Confinement(TorchDispatchMode):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             value = args[index] if index < len(args) else kwargs.get(argument.name)
+            if self._recorder.array_tensors:
+                self._recorder.veto(f"changes tensors beside such that lie over an array ({func})")
             if set(_storages(value)) <= self._made:
                 continue
             if func._opname in _RESHAPING or not isinstance(value, torch.Tensor):

@@ -180,6 +180,10 @@ def changes_an_array(self: Program, x: torch.Tensor) -> None:
     self.array[0] += 1
 
 
+def changes_a_tensor_over_an_array(self: Program, x: torch.Tensor) -> None:
+    torch.from_numpy(self.array).add_(1)
+
+
 def leaves_grad_mode_off(self: Program, x: torch.Tensor) -> None:
     torch.set_grad_enabled(False)
     self.off = True
@@ -251,6 +255,7 @@ PROGRAMS: list[tuple[Callable[..., Any], dict[str, Any], bool]] = [
     (makes_what_dies, {}, False),
     (takes_from_an_iterator, {"iterator": iter(range(9))}, False),
     (changes_an_array, {"array": np.zeros(2)}, False),
+    (changes_a_tensor_over_an_array, {"array": np.zeros(2)}, False),
     (leaves_grad_mode_off, {}, False),
     (imports, {}, False),
     (sets_class_attributes, {}, False),
