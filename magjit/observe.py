@@ -437,9 +437,11 @@ def _is_users(func: Any) -> bool:
     return isinstance(func, types.FunctionType) and module.partition(".")[0] != "torch"
 
 
+def default_generators() -> list[torch.Generator]:
+    """Those that operators draw from unless they are given another one."""
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return [torch.default_generator, *cuda]
+
+
 def _random_states() -> list[bytes]:
-    """Of the generators that operators draw from unless they are given another one."""
-    generators = [torch.default_generator]
-    if torch.cuda.is_initialized():
-        generators += torch.cuda.default_generators
-    return [generator.get_state().numpy().tobytes() for generator in generators]
+    return [generator.get_state().numpy().tobytes() for generator in default_generators()]

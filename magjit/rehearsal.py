@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from magjit import _C
 from magjit.annotations import default_database
-from magjit.observe import Manner, Observation, observe
+from magjit.observe import Manner, Observation, default_generators, observe
 from magjit.refgraph.python_specials import python_special
 from magjit.refgraph.rehearsal import RehearsalRecorder, Veto
 
@@ -178,10 +178,7 @@ class _World:
     def __init__(self) -> None:
         self._random = random.getstate()
         self._numpy: Any = np.random.get_state()
-        generators = [torch.default_generator]
-        if torch.cuda.is_initialized():
-            generators += torch.cuda.default_generators
-        self._generators = [(generator, generator.get_state()) for generator in generators]
+        self._generators = [(one, one.get_state()) for one in default_generators()]
         self._grad = torch.is_grad_enabled()
 
     def put_back(self) -> None:

@@ -188,11 +188,10 @@ class _MagJITAttempt:
 
 
 _AGAIN = re.compile(r"^.* is captured again: ")
-_IS_CUT = re.compile(r"^(?:\S+ is cut|.*, is done eagerly from the next capture on): ")
+_CUT = r"\S+ is cut|.*, is done eagerly from the next capture on"
+_IS_CUT = re.compile(rf"^(?:{_CUT}): ")
 _RUNS_EAGERLY = re.compile(
-    r"^(?:\S+ (?:runs eagerly|is cut)|.*, is done eagerly from the next capture on): "
-    r"(.*?)(?: at (\S+:\d+ in \S+))?$",
-    re.DOTALL,
+    rf"^(?:\S+ runs eagerly|{_CUT}): (.*?)(?: at (\S+:\d+ in \S+))?$", re.DOTALL
 )
 
 

@@ -139,7 +139,7 @@ class RehearsalRecorder(StateRecorder):
     def put_back(self) -> None:
         """Take back all that the run has changed, the last change first."""
         for node, relation, before in reversed(self._edges):
-            _put_edge(node.obj, relation, before)
+            _put_edge(node, relation, before)
         self._edges.clear()
         for node in reversed(self.graph.nodes[1:]):
             if node.snapshot is None or not node.changed:
@@ -155,25 +155,18 @@ class RehearsalRecorder(StateRecorder):
                 list.__setitem__(obj, slice(None), node.snapshot)
 
 
-def _put_edge(obj: Any, relation: r.Relation, before: Any) -> None:
+def _put_edge(node: ShadowNode, relation: r.Relation, before: Any) -> None:
+    obj = node.obj
     match relation:
         case r.Cell() if before is ABSENT:
             del obj.cell_contents
         case r.Cell():
             obj.cell_contents = before
         case r.SlotOf(descriptor=descriptor) if before is ABSENT:
-            if _slot(obj, descriptor) is not ABSENT:
+            if final_value(node, relation) is not ABSENT:
                 descriptor.__delete__(obj)
         case r.SlotOf(descriptor=descriptor):
             descriptor.__set__(obj, before)
-
-
-def _slot(obj: Any, descriptor: Any) -> Any:
-    """What a slot holds now; ABSENT where it is empty."""
-    try:
-        return descriptor.__get__(obj)
-    except AttributeError:
-        return ABSENT
 
 
 def _same_items(now: Any, before: list[Any]) -> bool:

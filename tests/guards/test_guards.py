@@ -43,17 +43,24 @@ def steps(row: Row, scene: Scene) -> list[Step]:
     ]
 
 
+def check_step(
+    number: int, eager: Scene, jit: Scene, compiled: Callable, left: Step, right: Step
+) -> None:
+    """Change both worlds and call in both: the outcome is eager's."""
+    for scene, step in ((eager, left), (jit, right)):
+        if step.before is not None:
+            scene.apply(step.before)
+    expected = outcome(eager, eager.fn, number)
+    found = differ(expected, outcome(jit, compiled, number))
+    assert found is None, f"{left.name}: {found}"
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_results_with_rehearsals(row: Row) -> None:
     eager, jit = row.make(), row.make()
     compiled = magjit.compile(jit.fn, backend="eager")
     for number, (left, right) in enumerate(zip(steps(row, eager), steps(row, jit), strict=True)):
-        for scene, step in ((eager, left), (jit, right)):
-            if step.before is not None:
-                scene.apply(step.before)
-        expected = outcome(eager, eager.fn, number)
-        found = differ(expected, outcome(jit, compiled, number))
-        assert found is None, f"{left.name}: {found}"
+        check_step(number, eager, jit, compiled, left, right)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -64,12 +71,7 @@ def test_guard(row: Row) -> None:
     for number, (left, right) in enumerate(zip(steps(row, eager), steps(row, jit), strict=True)):
         seen = magjit.stats(compiled)
         counted = seen.captures, seen.replays
-        for scene, step in ((eager, left), (jit, right)):
-            if step.before is not None:
-                scene.apply(step.before)
-        expected = outcome(eager, eager.fn, number)
-        found = differ(expected, outcome(jit, compiled, number))
-        assert found is None, f"{left.name}: {found}"
+        check_step(number, eager, jit, compiled, left, right)
         if row.after != RIGHT:
             now = magjit.stats(compiled)
             added = now.captures - counted[0], now.replays - counted[1]
