@@ -388,7 +388,7 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
     "inductor": ("demo.json", "python benchmarks/demo.py", _inductor),
     "front_end": ("front_end.json", "python benchmarks/front_end.py", _front_end),
     "call_cost": ("call_cost.json", "python benchmarks/call_cost.py", _call_cost),
-    "coverage": ("coverage.json", "python benchmarks/coverage.py", _coverage),
+    "coverage": ("coverage.json", "python benchmarks/parity_coverage.py", _coverage),
     "dynamic": (
         "dynamic_gpu.json",
         "python benchmarks/dynamic.py --device cuda --size full",
