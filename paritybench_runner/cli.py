@@ -93,7 +93,13 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--backend", default="eager", help="for those that have backends")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--steps", type=int, default=6, choices=range(2, 7), help="the last step")
+    parser.add_argument(
+        "--steps",
+        type=_steps,
+        default=(2, 6),
+        metavar="LAST|FIRST-LAST",
+        help="of the protocol, 2 to 6; step 1, eager mode, is always run (default: 6, all)",
+    )
     parser.add_argument(
         "--timeout", type=float, default=60.0, metavar="S", help="for one call of a program"
     )
@@ -107,6 +113,17 @@ def _compilers(text: str) -> tuple[str, ...]:
     if unknown:
         raise argparse.ArgumentTypeError(f"no compiler named {unknown[0]!r}")
     return names
+
+
+def _steps(text: str) -> tuple[int, int]:
+    """The first and the last; step 3 goes on with what step 2 has captured."""
+    first, _, last = text.rpartition("-")
+    if not last.isdigit() or (first and not first.isdigit()):
+        raise argparse.ArgumentTypeError("write it as 6 or as 5-6")
+    steps = int(first or 2), int(last)
+    if steps[0] not in (2, 4, 5, 6) or not steps[0] <= steps[1] <= 6:
+        raise argparse.ArgumentTypeError("a run goes from step 2, 4, 5 or 6 to a later one up to 6")
+    return steps
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -32,11 +32,18 @@ def settings_of(options: argparse.Namespace) -> Settings:
         compilers=options.compilers,
         backend=options.backend,
         device=options.device,
-        steps=options.steps,
+        steps=options.steps[1],
+        first_step=options.steps[0],
         timeout_s=options.timeout,
         memory_gib=options.memory,
         threads=options.threads,
     )
+
+
+def _steps_of(settings: Settings) -> int | str:
+    """As a run's description has them: the last, or also the first where that is not the second."""
+    first, last = settings.first_step, settings.steps
+    return last if first == 2 else f"{first}-{last}"
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -50,7 +57,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         "compilers": list(settings.compilers),
         "backend": settings.backend,
         "device": settings.device,
-        "steps": settings.steps,
+        "steps": _steps_of(settings),
     }
     store.describe(fixed, _free(options, settings, len(files)))
     done = {row.file for row in store.files()}

@@ -35,6 +35,8 @@ class Coverage:
     programs_settled: int = 0
     graphs: float = 0.0
     """Mean number of graphs a case."""
+    steps: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Step → cases by outcome: `held`, `n/a` where eager cannot do it, or `other`."""
 
     @property
     def whole(self) -> float:
@@ -140,12 +142,23 @@ def _coverage(results: dict[Key, Result], cases: Iterable[CaseRow]) -> Coverage:
         coverage.settled += settles
         settled[case.file] = settled.get(case.file, True) and settles
         correct[case.file] = correct.get(case.file, True) and right
+    coverage.steps = _steps(results, cases)
     coverage.programs = len(whole)
     coverage.programs_whole = sum(whole.values())
     coverage.programs_correct = sum(correct.values())
     coverage.programs_settled = sum(settled.values())
     coverage.graphs = graphs / coverage.cases if coverage.cases else 0.0
     return coverage
+
+
+def _steps(results: dict[Key, Result], cases: Iterable[CaseRow]) -> dict[str, dict[str, int]]:
+    found: dict[str, Counter[str]] = {}
+    for case in cases:
+        result = results.get(case.key)
+        for step, told in result.steps.items() if result is not None else ():
+            outcome = "held" if told == "held" else "n/a" if told.startswith("n/a") else "other"
+            found.setdefault(str(step), Counter())[outcome] += 1
+    return {step: dict(counts) for step, counts in sorted(found.items())}
 
 
 def _capture_times(

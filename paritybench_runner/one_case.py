@@ -56,7 +56,8 @@ def show(corpus: str, name: str, settings: Settings, console: Console) -> int:
     console.print(f"deterministic: {eager.deterministic} {escape(eager.difference)}")
     whole = True
     for compiler in compilers:
-        result = CompilerRun(trial, compiler, settings.backend, settings.steps).run()
+        run = CompilerRun(trial, compiler, settings.backend, settings.steps, settings.first_step)
+        result = run.run()
         compiler.reset()
         whole = whole and result.outcome == "whole"
         console.print(f"[bold]{compiler.name}: {result.outcome}[/] {escape(result.reason)}")

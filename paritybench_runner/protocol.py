@@ -231,18 +231,25 @@ class Pair:
 class CompilerRun:
     """Steps 2 to 6 of one compiler with one case."""
 
-    def __init__(self, trial: Trial, compiler: Compiler, backend: str, last_step: int) -> None:
+    def __init__(
+        self, trial: Trial, compiler: Compiler, backend: str, last_step: int, first_step: int = 2
+    ) -> None:
         self.trial = trial
         self.compiler = compiler
         self.backend = backend
         self.last_step = last_step
+        self.first_step = first_step
         self.result = Result(compiler.name)
 
     def run(self) -> Result:
-        """All steps."""
+        """All steps from the first to the last; without steps 2 and 3 nothing is called whole."""
         result = self.result
+        pair: Pair | None = None
         try:
-            pair = self._whole_or_not()
+            if self.first_step <= 3:
+                pair = self._whole_or_not()
+            else:
+                result.reason = "steps 2 and 3 were left out"
         except Failed as failed:
             return self._fail(result.step, failed)
         steps: dict[int, Callable[[], str]] = {
@@ -252,7 +259,7 @@ class CompilerRun:
             5: self._training,
         }
         del pair
-        for step in [step for step in steps if step <= self.last_step]:
+        for step in [step for step in steps if self.first_step <= step <= self.last_step]:
             try:
                 result.steps[step] = steps.pop(step)()
             except Failed as failed:
@@ -381,8 +388,8 @@ class CompilerRun:
         pair.check(Move(FRESH_INPUTS))
         return _held(pair)
 
-    def _larger_batch(self, pair: Pair) -> str:
-        if self.compiler.insists:
+    def _larger_batch(self, pair: Pair | None) -> str:
+        if pair is None or self.compiler.insists:
             # It may refuse here what it takes in parts: that is no fault of its results.
             pair = self._pair(whole=False)
             pair.check(Move(INPUTS))

@@ -11,7 +11,7 @@ from paritybench_runner import figures
 from paritybench_runner.figures import Cause, Summary
 from paritybench_runner.page import html
 from paritybench_runner.store import Store
-from paritybench_runner.tables import CAUSE_HEADER, cause_row, coverage_rows
+from paritybench_runner.tables import CAUSE_HEADER, cause_row, coverage_rows, steps_told
 
 MOST_CAUSES = 60
 MOST_REASONS = 25
@@ -72,7 +72,7 @@ def _markdown(summary: Summary, causes: dict[str, list[Cause]]) -> Iterator[str]
     yield (
         f"{about.get('date', '')}, torch {about.get('torch', '')}, Python "
         f"{about.get('python', '')}, {about.get('device', '')}, backend "
-        f"{about.get('backend', '')}, steps 1–{about.get('steps', '')}, "
+        f"{about.get('backend', '')}, {steps_told(about.get('steps', ''))}, "
         f"{about.get('timeout_s', '')} s for a call."
     )
     for title, found in (("Static cases", summary.static), ("All cases", summary.coverage)):

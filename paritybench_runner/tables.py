@@ -44,7 +44,27 @@ def coverage_rows(found: dict[str, Coverage]) -> Iterator[list[str]]:
     ):
         yield [label, *(f"{n}  {percent(n, of)}" for n, of in counts)]
     yield ["graphs a case", *(f"{row.graphs:.2f}" for row in rows)]
+    for step, label in STEP_LABELS.items():
+        if any(step in row.steps for row in rows):
+            yield [label, *(_held(row.steps.get(step, {})) for row in rows)]
 
+
+def _held(counts: dict[str, int]) -> str:
+    able = sum(counts.values()) - counts.get("n/a", 0)
+    return f"{counts.get('held', 0)} of {able}"
+
+
+def steps_told(steps: int | str) -> str:
+    """What a run's description says of its steps."""
+    first, _, last = str(steps).rpartition("-")
+    return f"steps 1 and {first}–{last}" if first else f"steps 1–{last}"
+
+
+STEP_LABELS = {
+    "4": "another instance: right",
+    "5": "training and its gradients: right",
+    "6": "another batch size: right",
+}
 
 LABELS = {
     "whole": "whole",

@@ -35,7 +35,7 @@ Unit = tuple[int, str]
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _MALLOC = {
-    -3: 1 << 26,  # M_MMAP_THRESHOLD: all but the largest blocks come from the heap,
+    -3: 1 << 28,  # M_MMAP_THRESHOLD: all but the largest blocks come from the heap,
     -1: 2**31 - 1,  # M_TRIM_THRESHOLD: which keeps what is free
     -2: 1 << 26,  # M_TOP_PAD
 }
@@ -50,6 +50,7 @@ class Settings:
     backend: str = "eager"
     device: str = "cpu"
     steps: int = 6
+    first_step: int = 2
     timeout_s: float = 60.0
     memory_gib: float = 6.0
     threads: int = 1
@@ -164,7 +165,7 @@ def run_case(
 
 def run_compiler(trial: Trial, compiler: Compiler, settings: Settings) -> Result:
     """Steps 2 to 6 of one compiler."""
-    run = CompilerRun(trial, compiler, settings.backend, settings.steps)
+    run = CompilerRun(trial, compiler, settings.backend, settings.steps, settings.first_step)
     try:
         return run.run()
     except Exception as error:
