@@ -23,27 +23,32 @@ def percent(part: float, whole: float) -> str:
 
 
 def coverage_rows(found: dict[str, Coverage]) -> Iterator[list[str]]:
-    """One row a figure, one column a compiler."""
+    """One row a figure, one column a compiler; nothing on wholeness where it was not tested."""
     rows = list(found.values())
+    tested = any("2" in row.steps for row in rows)
+
+    def shares(label: str, counts: list[tuple[int, int]]) -> list[str]:
+        return [label, *(f"{n}  {percent(n, of)}" for n, of in counts)]
+
     yield ["cases", *(str(row.cases) for row in rows)]
-    for outcome in OUTCOMES:
+    if tested:
+        yield shares(LABELS["whole"], [(row.outcomes.get("whole", 0), row.cases) for row in rows])
+        yield shares("whole from the second call on", [(row.settled, row.cases) for row in rows])
+    for outcome in OUTCOMES[1:]:
         counts = [(row.outcomes.get(outcome, 0), row.cases) for row in rows]
-        if outcome == "whole" or any(count for count, _ in counts):
-            yield [LABELS[outcome], *(f"{n}  {percent(n, of)}" for n, of in counts)]
-        if outcome == "whole":
-            counts = [(row.settled, row.cases) for row in rows]
-            yield ["whole from the second call on", *(f"{n}  {percent(n, of)}" for n, of in counts)]
+        if any(count for count, _ in counts):
+            label = "correct" if outcome == "splits" and not tested else LABELS[outcome]
+            yield shares(label, counts)
     yield ["programs", *(str(row.programs) for row in rows)]
-    for label, counts in (
-        ("whole programs", [(row.programs_whole, row.programs) for row in rows]),
-        (
+    if tested:
+        yield shares("whole programs", [(row.programs_whole, row.programs) for row in rows])
+        yield shares(
             "programs whole from the second call on",
             [(row.programs_settled, row.programs) for row in rows],
-        ),
-        ("correct programs", [(row.programs_correct, row.programs) for row in rows]),
-    ):
-        yield [label, *(f"{n}  {percent(n, of)}" for n, of in counts)]
-    yield ["graphs a case", *(f"{row.graphs:.2f}" for row in rows)]
+        )
+    yield shares("correct programs", [(row.programs_correct, row.programs) for row in rows])
+    if tested:
+        yield ["graphs a case", *(f"{row.graphs:.2f}" for row in rows)]
     for step, label in STEP_LABELS.items():
         if any(step in row.steps for row in rows):
             yield [label, *(_held(row.steps.get(step, {})) for row in rows)]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from paritybench_runner.cli import main
+from paritybench_runner.corpus import MINICORPUS
 from paritybench_runner.store import Store
 
 RUNNER = [sys.executable, "-m", "paritybench_runner"]
@@ -89,6 +90,26 @@ def test_a_run_goes_on_where_it_stopped(results: Path) -> None:
     assert "12 of 12 files are done already" in here("run", "--out", results)
     told = here("run", "--out", results, "--steps", "3", status=2)
     assert "another run: steps 6, not 3" in told
+
+
+def test_later_steps_alone(tmp_path: Path) -> None:
+    """The reports say what was tested, and nothing of what was not."""
+    corpus, out = tmp_path / "corpus", tmp_path / "results"
+    corpus.mkdir()
+    source = MINICORPUS / "test_acme_plain_networks.py"
+    (corpus / source.name).write_text(source.read_text())
+    call("run", "--corpus", corpus, "--out", out, "--steps", "5-6")
+    for result in Store(out).results()["magjit"].values():
+        assert result.steps.keys() == {5, 6} and not result.whole
+    printed = here("report", out)
+    assert "training and its gradients: right" in printed
+    assert "whole" not in printed and "left out" not in printed
+    assert "steps 1 and 5–6" in (out / "report.md").read_text()
+    told = here("run", "--corpus", corpus, "--out", out, "--steps", "6", status=2)
+    assert "another run: steps '5-6', not 6" in told
+    for wrong in ("7", "3-4", "6-5", "all"):
+        with pytest.raises(SystemExit):
+            here("run", "--out", out, "--steps", wrong)
 
 
 def test_one_case() -> None:

@@ -100,6 +100,14 @@ def test_all_steps_hold() -> None:
     assert result.steps == dict.fromkeys((2, 3, 4, 5, 6), "held")
 
 
+def test_later_steps_alone() -> None:
+    result = CompilerRun(trial(), Fake(lambda y, m, n: y), "eager", 6, first_step=5).run()
+    assert result.steps == {5: "held", 6: "held"}
+    assert result.outcome == "splits" and not result.whole and "left out" in result.reason
+    wrong = CompilerRun(trial(), Fake(lambda y, m, n: y[:4]), "eager", 6, first_step=6).run()
+    assert (wrong.outcome, wrong.step) == ("wrong", 6)
+
+
 @pytest.mark.parametrize(("captures", "step"), [(1, "held"), (2, SETTLES), (9, "captured again")])
 def test_a_program_that_sets_itself_up(captures: int, step: str) -> None:
     result = run(captures=captures)
