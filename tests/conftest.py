@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import zlib
 from collections.abc import Iterator
@@ -18,8 +17,6 @@ except (
     torch = None
 
 ROOT = Path(__file__).resolve().parent.parent
-# Launches and functions of GPUs that wait to be measured; asked for before anything is imported.
-os.environ.setdefault("MAGJIT_DVM_CUDA_SHORT", "1")
 # Last on the path: an installed magjit, as on the GPU machine, comes before the source tree.
 # The benchmarks are scripts, which import one another by their bare names.
 sys.path += [str(ROOT), str(ROOT / "benchmarks")]

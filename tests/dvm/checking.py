@@ -136,6 +136,26 @@ def require_close(
         raise AssertionError(f"{what}: {left!r}, not {right!r}, at {at} of {tuple(got.shape)}")
 
 
+def require_results(
+    program: Program,
+    results: Sequence[torch.Tensor],
+    wanted: Sequence[torch.Tensor],
+    ours: Sequence[Any],
+    theirs: Sequence[Any],
+) -> None:
+    """Results of calls with these arguments are alike wherever the program writes.
+
+    What else a whole has is another program's to write: the memory may hold anything.
+    """
+    assert [one.shape for one in results] == [one.shape for one in wanted]
+    assert [one.stride() for one in results if one.numel() > 1] == [
+        one.stride() for one in wanted if one.numel() > 1
+    ]
+    pairs = zip(places(program, results, ours), places(program, wanted, theirs), strict=True)
+    for number, (got, other) in enumerate(pairs):
+        require_close(got, other, f"output {number}", tolerance_of(program))
+
+
 def results_of(program: Program, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     """What the machine computes; there is no fallback."""
     result = program.compiled()(*arguments)

@@ -12,7 +12,7 @@ from magjit_dvm.cuda.encode import Encoded, Machine, encode
 from magjit_dvm.cuda.simulate import run_image
 from magjit_dvm.cuda.words import Image
 from magjit_dvm.program import Program
-from tests.dvm.checking import apart, fresh, places, require_close, tolerance_of
+from tests.dvm.checking import apart, fresh, places, require_results
 from tests.dvm_cuda.agreeing import check_encoders
 
 BIG = Machine()
@@ -56,9 +56,25 @@ def check_words(program: Program, arguments: Sequence[Any], machine: Machine = B
     """Run a program both ways and compare; its image, or None if there is nothing to compute."""
     ours, theirs = apart(program, arguments), apart(program, arguments)
     image, results = simulated(program, ours, machine)
-    wanted = reference.run(program, theirs)
-    assert [one.shape for one in results] == [one.shape for one in wanted]
-    pairs = zip(places(program, results, ours), places(program, wanted, theirs), strict=True)
-    for number, (got, other) in enumerate(pairs):
-        require_close(got, other, f"output {number}", tolerance_of(program))
+    require_results(program, results, reference.run(program, theirs), ours, theirs)
+    require_rest(program, results, ours)
     return image
+
+
+def require_rest(
+    program: Program, results: Sequence[torch.Tensor], arguments: Sequence[Any]
+) -> None:
+    """Beside the parts that a program writes, results and wholes have the bytes they had."""
+    clean, others = [fresh(one) for one in results], apart(program, arguments)
+    pairs = zip(places(program, clean, others), places(program, results, arguments), strict=True)
+    for to, part in pairs:
+        to.copy_(part)
+    for one in {one.whole for one in program.outputs if one.whole >= 0}:
+        clean.append(others[one])
+        results = [*results, arguments[one]]
+    for number, (one, other) in enumerate(zip(clean, results, strict=True)):
+        assert torch.equal(_bytes(one), _bytes(other)), f"whole {number}: written beside its parts"
+
+
+def _bytes(one: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(one.untyped_storage())

@@ -24,7 +24,7 @@ from magjit_dvm.cuda.words import HEADER_BYTES
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Input, InputKind, Node, NodeKind, Output, Program
 from magjit_dvm.vm import CudaFused, DeviceError
-from tests.dvm.checking import compute, load, output, require_close, tensor, tolerance_of
+from tests.dvm.checking import compute, load, output, require_results, tensor
 from tests.dvm_cuda.agreeing import memory
 from tests.dvm_cuda.checking import BIG
 from tests.dvm_cuda.test_encoder import layer_norm, softmax, values
@@ -73,10 +73,9 @@ def check(program: Program, *arguments: Any) -> None:
     assert KEPT[0] == before + 1
     results = found if isinstance(found, tuple) else (found,)
     launched(arguments, results)
+    assert all(type(one) is torch.Tensor for one in results)
     wanted = reference.run(program, arguments)
-    for number, (got, other) in enumerate(zip(results, wanted, strict=True)):
-        assert got.shape == other.shape and type(got) is torch.Tensor
-        require_close(got, other, f"output {number}", tolerance_of(program))
+    require_results(program, results, wanted, arguments, arguments)
 
 
 def negated() -> Program:
@@ -98,6 +97,7 @@ def test_calls_compute() -> None:
     inputs = tensor(F32, 0, 1), Input(InputKind.FLOAT, F32)
     nodes = (load(0, F32), Node(NodeKind.SCALAR, F32, aux=1), compute("mul", F32, 0, 1))
     check(Program(2, inputs, nodes, (output(2, 0, 1), output(2, 1, 0))), values(F32, 9, 40), 2.5)
+    check(placed(), values(F32, 100), 200, 4)
     halves = [Output(2, (0, 1), (0, 1), k - 1, 1, k, 2) for k in range(2)]
     check(Program(2, inputs, nodes, tuple(halves)), values(F32, 9, 40).t(), 0.5)
 

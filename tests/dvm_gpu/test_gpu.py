@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +18,7 @@ from magjit_dvm.cuda.launch import DeviceFused
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Input, InputKind, Output, Program
 from magjit_dvm.vm import NotEncodable
-from tests.dvm.checking import compute, load, output, require_close, tensor, tolerance_of
+from tests.dvm.checking import compute, load, output, require_results, tensor
 from tests.dvm.random_graphs import Grower
 from tests.dvm.test_fuzz import check_results
 from tests.dvm_cuda import test_encoder as words
@@ -39,25 +38,12 @@ def on_gpu(value: Any) -> Any:
     return whole.cuda().as_strided(value.shape, value.stride(), value.storage_offset())
 
 
-@contextlib.contextmanager
-def _memory_filled() -> Iterator[None]:
-    """New memory holds the same everywhere: a program need not write all of a whole."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 def check_gpu(program: Program, arguments: Any) -> None:
     """The kernel's results are the reference's."""
-    with _memory_filled():
-        results = DeviceFused(program)(*(on_gpu(one) for one in arguments))
-        wanted = reference.run(program, arguments)
+    results = DeviceFused(program)(*(on_gpu(one) for one in arguments))
+    wanted = reference.run(program, arguments)
     results = results if isinstance(results, tuple) else (results,)
-    assert len(results) == len(wanted)
-    for number, (got, other) in enumerate(zip(results, wanted, strict=True)):
-        require_close(got.cpu(), other, f"output {number}", tolerance_of(program))
+    require_results(program, [one.cpu() for one in results], wanted, arguments, arguments)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -145,8 +144,7 @@ uint64_t counter_for(void *stream, uint64_t counters, uint64_t n_counters, Resul
  * are fewer. A driver that refuses that gets all of them from then on. */
 Result launch_kernel(const Launch &one)
 {
-    static const char *wanted = getenv("MAGJIT_DVM_CUDA_SHORT");
-    static std::atomic<bool> refuses_part{!wanted || !strcmp(wanted, "0")};
+    static std::atomic<bool> refuses_part{false};
     auto run = [&one](void **parameters, void **buffer) {
         return driver.launch((void *)one.function, one.blocks, 1, 1, one.threads, 1, 1, one.shared,
                              one.stream, parameters, buffer);

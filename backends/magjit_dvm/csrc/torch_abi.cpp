@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 
@@ -39,10 +38,6 @@ EmptyOnGpu find_empty_on_gpu()
     static bool asked;
     if (!asked) {
         asked = true;
-        const char *wanted = getenv("MAGJIT_DVM_CUDA_SHORT");
-        if (!wanted || !strcmp(wanted, "0")) {
-            return nullptr;
-        }
         void *library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
         found = library ? (EmptyOnGpu)dlsym(library, EMPTY_ON_GPU) : nullptr;
     }

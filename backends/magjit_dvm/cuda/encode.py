@@ -21,7 +21,6 @@ from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
 from magjit_dvm.cuda.plan import Machine, arrange
 from magjit_dvm.cuda.rows import MOST_REGISTERS, MOST_WORDS, REVERSED, Place, RowEncoder
 from magjit_dvm.cuda.shapes import Layout, Operand, laid_out
-from magjit_dvm.cuda.short_functions import wanted
 from magjit_dvm.cuda.support import in_halves
 from magjit_dvm.cuda.values import float_bits
 from magjit_dvm.cuda.words import WITH_IMMEDIATE, Image
@@ -263,7 +262,7 @@ class _Encoder(RowEncoder):
                 self.generate(node.args[0])
                 self.give_up(1)
                 name = node.op
-                if f"{name}_short" in known and wanted() and in_halves(self.program, n):
+                if f"{name}_short" in known and in_halves(self.program, n):
                     name = f"{name}_short"
                 if name == "bitwise_not" and self.dtype(n) is DType.BOOL:
                     name = "logical_not"

@@ -11,7 +11,6 @@ from typing import Any
 from magjit_dvm.cuda import encode, words
 from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
 from magjit_dvm.cuda.rows import REVERSED
-from magjit_dvm.cuda.short_functions import wanted
 from magjit_dvm.cuda.support import reduction_name
 from magjit_dvm.instructions import INSTRUCTIONS, DType
 from magjit_dvm.program import MAX_DIMS, Program
@@ -50,7 +49,7 @@ def _rows() -> list[Any]:
             words.NUMBER.get(f"sk.{one.name}", 0),
             words.NUMBER.get(f"sk.{REVERSED.get(one.name, '')}", 0),
             one.name in encode.WRAPS,
-            words.NUMBER.get(f"f.{one.name}_short", 0) if wanted() else 0,
+            words.NUMBER.get(f"f.{one.name}_short", 0),
         )
         for one in INSTRUCTIONS
     ]

@@ -10,20 +10,13 @@ and ``_short``; ``in_halves`` of ``support.py`` says where they are taken.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 
 import numpy as np
 
 from magjit_dvm.cuda.ptx import Body, Reg
 
-__all__ = ["LARGEST", "SHORT", "wanted"]
-
-
-def wanted() -> bool:
-    """Whether they are taken. Once they have been measured, nobody will have to ask for them."""
-    return os.environ.get("MAGJIT_DVM_CUDA_SHORT", "0") != "0"
-
+__all__ = ["LARGEST", "SHORT"]
 
 _LOG2E = math.log2(math.e)
 _LN2 = math.log(2.0)
