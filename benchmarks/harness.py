@@ -111,8 +111,8 @@ class Benchmark:
         self.console.print(table_of(self.rows))
         self.write()
 
-    def write(self) -> None:
-        """Writes the JSON file that was asked for, if any."""
+    def write(self, *, quiet: bool = False) -> None:
+        """Writes the JSON file that was asked for, if any; it is never half written."""
         if self.json_file is not None:
             self.json_file.parent.mkdir(parents=True, exist_ok=True)
             content = {
@@ -120,8 +120,11 @@ class Benchmark:
                 "versions": versions(),
                 "rows": [row.as_json() for row in self.rows],
             }
-            self.json_file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-            self.console.print(f"written to {self.json_file}")
+            pending = self.json_file.with_name(f".{self.json_file.name}.{os.getpid()}")
+            pending.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+            pending.replace(self.json_file)
+            if not quiet:
+                self.console.print(f"written to {self.json_file}")
 
 
 def screen_width() -> int | None:

@@ -1,19 +1,25 @@
 """Dense layers with any number of rows: macro-kernels beside cuBLAS and torch.compile.
 
 Two layers of the paper (TSCompiler, section 7.3) and ten of language models, each with 62 random
-numbers of rows from 1 to 16384, in float16 and bfloat16. Parts, each of which fits into a few
-minutes of a GPU:
+numbers of rows from 1 to 16384, in float16 and bfloat16. Kernels are those that programs use: the
+user's own, else those of the wheel. Each part has its time (`--seconds`), each row is written when
+it is known, and what fails is a row with the reason. Parts:
 
-build    machine code of all schedules, without a GPU, for `tune`
-tune     measures them and keeps the best: tune_s; in bfloat16 the times of float16 are taken over
 select   selector_fraction: time of the best of the repository and the library, found by trying
          all, over the time of what the cost model chooses; gemm_speedup: the library's time over
-         the time of what is chosen, as a geometric mean
-families those of the groups and models, with the schedules that `tune` has kept: tune_s
+         the time of what is chosen, as a geometric mean, and how often and by how much ours is
 groups   products with what follows them beside eager mode and torch.compile (dynamic shapes,
          max-autotune): kernel_ms, summed over random rows, and speedups as geometric means
 models   BERT, ALBERT and ViT, batch 32, 25 random shapes, beside eager mode and torch.compile
          (dynamic shapes): the same; total_s of all calls, with compiling
+
+and where they are asked for:
+
+build    machine code of all schedules, without a GPU, for `tune`
+tune     measures them and keeps the best: tune_s; in bfloat16 the times of float16 are taken over
+families those of the groups and models, with the schedules that `tune` has kept: tune_s
+tables   times of all kept schedules on the points of the library's table and between them, for
+         `python -m magjit_triton refit`
 search   three searches replayed on the table that `tune` recorded, over five seeds, as SVG
 """
 
@@ -23,9 +29,11 @@ import argparse
 import json
 import math
 import random
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,12 +43,14 @@ from typing import Any
 import torch
 
 import macro_groups
+import macro_peers
 from harness import Benchmark, Row, argument_parser
+from limits import Budget, DeviceLostError, OverTimeError, failed, renewed
 from paritybench_runner.plots import curves
 
-PARTS = ("build", "tune", "select", "families", "groups", "models", "search")
+PARTS = ("build", "tune", "select", "families", "tables", "groups", "models", "search")
 MOST_ROWS = 16384
-COUNT = 62
+COUNT, ROWS_OF_GROUPS, ROWS_BETWEEN = 62, 16, 6
 DTYPES = ("float16", "bfloat16")
 
 
@@ -129,59 +139,126 @@ def geomean(values: Sequence[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
+def recorded(
+    options: argparse.Namespace, folder: Path, words: Sequence[object], seconds: float
+) -> Iterator[dict[str, Any]]:
+    """Tables of `record` as they are written: with file, shapes, choices and select_ns.
+
+    Raises:
+        RuntimeError: the command failed.
+        OverTimeError: the time is over.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    line = [sys.executable, "-m", "magjit_triton", "record", *map(str, words)]
+    line += ["--tables", str(folder), "--json", *map(str, file_of(options))]
+    seen: set[Path] = set()
+    end = time.perf_counter() + seconds
+    with tempfile.TemporaryFile("w+") as said:
+        running = subprocess.Popen(line, stdout=said, stderr=subprocess.STDOUT)
+        try:
+            ended: int | None = None
+            while ended is None:
+                ended = running.poll()  # Before looking: what is written is then complete.
+                for path in sorted(set(folder.glob("*.json")) - seen):
+                    seen.add(path)
+                    found = json.loads(path.read_text())
+                    yield {"file": path.stem, "shapes": found["shapes"], **found["facts"]}
+                if ended is None:
+                    if time.perf_counter() > end:
+                        raise OverTimeError(f"not done in {seconds:.0f} s: {' '.join(line[2:6])} …")
+                    time.sleep(0.2)
+            if ended:
+                said.seek(0)
+                raise RuntimeError(f"{' '.join(line[2:6])} …: {said.read()[-3000:]}")
+        finally:
+            running.kill()
+            running.wait()
+
+
 def select(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    budget = Budget(options.seconds, len(options.dtypes))
     for dtype in options.dtypes:
-        select_in(benchmark, options, dtype)
-        benchmark.write()
+        try:
+            select_in(benchmark, options, dtype, budget.share())
+        except (OverTimeError, RuntimeError) as error:
+            failed(benchmark, f"all layers, {dtype}", error)
 
 
-def select_in(benchmark: Benchmark, options: argparse.Namespace, dtype: str) -> None:
-    shapes = {
-        name: [
-            [1, m, LAYERS[name].n, LAYERS[name].k]
-            for m in LAYERS[name].rows(options.seed, options.count)
-        ]
-        for name in options.layers
-    }
-    path = options.table.with_suffix(".shapes.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([shape for rows in shapes.values() for shape in rows]))
-    table = options.table.with_suffix(f".{dtype}.json")
-    words = ["record", "linear", "--dtype", dtype, "--shapes", path, "--table", table]
-    found = command(options, *words, *file_of(options))
-    rows: Iterator[dict[str, Any]] = iter(found["shapes"])
-    every = []
-    for name, own in shapes.items():
-        seen = [next(rows) for _ in own]
-        every += seen
-        add_selected(benchmark, f"{name}, {dtype}", seen)
-        times = {
-            "magjit": 1e3 * sum(row["chosen_s"] for row in seen),
-            "cuBLAS": 1e3 * sum(row["library_s"] for row in seen),
-            "best": 1e3 * sum(row["best_s"] for row in seen),
-        }
-        benchmark.add(Row.of(f"{name}, {dtype}", "kernels_ms", "ms", times))
-    add_selected(benchmark, f"all layers, {dtype}", every)
+def select_in(
+    benchmark: Benchmark, options: argparse.Namespace, dtype: str, seconds: float
+) -> None:
+    """All layers in a type; all times stay in the folder of the table."""
+    folder = options.table.parent / f"shapes-{options.seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    files: dict[str, str] = {}
+    for name in options.layers:
+        layer = LAYERS[name]
+        rows = layer.rows(options.seed, options.shapes or COUNT)
+        path = folder / f"{name.replace(' ', '-').replace('.', '_')}.json"
+        path.write_text(json.dumps([[1, m, layer.n, layer.k] for m in rows]))
+        files[path.stem] = name
+    every: list[dict[str, Any]] = []
+    spent = 0.0
+    words = ["linear", "--dtype", dtype, "--shapes", *(folder / f"{one}.json" for one in files)]
+    tables = options.table.parent / f"select-{options.seed}-{dtype}"
+    for table in recorded(options, tables, words, seconds):
+        name = files[table["file"].rpartition(".")[2]]
+        every += table["choices"]
+        spent = table["select_ns"]
+        renewed(benchmark, selected(f"{name}, {dtype}", table["choices"]))
     case = f"all layers, {dtype}"
-    benchmark.add(Row(case, "select_ns", "ns", found["select_ns"], note="measured in C"))
+    timed = Row(case, "select_ns", "ns", spent, note="measured in C")
+    renewed(benchmark, [*selected(case, every), timed])
 
 
-def add_selected(benchmark: Benchmark, case: str, seen: Sequence[dict[str, Any]]) -> None:
-    """How near the choice is to the best, and to the library alone."""
+def selected(case: str, seen: Sequence[dict[str, Any]]) -> list[Row]:
+    """How near choices are to the best, and how they are beside the library alone."""
+    times = {
+        "magjit": 1e3 * sum(row["chosen_s"] for row in seen),
+        "cuBLAS": 1e3 * sum(row["library_s"] for row in seen),
+        "best": 1e3 * sum(row["best_s"] for row in seen),
+    }
+    return [*quality(case, seen), Row.of(case, "kernels_ms", "ms", times)]
+
+
+def tables(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    """Float16 of all families; of other types the plain product, since times are taken over."""
+    names = ("linear", *macro_groups.FAMILIES, *macro_groups.FAMILIES_OF_MODELS)
+    budget = Budget(options.seconds, len(options.dtypes))
+    for dtype in options.dtypes:
+        words = [*(names if dtype == "float16" else names[:1]), "--dtype", dtype]
+        words += ["--grid", options.shapes or ROWS_BETWEEN, "--seed", options.seed]
+        begin = time.perf_counter()
+        try:
+            folder = options.table.parent / f"tables-{dtype}"
+            for table in recorded(options, folder, words, budget.share()):
+                spent, note = time.perf_counter() - begin, f"{len(table['shapes'])} shapes"
+                renewed(benchmark, [Row(table["family"], "recorded_s", "s", spent, note=note)])
+                begin = time.perf_counter()
+        except (OverTimeError, RuntimeError) as error:
+            failed(benchmark, f"tables {dtype}", error)
+
+
+def quality(case: str, seen: Sequence[dict[str, Any]]) -> list[Row]:
+    """Shares of the best, and times as fast as the library."""
     fractions = sorted(row["best_s"] / row["chosen_s"] for row in seen)
     tenth = fractions[: max(1, len(fractions) // 10)]
     note = f"worst tenth {statistics.fmean(tenth):.3f} on average, {tenth[-1]:.3f} at most"
-    fraction = statistics.fmean(fractions)
-    benchmark.add(Row(case, "selector_fraction", "share", fraction, note=note))
+    near = Row(case, "selector_fraction", "share", statistics.fmean(fractions), note=note)
     # Where the library is chosen it is the library: no noise of two measurements.
-    ours = [row["library_s"] / row["chosen_s"] for row in seen if row["chosen"] >= 0]
-    all_of_them = ours + [1.0] * (len(seen) - len(ours))
+    ours = {row["library_s"] / row["chosen_s"]: row for row in seen if row["chosen"] >= 0}
+    wins = [row["library_s"] / row["chosen_s"] for row in seen if row["chosen"] >= 0]
     could = geomean([row["library_s"] / row["best_s"] for row in seen])
-    note = f"ours at {len(ours)} of {len(seen)}"
-    if ours:
-        note += f": {geomean(ours):.3f} there, least {min(ours):.3f}"
+    note = f"ours at {len(wins)} of {len(seen)}"
+    if wins:
+        worst = ours[min(wins)]
+        note += f": {geomean(wins):.3f} there, least {min(wins):.3f} ({worst['shape'][1]} rows"
+        note += f", {1e6 * worst['chosen_s']:.1f} µs, told {1e6 * worst['predicted_s']:.1f}"
+        note += f", {worst['configuration']})"
     note += f"; {could:.3f} with perfect choices"
-    benchmark.add(Row(case, "gemm_speedup", "×", geomean(all_of_them), note=note))
+    value = geomean([*wins, *[1.0] * (len(seen) - len(wins))])
+    return [near, Row(case, "gemm_speedup", "×", value, note=note)]
 
 
 def families(benchmark: Benchmark, options: argparse.Namespace) -> None:
@@ -198,16 +275,15 @@ def families(benchmark: Benchmark, options: argparse.Namespace) -> None:
 
 
 def groups(benchmark: Benchmark, options: argparse.Namespace) -> None:
-    for dtype in options.dtypes[:1]:
-        macro_groups.measure_groups(
-            benchmark, options.groups, dtype, options.peers, options.count_of_groups
-        )
+    dtype, count = options.dtypes[0], options.shapes or ROWS_OF_GROUPS
+    macro_peers.measure_groups(
+        benchmark, options.groups, dtype, options.peers, count, options.seconds
+    )
 
 
 def models(benchmark: Benchmark, options: argparse.Namespace) -> None:
-    macro_groups.measure_models(
-        benchmark, options.models, options.peers, macro_groups.SHAPES_OF_MODELS
-    )
+    count = options.shapes or macro_groups.SHAPES_OF_MODELS
+    macro_peers.measure_models(benchmark, options.models, options.peers, count, options.seconds)
 
 
 def search(benchmark: Benchmark, options: argparse.Namespace) -> None:
@@ -231,11 +307,12 @@ RUN = {
     "tune": tune,
     "select": select,
     "families": families,
+    "tables": tables,
     "groups": groups,
     "models": models,
     "search": search,
 }
-NEEDS_GPU = {"tune", "select", "families", "groups", "models"}
+NEEDS_GPU = {"tune", "select", "families", "tables", "groups", "models"}
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -245,13 +322,18 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--parts",
         nargs="+",
         choices=PARTS,
-        default=["tune", "select", "families", "groups", "models"],
+        default=["select", "groups", "models"],
     )
     parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS), metavar="NAME")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--peers", nargs="*", choices=("torch.compile",), default=["torch.compile"])
-    parser.add_argument("--count", type=int, default=COUNT, help="numbers of rows of a layer")
-    parser.add_argument("--count-of-groups", type=int, default=16, help="rows of a group")
+    parser.add_argument(
+        "--shapes",
+        type=int,
+        help=f"of each layer ({COUNT}), group ({ROWS_OF_GROUPS}) and model "
+        f"({macro_groups.SHAPES_OF_MODELS}), and rows between the points of `tables`",
+    )
+    parser.add_argument("--seconds", type=float, default=600.0, help="of each part")
     names = tuple(macro_groups.GROUPS)
     parser.add_argument("--groups", nargs="+", choices=names, default=list(names), metavar="NAME")
     names = macro_groups.MODELS
@@ -265,7 +347,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--repository",
         type=Path,
-        help="of tune, select and families; by default the one in MagJIT's cache, as programs have",
+        help="of tune, select, tables and families; by default what programs use",
     )
     options = parser.parse_args(arguments)
     if NEEDS_GPU & set(options.parts) and not torch.cuda.is_available():
@@ -275,18 +357,23 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def replaces(options: argparse.Namespace, row: dict[str, Any]) -> bool:
     """Whether a row of the file is measured now."""
+    parts, metric = options.parts, row["metric"]
     name, _, dtype = row["case"].rpartition(", ")
-    if row["metric"] == "tune_s":
-        family = row["case"].partition(" ")[0]
-        return ("tune" if family == "linear" else "families") in options.parts
+    if row["case"] in PARTS:
+        return row["case"] in parts
+    if metric == "tune_s":
+        return ("tune" if row["case"].startswith("linear ") else "families") in parts
     if name in macro_groups.GROUPS or name == "all groups":
-        return "groups" in options.parts and name in (*options.groups, "all groups")
-    if row["case"] in macro_groups.MODELS:
-        return "models" in options.parts and row["case"] in options.models
+        mine = name in (*options.groups, "all groups") and dtype == options.dtypes[0]
+        return "groups" in parts and mine
+    if row["case"] in (*macro_groups.MODELS, "all models"):
+        return "models" in parts and row["case"] in (*options.models, "all models")
     if name in LAYERS or name == "all layers":
         mine = name in (*options.layers, "all layers") and dtype in options.dtypes
-        return "select" in options.parts and mine
-    return ("search" if "found / best" in row["metric"] else "build") in options.parts
+        return "select" in parts and mine
+    if "found / best" in metric:
+        return "search" in parts
+    return ("build" if metric == "build_s" else "tables") in parts
 
 
 def kept(options: argparse.Namespace) -> Iterator[Row]:
@@ -298,17 +385,24 @@ def kept(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the parts; 1 when a result of MagJIT's was not eager's. Other rows of the file stay."""
+    """Runs the parts; 1 when a result was not eager's or a row failed. Other rows stay."""
     options = parsed(arguments)
     benchmark = Benchmark.start(options)
     benchmark.rows += kept(options)
     with torch.no_grad():
         for part in options.parts:
             benchmark.console.print(f"{part} …")
-            RUN[part](benchmark, options)
+            try:
+                RUN[part](benchmark, options)
+            except DeviceLostError as error:
+                benchmark.console.print(f"{part}: nothing else can be measured: {error}")
+                break
+            except Exception as error:
+                failed(benchmark, part, error)
             benchmark.write()
     benchmark.finish()
-    return int(any("magjit: " in row.note for row in benchmark.rows))
+    wrong = [row for row in benchmark.rows if "magjit: " in row.note or "failed" in row.metric]
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":

@@ -366,6 +366,8 @@ def _virtual_tensors(results: Results) -> str:
 _MACRO = {
     "selector_fraction": "best of all kernels / chosen kernel, mean of all rows",
     "gemm_speedup": "cuBLAS / chosen kernel, geometric mean",
+    "speedup over eager": "kernels of eager mode / MagJIT's, geometric mean",
+    "speedup over torch.compile": "kernels of torch.compile / MagJIT's, geometric mean",
     "select_ns": "a selection, ns",
     "tune_s": "tuning, s",
 }

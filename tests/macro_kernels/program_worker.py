@@ -156,7 +156,7 @@ def librarys_ways() -> None:
     given = kernels("linear_bias_residual", library=every)
     for m in (1, 3, 33):
         operands = [weights(m, K), w, b, weights(m, N)]
-        way = library_way(named("linear_bias_residual", torch.float32), "cpu")
+        way = library_way(named("linear_bias_residual", torch.float32), "cpu", N)
         torch.testing.assert_close(way(*operands), residual(*operands)[0], rtol=1e-5, atol=1e-5)
 
 

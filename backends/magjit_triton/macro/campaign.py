@@ -18,6 +18,7 @@ from magjit_triton.macro.building import built, entry_of
 from magjit_triton.macro.families import K_UNIT, MacroFamily
 from magjit_triton.macro.measuring import Bench, EventTimer, Shape, Timer, calibrated, hedged
 from magjit_triton.macro.repository import Entry, Repository, Stored
+from magjit_triton.macro.selector import compiled
 from magjit_triton.macro.space import Space
 from magjit_triton.macro.trust_regions import TrustRegions
 from magjit_triton.macro.tuning import (
@@ -30,6 +31,7 @@ from magjit_triton.macro.tuning import (
     regimes,
     searched,
 )
+from magjit_triton.macro.waves import LIBRARY
 
 __all__ = ["LAYERS", "ROWS", "SEARCHES", "Measured", "Plan", "borrowed", "recorded", "tuned"]
 
@@ -85,7 +87,7 @@ class Measured:
             return unable
         least = self.least or unable
         found = [
-            self.bench.seconds(stored, shape, before) if self._wanted(stored, shape) else math.inf
+            self.bench.seconds(stored, shape, before) if self.wanted(stored, shape) else math.inf
             for shape, before in zip(self.shapes, least, strict=True)
         ]
         self.least = list(map(min, least, found))
@@ -108,7 +110,7 @@ class Measured:
         unit = 16 if "k" in self.bench.family.fixed else K_UNIT
         return not (shape[2] % 16 or shape[3] % unit)
 
-    def _wanted(self, stored: Stored, shape: Shape) -> bool:
+    def wanted(self, stored: Stored, shape: Shape) -> bool:
         """Whether it can run, and is not so slow that measuring it is a waste."""
         if not self.takes(shape):
             return False
@@ -175,7 +177,11 @@ def recorded(
     progress: Progress | None = None,
     timer: Timer | None = None,
 ) -> Table:
-    """Times of every built configuration, or of the small space, and of the library."""
+    """Times of every built configuration, or of the small space, and of the library.
+
+    What is so slow that measuring it is a waste has none; what the entry chooses is measured as
+    well as the fastest are.
+    """
     objective = _objective(family, plan, prebuilt, timer, tuple(shapes))
     bench = objective.bench
     todo = list(objective.built) or list(objective.space.aligned)
@@ -184,9 +190,15 @@ def recorded(
     able = [one for one in made if objective.able(one)]
     times: Times = {one: [math.inf] * len(objective.shapes) for one in todo}
     library = []
+    selector = None
+    if prebuilt is not None and prebuilt.measured:
+        selector = compiled(prebuilt.model(bench.device))
     for column, shape in enumerate(objective.shapes):
-        runners = [one for one in able if objective.takes(shape)]
-        *own, other = bench.race(runners, shape)
+        picked = LIBRARY if selector is None else selector.choose(*shape)[0]
+        pick = None if picked == LIBRARY or prebuilt is None else prebuilt.stored[picked]
+        runners = [one for one in able if one is pick or objective.wanted(one, shape)]
+        sure = [place for place, one in enumerate(runners) if one is pick]
+        *own, other = bench.race(runners, shape, sure)
         library.append(other)
         for one, seconds in zip(runners, own, strict=True):
             times[one.configuration][column] = seconds

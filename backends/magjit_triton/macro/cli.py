@@ -87,10 +87,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--no-measure", action="store_true", help="build machine code alone")
     one = command("record", _record, "times of all that is built, and the choice, on given shapes")
-    one.add_argument("family", choices=FAMILIES, metavar="FAMILY")
+    one.add_argument("families", nargs="+", choices=FAMILIES, metavar="FAMILY")
     _family_options(one)
-    one.add_argument("--shapes", type=Path, required=True, help="JSON: a list of [batch, m, n, k]")
-    one.add_argument("--table", type=Path, help="write the times to a file")
+    wanted = one.add_mutually_exclusive_group(required=True)
+    wanted.add_argument(
+        "--shapes", nargs="+", type=Path, help="files of JSON: a list of [batch, m, n, k]"
+    )
+    wanted.add_argument(
+        "--grid",
+        type=int,
+        metavar="ROWS",
+        help="what `refit` wants: the library's table, and so many random rows of each n and k",
+    )
+    one.add_argument("--seed", type=int, default=0, help="of the random rows")
+    one.add_argument(
+        "--tables", type=Path, metavar="FOLDER", help="write the times of each family and file"
+    )
+    one = command("refit", _refit, "the library's times and the hedge from a table of `record`")
+    one.add_argument("families", nargs="+", choices=FAMILIES, metavar="FAMILY")
+    one.add_argument("--dtype", choices=DTYPES, default="float16")
+    one.add_argument("--table", type=Path, required=True)
+    one.add_argument("--device", help="whose entry: h200, h100, a100; else the table's")
     one = command("compare", _compare, "searches replayed on a recorded table, over seeds")
     one.add_argument("family", choices=FAMILIES, metavar="FAMILY")
     one.add_argument("--dtype", choices=DTYPES, default="float16")
@@ -201,6 +218,21 @@ def _tuned_entry(options: argparse.Namespace, family: MacroFamily, device: Any) 
     return entry
 
 
+def _entry_of_programs(options: argparse.Namespace, family: MacroFamily, device: Any) -> Entry:
+    """What programs are given of a family, where no file is named.
+
+    Raises:
+        RepositoryError: it was not tuned on this device.
+    """
+    from magjit_triton.macro.sources import Entries
+
+    if options.repository is None:
+        found = Entries.here().get(family.signature)
+        if found is not None and found.measured:
+            return found
+    return _tuned_entry(options, family, device)
+
+
 def _plan(options: argparse.Namespace) -> Any:
     from magjit_triton.macro.campaign import LAYERS, ROWS, Plan
 
@@ -282,42 +314,59 @@ def _only_built(options: argparse.Namespace, family: MacroFamily, device: Any) -
         return built(family, device, cuts, workers=options.workers, progress=told)
 
 
-def _record(options: argparse.Namespace) -> dict[str, Any]:
+def _record(options: argparse.Namespace) -> list[dict[str, Any]]:
     from magjit_triton.macro.campaign import recorded
     from magjit_triton.macro.device import Device
+    from magjit_triton.macro.refitting import choices, shapes_of
     from magjit_triton.macro.selector import compiled
 
     device = Device.current()
-    (family,) = _families(options)
-    entry = _tuned_entry(options, family, device)
-    shapes = [(b, m, n, k) for b, m, n, k in json.loads(options.shapes.read_text())]
-    with _bar(options, str(family)) as progress:
-        table = recorded(family, _plan(options), entry, shapes=shapes, progress=progress)
-    if options.table is not None:
-        table.write(options.table)
-    selector = compiled(entry.model(device))
-    cuts = [one.configuration for one in entry.stored]
-    rows = []
-    for column, shape in enumerate(shapes):
-        index, _, told = selector.choose(*shape)
-        times = [table.times[cut][column] for cut in cuts]
-        library = table.library[column]
-        rows.append(
-            {
-                "shape": shape,
-                "chosen": index,
-                "predicted_s": told,
-                "chosen_s": library if index < 0 else times[index],
-                "best_s": min([*times, library]),
-                "library_s": library,
-            }
-        )
-    largest = max(shapes)
-    return {
-        **_described(entry),
-        "shapes": rows,
-        "select_ns": selector.benchmark(*largest, 20000),
-    }
+    found = []
+    for family in _families(options):
+        entry = _entry_of_programs(options, family, device)
+        selector = compiled(entry.model(device))
+        for path in options.shapes or [None]:
+            if path is None:
+                shapes = shapes_of(entry, options.grid, options.seed, options.batch)
+            else:
+                shapes = [(b, m, n, k) for b, m, n, k in json.loads(path.read_text())]
+            with _bar(options, str(family)) as progress:
+                table = recorded(family, _plan(options), entry, shapes=shapes, progress=progress)
+            table.facts["choices"] = choices(entry, device, table)
+            table.facts["select_ns"] = selector.benchmark(*max(shapes), 20000)
+            if options.tables is not None:
+                stem = "grid" if path is None else path.stem
+                table.write(options.tables / f"{family.name}.{options.dtype}.{stem}.json")
+            told = {"shapes": table.facts["choices"], "select_ns": table.facts["select_ns"]}
+            found.append({**_described(entry), **told})
+    return found
+
+
+def _refit(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The shipped files are refitted like this, too: no GPU is needed."""
+    from magjit_triton.macro.device import DEVICES, Device
+    from magjit_triton.macro.refitting import refitted
+    from magjit_triton.macro.space import Space
+    from magjit_triton.macro.tuning import Table
+
+    found = []
+    for name in options.families:
+        family = named(name, DTYPES[options.dtype])
+        space = Space.small(family.work, DEVICES["h200"])  # Nothing is searched in it.
+        table = Table.read(options.table, space)
+        if options.device is None and isinstance(table.facts.get("device"), dict):
+            device = Device(**table.facts["device"])
+        else:
+            device = Device.named(options.device)
+        with _repository(options) as repository:
+            entry = repository.get(family.signature, device.name)
+            if entry is None or not entry.measured:
+                raise RepositoryError(f"{family} was not tuned for {device.name}", remedy="tune it")
+            entry = refitted(entry, device, table)
+            repository.put(entry)
+        found.append(_described(entry))
+    _show(options, found)
+    return found
 
 
 def _compare(options: argparse.Namespace) -> dict[str, Any]:

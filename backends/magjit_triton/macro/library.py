@@ -22,8 +22,10 @@ __all__ = ["GeneralProgram", "library_way"]
 
 Way = Callable[..., torch.Tensor]
 
-_SIZES = {"batch": 3, "m": 48, "n": 272, "k": 640}
+_SIZES = {"batch": 4, "m": 48, "n": 272, "k": 640}
 """Different from each other, so that no symbol stands for two."""
+_MOST_ROWS, _ELEMENTS = 4112, 2**24
+"""Of the operands that what follows a product is compiled with: blocks suit many rows."""
 
 
 class GeneralProgram(Program):
@@ -49,47 +51,56 @@ _FOLLOWED = ("linear_gelu", "linear_residual", "linear_bias_residual", "swiglu")
 _MOST_ERROR = 4e-5
 
 
-def library_way(family: MacroFamily, device: str) -> Way:
+def library_way(family: MacroFamily, device: str, n: int) -> Way:
     """A function of the operands of a family of the table; all that it needs is compiled.
 
     Args:
         device: type of the operands' device.
+        n: columns of the weight; a number, so that whole vectors of the result are moved.
     """
     template = family.template
     assert template is not None
     if device != "cuda" and not interpreting():
         return template.function
+    if family.name in _OWN and _is_own(family.name, device):
+        return _OWN[family.name]
     if family.name in (*_OWN, *_FOLLOWED):
-        return _way(family.name, family.family.dtype, device)
+        return _way(family.name, family.family.dtype, device, n)
     return template.function
 
 
 @cache
-def _way(name: str, dtype: torch.dtype, device: str) -> Way:
-    template = FAMILIES[name]
+def _is_own(name: str, device: str) -> bool:
+    """Whether the library's own kernel has the family's formula."""
     # A program is being compiled: of fakes, and with the user's random numbers.
     with quietly(), tracing(None):
-        arguments = template.arguments(_SIZES, dtype, device)
-        own = _OWN.get(name)
-        if own is not None:
-            # Which formula the library's kernel has is a matter of device and version; the two of
-            # GELU are further apart than this.
-            exact = template.arguments(_SIZES, torch.float32, device)
-            expected, found = template.function(*exact), own(*exact)
-            if (found - expected).abs().max() <= _MOST_ERROR * expected.abs().max():
-                return own
-        run = _compiled(template, arguments)
+        # Which formula it has is a matter of device and version; the two of GELU are further apart
+        # than this.
+        exact = FAMILIES[name].arguments(_SIZES, torch.float32, device)
+        expected, found = FAMILIES[name].function(*exact), _OWN[name](*exact)
+        return bool((found - expected).abs().max() <= _MOST_ERROR * expected.abs().max())
+
+
+@cache
+def _way(name: str, dtype: torch.dtype, device: str, n: int) -> Way:
+    template = FAMILIES[name]
+    rows = _SIZES["m"]
+    if device == "cuda":
+        rows = max(rows, min(_MOST_ROWS, _ELEMENTS // n)) | 1  # No other size is odd.
+    with quietly(), tracing(None):
+        arguments = template.arguments({**_SIZES, "m": rows, "n": n}, dtype, device)
+        run = _compiled(template, arguments, n)
         run(*arguments)
     return run
 
 
-def _compiled(template: Template, arguments: Sequence[torch.Tensor]) -> Way:
-    """A program of the family's function, without macro-kernels."""
+def _compiled(template: Template, arguments: Sequence[torch.Tensor], n: int) -> Way:
+    """A program of the family's function for any number of rows, without macro-kernels."""
 
     def function(*given: torch.Tensor) -> list[torch.Tensor]:
         return [template.function(*given)]
 
-    graph = traced(function, arguments, template.shapes, {})
+    graph = traced(function, arguments, template.shapes, {"n": n})
     made = compile_graph(graph, arguments, writing=GeneralProgram)
 
     def run(*given: torch.Tensor) -> torch.Tensor:

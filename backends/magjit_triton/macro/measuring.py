@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -47,8 +47,8 @@ class Timer(Protocol):
     def __call__(self, run: Run, least: float = math.inf) -> float:
         """Seconds; of a run that is far slower than ``least``, roughly."""
 
-    def race(self, runs: Sequence[Run]) -> list[float]:
-        """Seconds of each: the fastest are measured in turns, the others roughly."""
+    def race(self, runs: Sequence[Run], sure: Collection[int] = ()) -> list[float]:
+        """Seconds of each: the fastest, and those at ``sure``, in turns, the others roughly."""
 
 
 _FLUSHED = 96 * 2**20
@@ -57,7 +57,8 @@ _ROUNDS, _FEW_ROUNDS = 7, 3
 _LONG = 5e-4
 _FAR, _NEAR = 2.0, 1.3
 _NO_WORSE = 0.98
-HEDGES = (0.02, 0.04, 0.06, 0.09, 0.13)
+HEDGES = (0.02, 0.04, 0.06, 0.09, 0.13, 0.2, 0.3, 0.5)
+"""Shares by which a kernel must be faster than the library; see ``hedged``."""
 _SHORT_K, _LONG_K = 1024, 4096
 _WAVES = 3
 
@@ -105,13 +106,13 @@ class EventTimer:
         (found,) = self.rounds([run], _FEW_ROUNDS if first > _LONG else _ROUNDS)
         return found
 
-    def race(self, runs: Sequence[Run]) -> list[float]:
-        """Seconds of each: those that are near the fastest in turns, the others of one time."""
+    def race(self, runs: Sequence[Run], sure: Collection[int] = ()) -> list[float]:
+        """Seconds of each: the near and the sure in turns, the others of one time."""
         for run in runs:
             run()
         found = self.rounds(runs, 1)
         least = min(found)
-        near = [place for place, one in enumerate(found) if one <= _NEAR * least]
+        near = [place for place, one in enumerate(found) if one <= _NEAR * least or place in sure]
         count = _FEW_ROUNDS + 2 if least > _LONG else _ROUNDS
         again = self.rounds([runs[place] for place in near], count)
         for place, seconds in zip(near, again, strict=True):
@@ -203,7 +204,7 @@ class Bench:
 
     def library(self, shape: Shape) -> Run:
         """The library's way."""
-        way, arguments = library_way(self.family, self.where), self.arguments(shape)
+        way, arguments = library_way(self.family, self.where, shape[2]), self.arguments(shape)
 
         def run() -> None:
             way(*arguments)
@@ -260,9 +261,16 @@ class Bench:
         """Of a configuration on a shape; roughly, where it is far slower than ``least``."""
         return self.timer(self.ours(stored, shape), least)
 
-    def race(self, stored: Sequence[Stored], shape: Shape) -> list[float]:
-        """Seconds of configurations on a shape, and of the library at the end, in turns."""
-        return self.timer.race([*(self.ours(one, shape) for one in stored), self.library(shape)])
+    def race(
+        self, stored: Sequence[Stored], shape: Shape, sure: Collection[int] = ()
+    ) -> list[float]:
+        """Seconds of configurations on a shape, and of the library at the end, in turns.
+
+        Args:
+            sure: places of those that are measured as well as the fastest are; the library is.
+        """
+        runs = [*(self.ours(one, shape) for one in stored), self.library(shape)]
+        return self.timer.race(runs, {*sure, len(stored)})
 
     def library_table(
         self, m: Sequence[int], n: Sequence[int], k: Sequence[int], batch: int = 1
@@ -374,22 +382,28 @@ def hedged(
 ) -> Entry:
     """An entry whose kernels are chosen only where they win by more than the model errs.
 
-    The least of ``HEDGES`` with which no choice on measured shapes takes longer than the library,
-    but for a share that measuring cannot tell; else the largest.
+    Of ``HEDGES`` with which no choice on measured shapes takes longer than the library, but for a
+    share that measuring cannot tell, the one whose choices gain most over the library, as a
+    geometric mean over all shapes; of those that choose the same on all shapes the greatest, since
+    what wins narrowly between the shapes was not seen.  Where each one loses somewhere, the
+    greatest: then next to nothing is chosen.
 
     Args:
         times: configuration → seconds for each shape.
         library: seconds for each shape.
     """
+    best: tuple[float, float] | None = None
     for hedge in HEDGES:
-        entry = replace(entry, facts={**entry.facts, "hedge": hedge})
-        model = entry.model(device)
+        model = replace(entry, facts={**entry.facts, "hedge": hedge}).model(device)
         picks = [model.choose(*shape)[0] for shape in shapes]
-        ratios = [
-            before / times[entry.stored[pick].configuration][column]
+        gains = [
+            math.log(before / times[entry.stored[pick].configuration][column])
             for column, (pick, before) in enumerate(zip(picks, library, strict=True))
             if pick >= 0 and math.isfinite(times[entry.stored[pick].configuration][column])
         ]
-        if min(ratios, default=1.0) >= _NO_WORSE:
-            break
-    return entry
+        if min(gains, default=0.0) < math.log(_NO_WORSE):
+            continue
+        found = math.fsum(gains), hedge
+        best = found if best is None else max(best, found)
+    hedge = HEDGES[-1] if best is None else best[1]
+    return replace(entry, facts={**entry.facts, "hedge": hedge})

@@ -85,7 +85,7 @@ class MacroCall:
         self._n, self._k = match.n, match.k
         self._template = family.template
         self._order = family.order
-        self._way = library_way(family, "cuda" if torch.cuda.is_available() else "cpu")
+        self._way = library_way(family, "cuda" if torch.cuda.is_available() else "cpu", match.n)
         self._selector, self._launches = ready.selector, ready.launches
         self._batched = len(family.template.shapes[0]) == 3
 

@@ -87,7 +87,9 @@ class Table:
             ],
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content) + "\n")
+        pending = path.with_suffix(".pending")
+        pending.write_text(json.dumps(content) + "\n")
+        pending.replace(path)  # Who waits for the file sees all of it.
 
     @classmethod
     def read(cls, path: Path, space: Space) -> Table:
