@@ -121,6 +121,9 @@ class Scheduler:
                 if message[0] == "done":
                     self._finish(job)
                     return
+                if message[0] == "again":
+                    self._go_on(job)
+                    return
                 self._take(job, message)
                 if not job.pipe.poll():
                     return
@@ -148,7 +151,6 @@ class Scheduler:
     def _give_up(self, job: Job, *, timed_out: bool) -> None:
         """Note what went wrong in the current unit and go on behind it in a new process."""
         _kill(job.process)
-        job.pipe.close()
         if timed_out:
             message = worker.timed_out(job.unit, "", self._settings.timeout_s)
         else:
@@ -159,6 +161,12 @@ class Scheduler:
         if stuck or job.unit[1] == "load":
             self._finish(job)
             return
+        self._go_on(job)
+
+    def _go_on(self, job: Job) -> None:
+        """Go on with a file in a new process."""
+        _kill(job.process)
+        job.pipe.close()
         self._running[self._running.index(job)] = self._start(job.path, before=job)
 
     def _finish(self, job: Job) -> None:

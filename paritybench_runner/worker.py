@@ -1,10 +1,11 @@
 """One file in a process of its own, forked from a warm parent; results go through a pipe.
 
     message = ("file", status, reason) | ("begin", index, what) | ("case", index, name, Eager)
-            | ("alive",) | ("result", index, Result) | ("done",)
+            | ("alive",) | ("result", index, Result) | ("again",) | ("done",)
 
 The parent takes a worker that says nothing for too long for hung, and one that ends without
-("done",) for crashed; a new one goes on behind the unit that it had begun.
+("done",) for crashed; a new one goes on behind the unit that it had begun. After ("again",) a new
+one begins with that unit.
 """
 
 from __future__ import annotations
@@ -40,6 +41,19 @@ _MALLOC = {
     -2: 1 << 26,  # M_TOP_PAD
 }
 _LIBC = ctypes.CDLL(None)
+_TOO_LITTLE_MEMORY = (
+    "MemoryError",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "could not create a memory",
+    "could not create a primitive",  # oneDNN
+    "std::bad_alloc",
+)
+"""What errors say where a limit of memory is met."""
+
+
+class StartAgain(Exception):
+    """Memory that earlier cases have left in pieces does not do for this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +83,13 @@ def work(
         with tempfile.TemporaryDirectory(prefix="parity") as folder:
             os.chdir(folder)
             _redirect(Path(folder))
-            run_file(path, settings, compilers, set(skip), pipe.send)
+            try:
+                run_file(path, settings, compilers, set(skip), pipe.send)
+                last = "done"
+            except StartAgain:
+                last = "again"
             os.chdir("/")
-        pipe.send(("done",))
+        pipe.send((last,))
     except BrokenPipeError:
         pass
     finally:
@@ -121,7 +139,11 @@ def run_file(
     skip: set[Unit],
     send: Any,
 ) -> None:
-    """All cases of a file but the units that an earlier worker finished or fell over."""
+    """All cases of a file but the units that an earlier worker finished or fell over.
+
+    Raises:
+        StartAgain: a case has too little memory here that may have enough in a new process.
+    """
     send(("begin", -1, "load"))
     try:
         cases = load(path)
@@ -129,8 +151,9 @@ def run_file(
         send(("file", "load", str(error)))
         return
     send(("file", "loaded", ""))
+    is_new = True
     for case in cases:
-        run_case(case, settings, compilers, skip, send)
+        is_new &= not run_case(case, settings, compilers, skip, send, is_new)
 
 
 def run_case(
@@ -139,28 +162,46 @@ def run_case(
     compilers: Mapping[str, Compiler],
     skip: set[Unit],
     send: Any,
-) -> None:
-    """Step 1, then each compiler's steps."""
+    is_new: bool = True,
+) -> bool:
+    """Step 1, then each compiler's steps.
+
+    Args:
+        is_new: no case has run in this process.
+
+    Returns:
+        Whether there was anything to do.
+    """
     units = [(case.index, name) for name in ("eager", *compilers)]
     left = [unit for unit in units if unit not in skip]
     if not left:
-        return
+        return False
     trial = Trial(case, settings.device, lambda: send(("alive",)))
     if (case.index, "eager") in left:
         send(("begin", case.index, "eager"))
         eager = run_eagerly(trial)
+        _check_memory(eager.reason, is_new)
         send(("case", case.index, case.name, eager))
         if eager.status != "runs":
-            return
+            return True
+        is_new = False
     for name, compiler in compilers.items():
         if (case.index, name) not in left:
             continue
         send(("begin", case.index, name))
         result = run_compiler(trial, compiler, settings)
+        _check_memory(result.reason, is_new)
         send(("result", case.index, result))
+        is_new = False
     del trial
     gc.collect()
     _give_memory_back()
+    return True
+
+
+def _check_memory(reason: str, is_new: bool) -> None:
+    if not is_new and any(text in reason for text in _TOO_LITTLE_MEMORY):
+        raise StartAgain
 
 
 def run_compiler(trial: Trial, compiler: Compiler, settings: Settings) -> Result:

@@ -155,6 +155,31 @@ def test_hanging_and_crashing_cases_leave_the_others_alone(tmp_path: Path) -> No
     assert store.files()[1].reason == "timed out: longer than 4 s"
 
 
+LEAVES_MEMORY = f"""{HEADER}
+kept = []
+
+class Keeps(nn.Module):
+    def forward(self, x):
+        if not kept:
+            kept.append(torch.ones(300_000_000))
+        return x + 1
+
+class Large(nn.Module):
+    def forward(self, x):
+        return x + torch.ones(300_000_000)[:4]
+
+TESTCASES = [(c, {CASE}) for c in (Keeps, Large, Large)]
+"""
+
+
+def test_a_case_has_the_memory_of_a_new_process(tmp_path: Path) -> None:
+    (tmp_path / "test_large.py").write_text(LEAVES_MEMORY)
+    call("run", "--corpus", tmp_path, "--out", tmp_path / "out", "--steps", 2, "--memory", 2)
+    store = Store(tmp_path / "out")
+    assert [row.eager.status for row in store.cases()] == ["runs"] * 3
+    assert len(store.results()["magjit"]) == 3
+
+
 def test_an_interrupted_run_leaves_nothing_behind_and_goes_on(tmp_path: Path) -> None:
     for i in range(3):
         text = f"{HEADER}TESTCASES = [(nn.Tanh, {CASE})]\nif {i} == 1: time.sleep(3600)\n"
