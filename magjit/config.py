@@ -35,6 +35,8 @@ class Settings:
             by a backend that does so, and a warning names the guards that fail.
         rehearse: run a program that sets itself up in its first call a second time, without a
             trace, to record the way that it goes from then on (``MAGJIT_REHEARSE=0``).
+        single_operators: hand regions of one operator to the backend, too; the call of what it
+            compiles usually costs more than it gains there.
         verify: check each intermediate representation after each pass.
         cache_dir: where compiled artefacts are kept (``MAGJIT_CACHE_DIR``; else
             ``$XDG_CACHE_HOME/magjit``, else ``~/.cache/magjit``).
@@ -44,6 +46,7 @@ class Settings:
 
     record_limit: int = 8
     rehearse: bool = True
+    single_operators: bool = False
     verify: bool = False
     cache_dir: Path = Path()
     cache_bytes: int = 2 << 30

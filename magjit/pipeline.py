@@ -226,6 +226,8 @@ def _is_one_call(build: Build) -> bool:
 
     The call of compiled code costs more than a backend can gain there, often for a mere view.
     """
+    if settings.current().single_operators:
+        return False
     part = build.go_on is not None or build.observation.recorder.in_region
     operators = build.captured.operators.operators
     return part and len(operators) == 1 and not isinstance(operators[0].func, Region)

@@ -43,6 +43,9 @@ def _parser() -> argparse.ArgumentParser:
         "--part", type=_part, default=(1, 1), metavar="I/N", help="the I-th of N parts"
     )
     run.add_argument("--jobs", type=int, default=1, metavar="J", help="files at a time")
+    run.add_argument(
+        "--dynamic-of", metavar="DIR", help="only the cases that are dynamic in these results"
+    )
 
     report = commands.add_parser("report", help="print the figures and write them as pages")
     report.set_defaults(command=own.report)

@@ -52,12 +52,16 @@ def run(options: argparse.Namespace, console: Console) -> int:
     files = corpus.list_files(
         options.corpus, sample=options.sample, seed=options.seed, part=options.part
     )
+    left_out = None if options.dynamic_of is None else static_cases(options.dynamic_of)
+    if left_out is not None:
+        files = [path for path in files if path.name in left_out]
     store = Store(options.out, create=True)
     fixed: dict[str, Any] = {
         "compilers": list(settings.compilers),
         "backend": settings.backend,
         "device": settings.device,
         "steps": _steps_of(settings),
+        "cases": "all" if left_out is None else "dynamic",
     }
     store.describe(fixed, _free(options, settings, len(files)))
     done = {row.file for row in store.files()}
@@ -69,7 +73,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
         signal.signal(ending, signal.default_int_handler)
     try:
         if left:
-            _run_files(left, len(files), store, settings, options, console)
+            scheduler = Scheduler(left, store, settings, jobs=options.jobs, left_out=left_out or {})
+            folder = corpus.folder_of(options.corpus)
+            _run_files(scheduler, len(left), len(files), folder, console)
     except KeyboardInterrupt:
         console.print("\nInterrupted. The same command goes on from here.")
         return 130
@@ -78,6 +84,21 @@ def run(options: argparse.Namespace, console: Console) -> int:
     store = Store(options.out)
     console.print(tables.coverage(figures.summarise(store)))
     return 0
+
+
+def static_cases(folder: str) -> dict[str, set[int]]:
+    """Of each file with a dynamic case that runs, the cases that are not.
+
+    Raises:
+        StoreError: the folder has no results.
+    """
+    cases = Store(folder).cases()
+    dynamic = {case.key for case in cases if case.eager.dynamic and case.eager.status == "runs"}
+    found: dict[str, set[int]] = {file: set() for file, _ in dynamic}
+    for case in cases:
+        if case.file in found and case.key not in dynamic:
+            found[case.file].add(case.index)
+    return found
 
 
 def _free(options: argparse.Namespace, settings: Settings, files: int) -> dict[str, Any]:
@@ -96,14 +117,7 @@ def _free(options: argparse.Namespace, settings: Settings, files: int) -> dict[s
     }
 
 
-def _run_files(
-    left: list[Path],
-    total: int,
-    store: Store,
-    settings: Settings,
-    options: argparse.Namespace,
-    console: Console,
-) -> None:
+def _run_files(scheduler: Scheduler, left: int, total: int, folder: Path, console: Console) -> None:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -113,13 +127,13 @@ def _run_files(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("loading libraries", total=total, completed=total - len(left))
+        task = progress.add_task("loading libraries", total=total, completed=total - left)
 
         def advance(file: str) -> None:
             progress.update(task, advance=1, description=file.removesuffix(".py")[:40])
 
-        scheduler = Scheduler(left, store, settings, jobs=options.jobs, progress=advance)
-        scheduler.warm_up(corpus.folder_of(options.corpus))
+        scheduler.progress = advance
+        scheduler.warm_up(folder)
         scheduler.run()
 
 

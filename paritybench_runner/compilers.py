@@ -28,7 +28,7 @@ from magjit.plugin import (
     resolve,
 )
 from paritybench_runner.corpus import describe
-from paritybench_runner.operators import opaque_nodes
+from paritybench_runner.operators import marked, opaque_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _unrelated(x: torch.Tensor) -> torch.Tensor:
 
 
 class _WatchedBackend:
-    """Keeps the graphs that another backend gets."""
+    """Keeps the graphs that another backend gets, and marks where they run."""
 
     def __init__(self, backend: Backend, graphs: list[GraphModule]) -> None:
         self._backend = backend
@@ -123,7 +123,7 @@ class _WatchedBackend:
         self, gm: GraphModule, example_inputs: Sequence[Any], context: BackendContext
     ) -> CompiledGraph:
         self._graphs.append(gm)
-        return self._backend.compile(gm, example_inputs, context)
+        return marked(self._backend.compile(gm, example_inputs, context))
 
 
 class _Told(logging.Handler):
@@ -211,6 +211,7 @@ class MagJIT:
         self._told = _Told()
 
     def warm_up(self) -> None:
+        magjit.config.update(single_operators=True)  # so that each graph is watched
         compiled = magjit.compile(_unrelated, backend="eager")
         for _ in range(2):
             compiled(torch.ones(3))

@@ -37,6 +37,10 @@ class Coverage:
     """Mean number of graphs a case."""
     steps: dict[str, dict[str, int]] = field(default_factory=dict)
     """Step → cases by outcome: `held`, `n/a` where eager cannot do it, or `other`."""
+    dispatched: int = 0
+    """ATen operators that later calls have dispatched."""
+    in_graphs: int = 0
+    """How many of them ran in compiled graphs."""
 
     @property
     def whole(self) -> float:
@@ -66,8 +70,11 @@ class Summary:
     case_failures: list[tuple[str, int, str]]
     nondeterministic: list[str]
     dynamic: dict[str, int]
+    """What makes a case dynamic → cases."""
     coverage: dict[str, Coverage]
     static: dict[str, Coverage]
+    moving: dict[str, Coverage]
+    """Over the dynamic cases."""
     capture_ms: dict[str, list[float]]
     """Over the cases that every compiler takes whole, those of TorchScript apart."""
     differences: list[tuple[str, str, list[tuple[str, int]]]]
@@ -99,6 +106,7 @@ def summarise(store: Store) -> Summary:
     files, cases, results = store.files(), store.cases(), store.results()
     runs = [case for case in cases if case.eager.status == "runs"]
     static = [case for case in runs if not case.eager.dynamic]
+    moving = [case for case in runs if case.eager.dynamic]
     failed = [row for row in files if row.status != "loaded"]
     broken = [case for case in cases if case.eager.status != "runs"]
     names = store.about().get("compilers") or sorted(results)
@@ -118,6 +126,7 @@ def summarise(store: Store) -> Summary:
         dynamic=dict(Counter(c.eager.dynamic for c in runs if c.eager.dynamic).most_common()),
         coverage={name: _coverage(results.get(name, {}), runs) for name in names},
         static={name: _coverage(results.get(name, {}), static) for name in names},
+        moving={name: _coverage(results.get(name, {}), moving) for name in names},
         capture_ms=_capture_times(results, names, runs),
         differences=list(_differences(results, names, runs)),
     )
@@ -136,6 +145,8 @@ def _coverage(results: dict[Key, Result], cases: Iterable[CaseRow]) -> Coverage:
         coverage.cases += 1
         coverage.outcomes[result.outcome] += 1
         graphs += result.graphs
+        coverage.dispatched += result.dispatched
+        coverage.in_graphs += result.in_graphs
         whole[case.file] = whole.get(case.file, True) and result.outcome == "whole"
         right = result.outcome in ("whole", "splits")
         settles = result.outcome == "whole" or (right and result.steps.get(3) == SETTLES)

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from magjit.plugin import CompiledGraph
 
 Task = Callable[[], object]
 
@@ -48,27 +50,66 @@ def _views() -> frozenset[str]:
     )
 
 
+_GRAPH = "compiled graph"
+
+
 class Dispatched:
-    """Counts how often each ATen operator runs inside of it, nested ones too, views left out."""
+    """Counts how often each ATen operator runs inside of it, nested ones too, views left out.
+
+    Attributes:
+        counts: by operator.
+        in_graphs: how many of them ran inside of compiled graphs (`marked`).
+    """
+
+    _active = 0
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.in_graphs = 0
         self._profiler = profile(activities=[ProfilerActivity.CPU])
 
     def __enter__(self) -> Dispatched:
         with _quiet():
             self._profiler.__enter__()
+        Dispatched._active += 1
         return self
 
     def __exit__(self, *exception: object) -> None:
+        Dispatched._active -= 1
         with _quiet():
             self._profiler.__exit__(None, None, None)
         profiler = self._profiler.profiler
         assert profiler is not None
         assert profiler.kineto_results is not None
-        names = (event.name() for event in profiler.kineto_results.events())
-        aten = (name for name in names if name.startswith("aten::"))
-        self.counts = Counter(name for name in aten if name not in _views())
+        events = profiler.kineto_results.events()
+        aten = [event for event in events if _is_counted(event.name())]
+        self.counts = Counter(event.name() for event in aten)
+        graphs = [
+            (e.start_ns(), e.start_ns() + e.duration_ns()) for e in events if e.name() == _GRAPH
+        ]
+        self.in_graphs = sum(
+            any(start <= event.start_ns() <= end for start, end in graphs) for event in aten
+        )
+
+
+def marked(compiled: CompiledGraph) -> CompiledGraph:
+    """A compiled graph whose operators `Dispatched` tells from others."""
+
+    def run(*inputs: Any) -> Any:
+        if not Dispatched._active:
+            return compiled(*inputs)
+        with record_function(_GRAPH):
+            return compiled(*inputs)
+
+    return run
+
+
+def _is_within(event: Any, graph: Any) -> bool:
+    return bool(0 <= event.start_ns() - graph.start_ns() <= graph.duration_ns())
+
+
+def _is_counted(name: str) -> bool:
+    return name.startswith("aten::") and name not in _views()
 
 
 def unexplained(eager: Counter[str], replay: Counter[str], run_eagerly: Task) -> str | None:

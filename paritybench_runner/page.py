@@ -7,7 +7,7 @@ from html import escape
 
 from paritybench_runner import plots
 from paritybench_runner.figures import Cause, Summary
-from paritybench_runner.tables import CAUSE_HEADER, LABELS, cause_row, coverage_rows
+from paritybench_runner.tables import CAUSE_HEADER, LABELS, by_kind, cause_row, coverage_rows
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:900px;margin:2em auto;padding:0 1em;color:#222}
@@ -46,8 +46,8 @@ def _body(summary: Summary, causes: dict[str, list[Cause]]) -> Iterator[str]:
     told = ("date", "torch", "python", "device", "backend", "steps", "timeout_s", "sample")
     yield escape(", ".join(f"{key} {about[key]}" for key in told if about.get(key)))
     yield "</small></p>"
-    for title, found in (("Static cases", summary.static), ("All cases", summary.coverage)):
-        yield f"<h2>{title}</h2>"
+    for title, found in by_kind(summary):
+        yield f"<h2>{title.capitalize()}</h2>"
         yield plots.stacked([(name, row.outcomes) for name, row in found.items()], LABELS)
         yield _table(["", *found], coverage_rows(found))
     if any(summary.capture_ms.values()):

@@ -75,6 +75,10 @@ class Result:
     graphs: int = 0
     operators: int = 0
     steps: dict[int, str] = field(default_factory=dict)
+    dispatched: int = 0
+    """ATen operators that a later call has dispatched, views left out."""
+    in_graphs: int = 0
+    """How many of them ran in compiled graphs; 0 for compilers that are not watched so far."""
     """Step → `held`, `n/a: reason` or what went wrong."""
 
     def as_row(self) -> dict[str, Any]:
@@ -317,14 +321,20 @@ class CompilerRun:
         unexplained = self._watched(pair, Move(FRESH_INPUTS))
         again = attempt.captures() - captures
         result.steps[3] = "held" if not again else "captured again"
-        if again and self._settles(pair):
-            result.steps[3] = SETTLES
+        if again:
+            captures = attempt.captures()
+            if self._settles(pair):
+                result.steps[3] = SETTLES
+            elif attempt.captures() > captures:
+                self._watched(pair, Move(MORE_INPUTS))  # what is recorded now is replayed
         return attempt.problem() or self._impurity(attempt, again, unexplained)
 
     def _watched(self, pair: Pair, move: Move) -> Callable[[], str | None]:
         """Make a move; what is given tells how the replay's operators differ from eager's."""
         eager, replay = operators.Dispatched(), operators.Dispatched()
         pair.check(move, pair.expected(move, eager), replay)
+        self.result.dispatched = sum(replay.counts.values())
+        self.result.in_graphs = replay.in_graphs
         trial, before = self.trial, pair.moves[:-1]
 
         def unexplained() -> str | None:

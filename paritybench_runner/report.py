@@ -11,7 +11,7 @@ from paritybench_runner import figures
 from paritybench_runner.figures import Cause, Summary
 from paritybench_runner.page import html
 from paritybench_runner.store import Store
-from paritybench_runner.tables import CAUSE_HEADER, cause_row, coverage_rows, steps_told
+from paritybench_runner.tables import CAUSE_HEADER, by_kind, cause_row, coverage_rows, steps_told
 
 MOST_CAUSES = 60
 MOST_REASONS = 25
@@ -75,8 +75,8 @@ def _markdown(summary: Summary, causes: dict[str, list[Cause]]) -> Iterator[str]
         f"{about.get('backend', '')}, {steps_told(about.get('steps', ''))}, "
         f"{about.get('timeout_s', '')} s for a call."
     )
-    for title, found in (("Static cases", summary.static), ("All cases", summary.coverage)):
-        yield from ("", f"## {title}", "")
+    for title, found in by_kind(summary):
+        yield from ("", f"## {title.capitalize()}", "")
         yield from _rows(["", *found], coverage_rows(found))
     if medians := summary.medians():
         yield from ("", "## Capture time", "")
@@ -96,7 +96,7 @@ def _markdown(summary: Summary, causes: dict[str, list[Cause]]) -> Iterator[str]
         ("Files that cannot be imported", summary.file_failures),
     ):
         if reasons:
-            yield from ("", f"## {title}", "")
+            yield from ("", f"## {title.capitalize()}", "")
             rows = [[str(n), text, example] for text, n, example in reasons[:MOST_REASONS]]
             yield from _rows(["count", "reason", "example"], rows)
     if summary.dynamic:

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -45,8 +45,10 @@ class Job:
 class Scheduler:
     """Runs files in forked processes and stores what they send.
 
-    ``progress(file)`` is called after each file.
+    ``progress(file)`` is called after each file; ``left_out`` has cases of files that are not run.
     """
+
+    progress: Callable[[str], None]
 
     def __init__(
         self,
@@ -56,12 +58,14 @@ class Scheduler:
         *,
         jobs: int = 1,
         progress: Callable[[str], None] = lambda file: None,
+        left_out: Mapping[str, set[int]] | None = None,
     ) -> None:
         self._left = list(reversed(files))
         self._store = store
         self._settings = settings
         self._jobs = jobs
-        self._progress = progress
+        self.progress = progress
+        self._left_out = left_out or {}
         self._running: list[Job] = []
         self._compilers: dict[str, Compiler] = {}
 
@@ -100,7 +104,7 @@ class Scheduler:
 
     def _start(self, path: Path, before: Job | None = None) -> Job:
         receiving, sending = _FORK.Pipe(duplex=False)
-        finished = before.finished if before else set()
+        finished = before.finished if before else self._skipped(path)
         process = _FORK.Process(
             target=worker.work,
             args=(path, self._settings, self._compilers, finished, sending),
@@ -112,6 +116,10 @@ class Scheduler:
         if before is not None:
             job.started, job.workers = before.started, before.workers + 1
         return job
+
+    def _skipped(self, path: Path) -> set[Unit]:
+        indices = self._left_out.get(path.name, ())
+        return {(i, what) for i in indices for what in ("eager", *self._settings.compilers)}
 
     def _listen(self, job: Job) -> None:
         try:
@@ -176,7 +184,7 @@ class Scheduler:
         seconds = time.monotonic() - job.started
         if job.loaded == "loaded":
             self._store.add_file(FileRow(job.path.name, "loaded", "", seconds))
-        self._progress(job.path.name)
+        self.progress(job.path.name)
 
 
 def _kill(process: BaseProcess) -> None:

@@ -4,7 +4,7 @@ about(key, value)                     how the run was made
 files(file, status, reason, seconds)  `load` or `loaded`; a row means that the file is done
 cases(file, case_index, name, status, reason, deterministic, difference, dynamic, eager_ms)
 results(file, case_index, compiler, outcome, whole, step, reason, location, capture_ms, graphs,
-        operators, steps)
+        operators, steps, dispatched, in_graphs)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ create table if not exists cases(
 create table if not exists results(
     file text, case_index integer, compiler text, outcome text, whole integer, step integer,
     reason text, location text, capture_ms real, graphs integer, operators integer, steps text,
-    primary key(file, case_index, compiler));
+    dispatched integer, in_graphs integer, primary key(file, case_index, compiler));
 """
 
 
@@ -74,6 +74,14 @@ class Store:
         self._db = sqlite3.connect(path)
         self._db.execute("pragma journal_mode=wal")
         self._db.executescript(_SCHEMA)
+        self._add_columns()
+
+    def _add_columns(self) -> None:
+        """Those that results of earlier versions lack."""
+        known = {row[1] for row in self._db.execute("pragma table_info(results)")}
+        for name in ("dispatched", "in_graphs"):
+            if name not in known:
+                self._db.execute(f"alter table results add column {name} integer")
 
     def close(self) -> None:
         self._db.commit()
@@ -176,11 +184,13 @@ class Store:
         found: dict[str, dict[tuple[str, int], Result]] = {}
         rows = self._db.execute(
             "select file, case_index, compiler, outcome, whole, step, reason, location, "
-            "capture_ms, graphs, operators, steps from results order by file, case_index"
+            "capture_ms, graphs, operators, steps, dispatched, in_graphs "
+            "from results order by file, case_index"
         )
-        for file, index, *columns, steps in rows:
+        for file, index, *columns, steps, dispatched, in_graphs in rows:
             told = {int(key): value for key, value in json.loads(steps).items()}
             result = _result(columns, told)
+            result.dispatched, result.in_graphs = dispatched or 0, in_graphs or 0
             found.setdefault(result.compiler, {})[file, index] = result
         return found
 

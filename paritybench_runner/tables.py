@@ -49,6 +49,9 @@ def coverage_rows(found: dict[str, Coverage]) -> Iterator[list[str]]:
     yield shares("correct programs", [(row.programs_correct, row.programs) for row in rows])
     if tested:
         yield ["graphs a case", *(f"{row.graphs:.2f}" for row in rows)]
+    if any(row.in_graphs for row in rows):
+        label = "operators of later calls that run in graphs"
+        yield [label, *(percent(row.in_graphs, row.dispatched) for row in rows)]
     for step, label in STEP_LABELS.items():
         if any(step in row.steps for row in rows):
             yield [label, *(_held(row.steps.get(step, {})) for row in rows)]
@@ -81,10 +84,18 @@ LABELS = {
 }
 
 
+def by_kind(summary: Summary) -> Iterator[tuple[str, dict[str, Coverage]]]:
+    """Titles and coverage of the kinds of cases that there are."""
+    yield "all cases", summary.coverage
+    yield "static cases", summary.static
+    if summary.dynamic:
+        yield "dynamic cases", summary.moving
+
+
 def coverage(summary: Summary) -> Group:
-    """Coverage over all cases and over static ones."""
+    """Coverage over all cases, over static and over dynamic ones."""
     tables = []
-    for title, found in (("all cases", summary.coverage), ("static cases", summary.static)):
+    for title, found in by_kind(summary):
         table = Table(title=title, title_justify="left")
         table.add_column("")
         for name in found:

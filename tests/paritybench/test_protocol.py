@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import magjit
 from paritybench_runner.compilers import MagJIT, Problem
 from paritybench_runner.corpus import Case
 from paritybench_runner.protocol import SETTLES, CompilerRun, run_eagerly
@@ -22,6 +23,16 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x).relu()
+
+
+class Branches(nn.Module):
+    """Five operators, of which the last stands alone; `bool` of a tensor cuts before it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = (x + 1).relu()
+        if x.sum() > 1:
+            x = x * 2
+        return x
 
 
 class Fails(nn.Module):
@@ -188,3 +199,16 @@ def test_magjit_takes_the_module_whole() -> None:
     compiler.reset()
     assert (result.outcome, result.graphs) == ("whole", 1), result.reason
     assert set(result.steps.values()) == {"held"}
+
+
+@pytest.mark.parametrize(("cls", "outside"), [(Net, 0), (Branches, 3)])
+def test_operators_in_graphs_are_counted(cls: Any, outside: int) -> None:
+    """`bool` of a tensor is `is_nonzero`, `item` and `_local_scalar_dense`, between the graphs."""
+    compiler = MagJIT()
+    with magjit.config.override(single_operators=True):
+        one = trial(cls)
+        run_eagerly(one)
+        result = CompilerRun(one, compiler, "eager", 3).run()
+    compiler.reset()
+    assert result.steps == {2: "held", 3: "held"}
+    assert result.dispatched > 3 and result.dispatched - result.in_graphs == outside
