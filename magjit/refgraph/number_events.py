@@ -319,11 +319,23 @@ def _call(
     numbers = rec.numbers.among(inputs)
     if func is range and any(n.varies for n in numbers) and rec.try_cut(_LOOPS):
         return _C.OPAQUE
+    if _asks_for_value(func) and any(_varies_between_regions(rec, number) for number in numbers):
+        if rec.try_cut(_NEEDS):
+            return _C.OPAQUE
     state.entered = False
     verdict = handler(rec, state, offset, inputs)
     if verdict is None and _is_setattr(rec, func, args):
         return None
     return _unless_followed(rec, state, func, verdict, numbers)
+
+
+def _asks_for_value(func: Any) -> bool:
+    """Whether a C function that is not torch's computes with a number, as `math.exp` does."""
+    module = getattr(func, "__module__", None)
+    return isinstance(func, types.BuiltinFunctionType) and module in _ASKING_MODULES
+
+
+_ASKING_MODULES = frozenset({"math", "cmath", "builtins", "_operator"})
 
 
 def _unless_followed(
@@ -429,7 +441,11 @@ def _takes_apart(
     if is_sequence(inputs[0]) and type(inputs[1]) is slice and not rec.numbers.among(inputs[1:]):
         return moves_items(rec, handler, state, offset, inputs)
     whole = type(inputs[1]) not in (int, str)
-    rec.numbers.pin(rec.numbers.among(inputs if whole else inputs[1:]))
+    numbers = rec.numbers.among(inputs if whole else inputs[1:])
+    if is_sequence(inputs[0]) and any(_varies_between_regions(rec, one) for one in numbers):
+        if rec.try_cut(_NEEDS):
+            return _C.OPAQUE
+    rec.numbers.pin(numbers)
     return handler(rec, state, offset, inputs)
 
 
