@@ -72,7 +72,7 @@ def _with_grad(make: Maker) -> Maker:
 def _floats(x: Any, y: Any, half: Any, a: Any, b: Any) -> Any:
     """What a float becomes that changes from call to call; see ``FloatInputs``."""
     z = torch.addcmul(x * a - b, y, b)
-    return torch.where(z > a, z, a).clamp(min=b), b - x / a, (half.float() * b).to(half.dtype)
+    return torch.where(z > a, z, a).clamp_min(b), b - x / a, (half.float() * b).to(half.dtype)
 
 
 def _make_floats(device: torch.device) -> list[Any]:
