@@ -35,6 +35,8 @@ class Settings:
             by a backend that does so, and a warning names the guards that fail.
         rehearse: run a program that sets itself up in its first call a second time, without a
             trace, to record the way that it goes from then on (``MAGJIT_REHEARSE=0``).
+        compile_late: leave a graph that is likely to be replaced uncompiled until a call needs it,
+            such as that of an unrolled loop over an input (``MAGJIT_COMPILE_LATE=0``).
         verify: check each intermediate representation after each pass.
         cache_dir: where compiled artefacts are kept (``MAGJIT_CACHE_DIR``; else
             ``$XDG_CACHE_HOME/magjit``, else ``~/.cache/magjit``).
@@ -44,6 +46,7 @@ class Settings:
 
     record_limit: int = 8
     rehearse: bool = True
+    compile_late: bool = True
     verify: bool = False
     cache_dir: Path = Path()
     cache_bytes: int = 2 << 30
@@ -75,6 +78,7 @@ def _from_environment(environment: Mapping[str, str]) -> Settings:
         disk_cache=environment.get("MAGJIT_DISK_CACHE", "1") != "0",
         verify=environment.get("MAGJIT_VERIFY", "0") != "0",
         rehearse=environment.get("MAGJIT_REHEARSE", "1") != "0",
+        compile_late=environment.get("MAGJIT_COMPILE_LATE", "1") != "0",
     )
 
 
