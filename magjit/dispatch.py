@@ -27,7 +27,7 @@ from magjit.own_frames import depth_of_the_call, users_part
 from magjit.pipeline import build_record
 from magjit.plugin import Backend, BackendContext, FloatInputs, Streaming, StreamingBackend
 from magjit.records import Captured, Record, SplitPoint, Stats
-from magjit.regions import Program, RegionRun
+from magjit.regions import Program, RegionRun, Rest
 from magjit.rehearsal import may_rehearse, rehearse
 from magjit.replay_errors import has_saved_tensor_hooks, leave_modes
 from magjit.shape_history import ShapeHistory
@@ -147,10 +147,11 @@ class Controller:
             if self.records and log.isEnabledFor(logging.INFO):
                 log.info("%s is captured again: %s", self.name, "; ".join(dict.fromkeys(reasons)))
             result = self._capture(args, kwargs)
-            self._rehearse(args, kwargs)
-            return result
+            if not isinstance(result, Rest):
+                self._rehearse(args, kwargs)
         finally:
             capture_lock.clear()
+        return result.replay(to_the_end=self is self.root) if type(result) is Rest else result
 
     def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record the second way at once where the first record would not even serve the next call.
@@ -289,6 +290,7 @@ class Controller:
         for record in self.records:
             for owner, name in record.missed_numbers(args, kwargs):
                 self.history.note_attribute(owner, name)
+        self.history.expect(self.program.symbolic_sizes, args)
         symbols = self.history.wants_symbols(
             [*args, *kwargs.values()],
             any(record.misses_for_shape(args, kwargs) for record in self.records),
@@ -303,7 +305,10 @@ class Controller:
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         manner = self.manner(args, kwargs)
-        run = RegionRun(self.program, self.root, self, manner) if self.cuts else None
+        run = None
+        if self.cuts:
+            leaves = not self.keep_last  # reports are about the whole call
+            run = RegionRun(self.program, self.root, self, manner, leaves=leaves)
         observation = observe(self.target, args, kwargs, manner, run)
         result = observation.recorder.numbers.original(observation.result)
         try:
@@ -316,7 +321,7 @@ class Controller:
             observation.recorder.give_numbers_back()
             if not self.keep_last:
                 observation.release()
-        return result
+        return result if run is None or run.rest is None else run.rest
 
     def keep(
         self,
