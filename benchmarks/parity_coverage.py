@@ -7,6 +7,9 @@ whole, whole_programs  per cent of the static ones that are one graph, all repla
 failing, failing_programs   how many static ones are not
 wrong, crashed, timeout     cases, dynamic ones included
 capture_ms             median over the cases that both take, both in one run over a sample
+training, batch        cases whose outputs and gradients in training, and whose results for another
+                       batch size, are eager's; *_wrong: those that are not
+in_graphs              per cent of the operators of dynamic cases that run in graphs
 """
 
 from __future__ import annotations
@@ -67,6 +70,30 @@ def capture_row(sample: dict[str, Any]) -> Row:
     return Row.of("capture", "capture_ms", "ms", values, note)
 
 
+_STEPS = {"5": "training", "6": "batch"}
+
+
+def step_rows(later: dict[str, Any]) -> list[Row]:
+    """Training and other batch sizes: how many cases eager can do, and how many differ."""
+    found = later["coverage"][OURS]
+    made = []
+    for step, name in _STEPS.items():
+        counts = found["steps"][step]
+        made.append(Row("all", name, "", counts["held"]))
+        made.append(Row("all", f"{name}_wrong", "", counts.get("other", 0)))
+    faults = sum(found["outcomes"][fault] for fault in FAULTS)
+    made.append(Row("all", "later_faults", "", faults))
+    return made
+
+
+def dynamic_row(dynamic: dict[str, Any]) -> Row:
+    """Where the operators of programs that are cut run."""
+    found = dynamic["moving"][OURS]
+    share = 100 * found["in_graphs"] / found["dispatched"]
+    note = f"{found['cases']} cases, {found['dispatched']} operators"
+    return Row("dynamic", "in_graphs", "%", share, note=note)
+
+
 def main() -> None:
     options = argument_parser(__doc__).parse_args()
     bench = Benchmark(options.json, busy=0.0)
@@ -74,6 +101,9 @@ def main() -> None:
         bench.add(row)
     if (RESULTS / "capture.json").is_file():
         bench.add(capture_row(report("capture")))
+    for row in step_rows(report("training")):
+        bench.add(row)
+    bench.add(dynamic_row(report("dynamic")))
     bench.finish()
 
 

@@ -215,6 +215,11 @@ _COVERAGE = {
     ("all", "crashed"): "crashed, all cases",
     ("all", "timeout"): "timed out, all cases",
     ("capture", "capture_ms"): "capture, median, ms",
+    ("all", "training"): "training: outputs and gradients as in eager, cases",
+    ("all", "training_wrong"): "training: not as in eager, cases",
+    ("all", "batch"): "another batch size: as in eager, cases",
+    ("all", "batch_wrong"): "another batch size: not as in eager, cases",
+    ("dynamic", "in_graphs"): "operators of dynamic cases that run in graphs, %",
 }
 
 

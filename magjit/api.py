@@ -14,8 +14,9 @@ from typing import Any, TypeVar, cast, overload
 import torch
 
 from magjit import _C, dispatch
-from magjit.dispatch import Controller, MagJITWarning, Options, depth_of_the_call
+from magjit.dispatch import Controller, MagJITWarning, Options
 from magjit.errors import ArgumentError
+from magjit.own_frames import depth_of_the_call
 from magjit.plugin import Backend, resolve
 from magjit.records import Stats
 

@@ -37,6 +37,8 @@ class Settings:
             trace, to record the way that it goes from then on (``MAGJIT_REHEARSE=0``).
         single_operators: hand regions of one operator to the backend, too; the call of what it
             compiles usually costs more than it gains there.
+        compile_late: leave a graph that is likely to be replaced uncompiled until a call needs it,
+            such as that of an unrolled loop over an input (``MAGJIT_COMPILE_LATE=0``).
         verify: check each intermediate representation after each pass.
         cache_dir: where compiled artefacts are kept (``MAGJIT_CACHE_DIR``; else
             ``$XDG_CACHE_HOME/magjit``, else ``~/.cache/magjit``).
@@ -47,6 +49,7 @@ class Settings:
     record_limit: int = 8
     rehearse: bool = True
     single_operators: bool = False
+    compile_late: bool = True
     verify: bool = False
     cache_dir: Path = Path()
     cache_bytes: int = 2 << 30
@@ -78,6 +81,7 @@ def _from_environment(environment: Mapping[str, str]) -> Settings:
         disk_cache=environment.get("MAGJIT_DISK_CACHE", "1") != "0",
         verify=environment.get("MAGJIT_VERIFY", "0") != "0",
         rehearse=environment.get("MAGJIT_REHEARSE", "1") != "0",
+        compile_late=environment.get("MAGJIT_COMPILE_LATE", "1") != "0",
     )
 
 

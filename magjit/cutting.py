@@ -22,6 +22,7 @@ from torch._C import (
 
 from magjit import _C
 from magjit.bytecode import decode
+from magjit.bytecode.depths import exception_table
 from magjit.bytecode.perform import Operation, instruction_at, operation_at
 from magjit.bytecode.splice import SpliceError, obstacle
 from magjit.continuations import Chain, CutPoint, FramePoint, frame_point
@@ -255,11 +256,37 @@ class Host(Protocol):
     def ended(self, cut: Cut) -> CutPoint | None:
         """The region that is being recorded ends here; None: it cannot be made a record."""
 
-    def begins(self, chain: Chain, values: list[Any]) -> tuple[Any, ...] | None:
-        """The next region begins: what the frames are to hold; None: nothing is to be recorded."""
+    def begins(self, chain: Chain, values: list[Any], leavable: bool) -> tuple[Any, ...] | None:
+        """The next region begins: what the frames are to hold; None: nothing is to be recorded.
+
+        Raises:
+            Leave: the rest of the program is replayed; only where the frames can be left.
+        """
 
     def refused(self, split: Split, problem: Uncuttable) -> None:
         """A split at which the run cannot be cut."""
+
+
+class Leave(BaseException):
+    """The frames of a run end here: the rest of the program is replayed.
+
+    No handler of the program's own sees it (`can_be_left`).
+    """
+
+
+def can_be_left(cut: Cut) -> bool:
+    """Whether an exception can end all frames of a run without any code of theirs noticing.
+
+    No frame, up to the one that runs the program, may be inside of a handler's or a ``with``
+    block's range.
+    """
+    frame: types.FrameType | None = cut.frames[-1].frame
+    while frame is not None and frame.f_globals.get("__name__") != "magjit.observe":
+        unit = frame.f_lasti // 2
+        if any(row.start <= unit < row.end for row in exception_table(frame.f_code)):
+            return False
+        frame = frame.f_back
+    return frame is not None
 
 
 class Cutter:
@@ -334,7 +361,8 @@ class Cutter:
         recorder.pause()
         try:
             values = read_values(cut, chain)
-            given = without_modes(recorder, lambda: self.host.begins(chain, values))
+            leavable = can_be_left(cut)
+            given = without_modes(recorder, lambda: self.host.begins(chain, values, leavable))
             if given is not None:
                 for live in cut.frames:
                     adopt(recorder, live.state)

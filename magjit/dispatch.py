@@ -7,8 +7,6 @@ compiled object. Records belong to the controller, so two compiles of one class 
 from __future__ import annotations
 
 import logging
-import sys
-import types
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -22,12 +20,14 @@ from magjit import _C, stances
 from magjit import config as settings
 from magjit.continuations import Chain
 from magjit.errors import BackendError, GraphBreakError, RecompileError
+from magjit.late_graphs import NotCompiled, cannot_compile_here
 from magjit.marks import Mark, mark
 from magjit.observe import Manner, Observation, capture_lock, observe
+from magjit.own_frames import depth_of_the_call, users_part
 from magjit.pipeline import build_record
 from magjit.plugin import Backend, BackendContext, FloatInputs, Streaming, StreamingBackend
 from magjit.records import Captured, Record, SplitPoint, Stats
-from magjit.regions import Program, RegionRun
+from magjit.regions import Program, RegionRun, Rest
 from magjit.rehearsal import may_rehearse, rehearse
 from magjit.replay_errors import has_saved_tensor_hooks, leave_modes
 from magjit.shape_history import ShapeHistory
@@ -123,7 +123,7 @@ class Controller:
             return self._missed(args, kwargs or {})
         except BaseException as error:
             # Neither readers of the traceback nor what it keeps alive need our own frames.
-            error.__traceback__ = _users_part(error.__traceback__)
+            error.__traceback__ = users_part(error.__traceback__)
             raise
 
     def _missed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -147,10 +147,11 @@ class Controller:
             if self.records and log.isEnabledFor(logging.INFO):
                 log.info("%s is captured again: %s", self.name, "; ".join(dict.fromkeys(reasons)))
             result = self._capture(args, kwargs)
-            self._rehearse(args, kwargs)
-            return result
+            if not isinstance(result, Rest):
+                self._rehearse(args, kwargs)
         finally:
             capture_lock.clear()
+        return result.replay(to_the_end=self is self.root) if type(result) is Rest else result
 
     def _rehearse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record the second way at once where the first record would not even serve the next call.
@@ -186,6 +187,9 @@ class Controller:
         checkpointing ends a recomputation with an exception out of one.
         """
         record = next((record for record in self.records if record.handle is handle), None)
+        if isinstance(error, NotCompiled):
+            handle.hits -= 1  # it has not served the call
+            return self._needed_now(record, error, args, kwargs)
         if record is None or not in_graph:
             raise error
         leave_modes(error, record.grad_enabled)
@@ -194,7 +198,7 @@ class Controller:
         try:
             result = self._eagerly(args, kwargs)
         except BaseException as raised:
-            raised.__traceback__ = _users_part(raised.__traceback__)
+            raised.__traceback__ = users_part(raised.__traceback__)
             raise
         reason = f"what backend {self.options.backend.name!r} compiled failed: {error!r}"
         if self.options.fullgraph:
@@ -204,6 +208,33 @@ class Controller:
         self.reset()
         self._fall_back(reason, reason)
         return result
+
+    def _needed_now(
+        self,
+        record: Record | None,
+        asked: NotCompiled,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """A call that hits a record whose graph has waited to be compiled."""
+        if _is_traced() or cannot_compile_here() or not capture_lock.take():
+            return self._eagerly(args, kwargs)
+        try:
+            capture_lock["capturing"] = capture_lock["holder"]
+            if record is not None and record.late is asked.graph:
+                old = record.handle
+                handle = asked.graph.compile(record, asked.inputs)
+                if record in self.records:  # nobody has dropped it meanwhile
+                    self.dispatcher.add(handle)
+                    self.dispatcher.remove(old)
+        except Exception as error:
+            if record in self.records:
+                self.records.remove(record)
+                self.dispatcher.remove(record.handle)
+                self._fall_back(str(getattr(error, "reason", error)), str(error))
+        finally:
+            capture_lock.clear()
+        return self.dispatcher(*args, **kwargs)
 
     def _eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.eager_calls += 1
@@ -259,6 +290,7 @@ class Controller:
         for record in self.records:
             for owner, name in record.missed_numbers(args, kwargs):
                 self.history.note_attribute(owner, name)
+        self.history.expect(self.program.symbolic_sizes, args)
         symbols = self.history.wants_symbols(
             [*args, *kwargs.values()],
             any(record.misses_for_shape(args, kwargs) for record in self.records),
@@ -273,7 +305,10 @@ class Controller:
 
     def _capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         manner = self.manner(args, kwargs)
-        run = RegionRun(self.program, self.root, self, manner) if self.cuts else None
+        run = None
+        if self.cuts:
+            leaves = not self.keep_last  # reports are about the whole call
+            run = RegionRun(self.program, self.root, self, manner, leaves=leaves)
         observation = observe(self.target, args, kwargs, manner, run)
         result = observation.recorder.numbers.original(observation.result)
         try:
@@ -286,7 +321,7 @@ class Controller:
             observation.recorder.give_numbers_back()
             if not self.keep_last:
                 observation.release()
-        return result
+        return result if run is None or run.rest is None else run.rest
 
     def keep(
         self,
@@ -425,29 +460,6 @@ def all_stats() -> Stats:
         total.streamed_calls += stats.streamed_calls
         total.records += stats.records
     return total
-
-
-def _is_own(frame: types.FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).startswith("magjit.")
-
-
-def depth_of_the_call() -> int:
-    """How many frames above `Controller._warn` the compiled object was called."""
-    frame: types.FrameType | None = sys._getframe(1)
-    depth = 1
-    while frame is not None and _is_own(frame):
-        frame, depth = frame.f_back, depth + 1
-    return depth
-
-
-def _users_part(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback from the first frame on that is not MagJIT's; all of it where there is none."""
-    found = traceback
-    while found is not None:
-        if not _is_own(found.tb_frame):
-            return found
-        found = found.tb_next
-    return traceback
 
 
 def _is_traced() -> bool:

@@ -18,7 +18,7 @@ from torch._C import _pop_torch_function_stack, _push_on_torch_function_stack
 from magjit import _C
 from magjit.annotations import default_database
 from magjit.bytecode import decode
-from magjit.cutting import Cutter, Host
+from magjit.cutting import Cutter, Host, Leave
 from magjit.errors import Location
 from magjit.garbage import uncollected
 from magjit.marks import Mark, mark_of
@@ -314,7 +314,8 @@ def observe(
         recorder: a recorder of another kind than usual, which has recorded nothing yet.
 
     Returns:
-        The observation of the run's last region.
+        The observation of the run's last region. A run that was left (`Leave`) has no result;
+        ``regions`` knows how it goes on.
     """
     recorder = recorder or StateRecorder(default_database(), python_special)
     observation = Observation(recorder, args, kwargs)
@@ -349,6 +350,8 @@ def observe(
                     result = _traced(tracer, recorder, target, *given)
             else:
                 result = _traced(tracer, recorder, target, *given)
+    except Leave as leave:
+        leave.__traceback__ = result = tracer = None  # the frames have ended
     finally:
         recorder.on_split = lambda split: False
     if regions is not None:

@@ -20,13 +20,14 @@ from magjit.errors import BackendError, Unrebuildable
 from magjit.garbage import uncollected
 from magjit.guards import emit as guard_emit
 from magjit.guards import plan as guard_plan
+from magjit.late_graphs import LateGraph, steps_through_input
 from magjit.lower_fx import lower
 from magjit.mocks import build_plan as build_mock
 from magjit.mocks import emit as emit_mock
 from magjit.mocks.changes import writes_of
 from magjit.monitor.regions import Region
 from magjit.observe import Observation
-from magjit.plugin import Backend, BackendContext, ShapeGuard, run_backend
+from magjit.plugin import Backend, BackendContext, GraphInput, ShapeGuard, run_backend
 from magjit.plugin.fx_helpers import runnable
 from magjit.records import Captured, Record, SplitPoint
 from magjit.refgraph.number_records import NumberInputs
@@ -173,6 +174,15 @@ def _guard_plan(build: Build) -> None:
     build.captured.guard_plan = plan
 
 
+def _guard(build: Build) -> None:
+    """The guard's instructions, but for those that come from numbers and from the backend."""
+    plan = build.captured.guard_plan
+    assert plan is not None
+    code = build.guard = guard_emit.emit(plan)
+    code.at("torch's global state")
+    code.emit("global_state", build.observation.global_state)
+
+
 def _lower(build: Build) -> None:
     """The operator graph as torch.fx."""
     recorder = build.observation.recorder
@@ -214,11 +224,45 @@ def _backend(build: Build) -> None:
         for value in _number_values(build):
             build.context.live_inputs.append(value)
             inputs.append(build.observation.describer.describe(value, dynamic=True))
-        with build.observation.ambient():
-            build.compiled = run_backend(build.backend, build.gm, inputs, build.context)
+        if _may_wait(build) and _likely_replaced(build, inputs):
+            build.context.live_inputs = None
+            build.compiled = LateGraph(build.backend, inputs, build.context)
+        else:
+            with build.observation.ambient():
+                build.compiled = run_backend(build.backend, build.gm, inputs, build.context)
     else:
         build.compiled = _no_operators
     build.captured.timings.backend_ms = (time.perf_counter() - started) * 1e3
+
+
+def _may_wait(build: Build) -> bool:
+    """Whether the graph may be compiled at a later call: nobody waits for the outcome now.
+
+    Neither do numbers or symbols, which a failing backend would make constants of.
+    """
+    context, recorder = build.context, build.observation.recorder
+    if not settings.current().compile_late or context.fullgraph or context.want_dumps:
+        return False
+    if build.backend.name == "eager" or build.shape_guards is not None or recorder.numbers:
+        return False
+    assert build.gm is not None
+    return not build.backend.supports(build.gm)
+
+
+def _likely_replaced(build: Build, inputs: list[GraphInput]) -> bool:
+    """Whether another record will probably serve the next calls: then this one's compiler waits.
+
+    So it is with a loop over an input, which is unrolled, and with a run that has changed what its
+    guard compares: the same call would miss it.
+    """
+    observation = build.observation
+    if steps_through_input(build.captured.operators, inputs):
+        return True
+    if not observation.recorder.changes:
+        return False
+    assert build.guard is not None
+    program = build.guard.program()
+    return program.explain(observation.args, observation.kwargs) is not None
 
 
 def _is_one_call(build: Build) -> bool:
@@ -283,11 +327,9 @@ def _with_numbers(
 def _emit(build: Build) -> None:
     """The record itself."""
     captured = build.captured
+    code = build.guard
     assert captured.guard_plan is not None and build.gm is not None
-    assert build.compiled is not None
-    code = guard_emit.emit(captured.guard_plan)
-    code.at("torch's global state")
-    code.emit("global_state", build.observation.global_state)
+    assert build.compiled is not None and code is not None
     # Predicates come last, so what anything else needs is fetched before them.
     node_slots = tuple(code.slot(node_id) for node_id in build.node_ids)
     input_slots = tuple(code.slot(node_id) for node_id in captured.guard_plan.tensors)
@@ -320,6 +362,7 @@ def _emit(build: Build) -> None:
         grad_enabled=bool(build.observation.global_state["grad_mode"]),
         repeatable=build.observation.repeatable(),
         fixed_draws=any(drawn.pinned for drawn in numbers.draws),
+        late=build.compiled if isinstance(build.compiled, LateGraph) else None,
     )
 
 
@@ -327,6 +370,7 @@ PASSES: list[tuple[str, Callable[[Build], None]]] = [
     ("suits the backend", _suits_backend),
     ("mock", _mock),
     ("guard plan", _guard_plan),
+    ("guard", _guard),
     ("lower to torch.fx", _lower),
     ("backend", _backend),
     ("emit", _emit),

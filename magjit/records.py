@@ -24,6 +24,7 @@ from magjit.refgraph.relations import Item
 
 if TYPE_CHECKING:
     from magjit.guards.plan import GuardPlan
+    from magjit.late_graphs import LateGraph
     from magjit.mocks.ir import MockPlan
     from magjit.monitor.operator_graph import OperatorGraph
     from magjit.refgraph.nodes import RefGraph
@@ -86,6 +87,7 @@ class Record:
         repeatable: the graph changes nothing outside, so that after a failure in it the program
             can be run as if it had not been called.
         fixed_draws: the guard asks for random numbers of certain values.
+        late: the graph, while it waits to be compiled.
     """
 
     handle: _C.Record
@@ -102,6 +104,7 @@ class Record:
     grad_enabled: bool = True
     repeatable: bool = False
     fixed_draws: bool = False
+    late: LateGraph | None = None
 
     @property
     def origins(self) -> list[str]:

@@ -23,7 +23,7 @@ from torch.amp import autocast_mode
 from magjit import _C
 from magjit import config as settings
 from magjit.continuations import Chain, CutPoint
-from magjit.cutting import Cut, Enclosing, Uncuttable
+from magjit.cutting import Cut, Enclosing, Leave, Uncuttable
 from magjit.errors import line_of
 from magjit.monitor.operator_graph import Operator, ValueRef
 from magjit.observe import Manner, Observation
@@ -69,6 +69,7 @@ class Program:
         regions: how it goes on from there, by where its frames stand.
         places: instructions to cut at that were found too late, with the reason.
         notes_results: an object could not be made again; the next run tells where it is made.
+        symbolic_sizes: numbers that are symbols in the call that is under way.
     """
 
     def __init__(self, make: Callable[[Chain], Keeper]) -> None:
@@ -77,6 +78,7 @@ class Program:
         self.regions: dict[Any, Keeper] = {}
         self.places: dict[tuple[int, int], str] = {}
         self.notes_results = False
+        self.symbolic_sizes: frozenset[int] = frozenset()
         self._codes: list[types.CodeType] = []
         self._steps: weakref.WeakSet[_C.Step] = weakref.WeakSet()
 
@@ -137,13 +139,55 @@ class Program:
         return (chain if region is None else region.dispatcher), picked
 
 
+class Rest:
+    """What is left of a call when the run that captures it has been left.
+
+    Args:
+        program: of which it is a part.
+        region: begins there; a record serves it.
+        args: what the frames held.
+        sizes: numbers that were symbols in the run.
+    """
+
+    def __init__(
+        self, program: Program, region: Keeper, args: tuple[Any, ...], sizes: frozenset[int]
+    ) -> None:
+        self._program = program
+        self._region = region
+        self._args = args
+        self._sizes = sizes
+
+    def replay(self, *, to_the_end: bool) -> Any:
+        """The result of the call, or `Pending` after the first region."""
+        program, args, self._args = self._program, self._args, ()
+        before, program.symbolic_sizes = program.symbolic_sizes, self._sizes
+        try:
+            result = self._region.dispatcher(*args)
+            del args  # nothing is kept alive that no frame needs
+            while to_the_end and isinstance(result, _C.Pending):
+                result = result.step.drive(result.values)
+            return result
+        finally:
+            program.symbolic_sizes = before
+
+
 class RegionRun:
     """One monitor run of a program, region by region; what `magjit.cutting` asks of its host."""
 
     observation: Observation
 
-    def __init__(self, program: Program, root: Keeper, current: Keeper, manner: Manner) -> None:
+    def __init__(
+        self,
+        program: Program,
+        root: Keeper,
+        current: Keeper,
+        manner: Manner,
+        *,
+        leaves: bool = True,
+    ) -> None:
         self.program = program
+        self.leaves = leaves
+        self.rest: Rest | None = None
         self.root = root
         self.current = current
         self.manner = manner
@@ -201,7 +245,7 @@ class RegionRun:
             outer = cut.frames[-2]
             self.learned |= self.program.learn(Enclosing(outer.code, outer.offset), kept.reason)
 
-    def begins(self, chain: Chain, values: list[Any]) -> tuple[Any, ...] | None:
+    def begins(self, chain: Chain, values: list[Any], leavable: bool) -> tuple[Any, ...] | None:
         """See `magjit.cutting.Host`."""
         region = self.program.region(chain)
         recorder = self._recorder
@@ -213,6 +257,8 @@ class RegionRun:
             region.eager_reason = "a mode of torch is active that was not when the call began"
             return None
         self._duplicate = any(record.serves(args) for record in region.records)
+        if self._duplicate and leavable and self.leaves:
+            self._leave(region, args)
         if not self._duplicate and len(region.records) >= settings.current().record_limit:
             return None
         self._hand_on_shapes(region)
@@ -224,16 +270,38 @@ class RegionRun:
         recorder.watch()
         return given[0]
 
-    def _hand_on_shapes(self, region: Keeper) -> None:
-        """Sizes that are symbols in the region that ends are symbols in the next one, too."""
+    def _leave(self, region: Keeper, args: tuple[Any, ...]) -> None:
+        """Replay the rest of the call: to observe again what is known already costs a lot.
+
+        Raises:
+            Leave: always.
+        """
+        recorder = self.observation.recorder
+        sizes = {
+            tensor.shape[dim]
+            for tensor, free in self._symbolic()
+            for dim, is_free in enumerate(free)
+            if is_free
+        }
+        given = tuple(map(recorder.numbers.original, args))
+        self.rest = Rest(self.program, region, given, frozenset(sizes))
+        recorder.abandon("the rest is replayed")
+        raise Leave
+
+    def _symbolic(self) -> Iterator[tuple[torch.Tensor, tuple[bool, ...]]]:
+        """Tensors of the region that ends, with which of their sizes are symbols."""
         shapes, operators = self.observation.shapes, self.observation.recorder.operators
         if shapes is None:
             return
-        known = range(len(operators.graph.values))
-        for value, tensor in operators.alive(known):
+        for value, tensor in operators.alive(range(len(operators.graph.values))):
             free = shapes.free_sizes(value.value_id)
             if any(free):
-                region.history.expected[id(tensor)] = (weakref.ref(tensor), free)
+                yield tensor, free
+
+    def _hand_on_shapes(self, region: Keeper) -> None:
+        """Sizes that are symbols in the region that ends are symbols in the next one, too."""
+        for tensor, free in self._symbolic():
+            region.history.expected[id(tensor)] = (weakref.ref(tensor), free)
 
     def _is_inside_a_mode(self) -> bool:
         """Whether torch's state is another one than at the start of the call, but for modes that

@@ -7,7 +7,7 @@ for a number, an argument or an attribute, that number is lifted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,8 @@ class ShapeHistory:
         given_up: a capture with symbols failed where one without may not.
         of_region: the program goes on in its middle: all numbers that it is handed are inputs from
             the first capture on, because most of them come from a loop or from a tensor.
+        likely: sizes that probably change: those that are symbols in the regions before, and the
+            numbers that the frames hold, because a cache is as long as they count.
         expected: tensors by identity, as weak references, of which the region before has symbols
             for some sizes.
     """
@@ -37,6 +39,7 @@ class ShapeHistory:
     given_up: bool = False
     of_region: bool = False
     expected: dict[int, tuple[Any, tuple[bool, ...]]] = field(default_factory=dict)
+    likely: frozenset[int] = frozenset()
     _seen: dict[Path, tuple[set[int], ...]] = field(default_factory=dict)
     _fixed: set[tuple[Path, int]] = field(default_factory=set)
     _given: dict[int | str, set[str]] = field(default_factory=dict)
@@ -51,13 +54,27 @@ class ShapeHistory:
         """
         if self.dynamic is False or self.given_up:
             return False
-        if self.dynamic or misses_for_shape or self.expected or any(map(_is_marked, values)):
+        if self.dynamic or misses_for_shape or self.expected:
+            return True
+        if self.likely and any(not self.likely.isdisjoint(size) for size in _sizes(values)):
+            return True
+        if any(map(_is_marked, values)):
             return True
         return any(
             len(known) > 1 and (path, dim) not in self._fixed
             for path, sizes in self._seen.items()
             for dim, known in enumerate(sizes)
         )
+
+    def expect(self, sizes: frozenset[int], args: tuple[Any, ...]) -> None:
+        """Which sizes probably change in a capture that begins now.
+
+        Args:
+            sizes: those that are symbols in the regions before.
+            args: of the capture.
+        """
+        held = {value for value in args if type(value) is int and value > 1}
+        self.likely = sizes | held if self.of_region else sizes
 
     def note_numbers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A capture has met these arguments."""
@@ -104,6 +121,9 @@ class ShapeHistory:
             ref, free = self.expected.get(id(node.obj), (None, ()))
             if ref is not None and ref() is node.obj:
                 chosen |= {dim for dim, may_change in enumerate(free) if may_change}
+            if node.structural:
+                likely = {dim for dim, size in enumerate(given.size) if size in self.likely}
+                chosen |= {dim for dim in likely if (path, dim) not in self._fixed}
             chosen = {dim for dim in chosen if given.size[dim] > 1}
             return frozenset(chosen - given.static_dims)
 
@@ -156,3 +176,12 @@ def _is_marked(value: Any) -> bool:
         getattr(value, "_dynamo_dynamic_indices", None)
         or getattr(value, "_dynamo_weak_dynamic_indices", None)
     )
+
+
+def _sizes(values: Any, depth: int = 3) -> Iterator[torch.Size]:
+    """Sizes of the tensors that are among some values, or in their lists and tuples."""
+    for value in values:
+        if type(value) is torch.Tensor:
+            yield value.shape
+        elif type(value) in (list, tuple) and depth:
+            yield from _sizes(value, depth - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from magjit import _C
@@ -383,23 +383,40 @@ _EMITTERS: dict[type[r.Relation], Callable[..., None]] = {
 }
 
 
-def add_backend_guards(code: GuardCode, guards: list[Any]) -> None:
+def add_backend_guards(code: GuardCode, guards: Sequence[Any]) -> None:
     """What the backend's compilation assumed beyond the metadata of its inputs."""
     slots = [code.slot(node_id) for node_id in code.plan.tensors]
+    for instruction, origin in backend_instructions(guards, slots):
+        code.at(origin)
+        code.emit(*instruction)
+
+
+def backend_instructions(
+    guards: Sequence[Any], slots: Sequence[int]
+) -> Iterator[tuple[Instruction, str]]:
+    """The same as instructions, each with what it is for.
+
+    Args:
+        guards: of the backend.
+        slots: of the graph's inputs, in order.
+
+    Raises:
+        BackendError: a guard is of no known kind.
+    """
     # A predicate may run Python code, so that nothing but predicates may come after it.
     for guard in sorted(guards, key=lambda guard: isinstance(guard, CustomGuard)):
-        code.at(f"the backend's guard: {guard}")
+        origin = f"the backend's guard: {guard}"
         match guard:
             case SameInput(kept=kept, dropped=dropped):
-                code.emit("same", slots[kept], slots[dropped])
+                yield ("same", slots[kept], slots[dropped]), origin
             case StorageRelation(overlapping=overlapping, disjoint=disjoint):
-                _storage_relation(
-                    code, [slots[i] for i in overlapping], [slots[i] for i in disjoint]
-                )
+                related = [slots[i] for i in overlapping], [slots[i] for i in disjoint]
+                for instruction in _storage_relation(*related):
+                    yield instruction, origin
             case ShapeGuard():
                 pass  # sizes are compared exactly, or there are guards of the front end's own
             case CustomGuard(inputs=inputs, check=check):
-                code.emit("predicate", [slots[i] for i in inputs], check)
+                yield ("predicate", [slots[i] for i in inputs], check), origin
             case _:
                 raise BackendError(f"The backend states a guard of an unknown kind: {guard}")
 
@@ -465,10 +482,10 @@ def add_number_guard(code: GuardCode, guard: NumberGuard | None) -> None:
         code.emit("predicate", [code.slot(node_id) for node_id in guard.reads.nodes], guard)
 
 
-def _storage_relation(code: GuardCode, overlapping: list[int], disjoint: list[int]) -> None:
+def _storage_relation(overlapping: list[int], disjoint: list[int]) -> Iterator[Instruction]:
     for position, first in enumerate(overlapping):
         for second in overlapping[position + 1 :]:
-            code.emit("overlap", first, second, 0)
+            yield "overlap", first, second, 0
     for first in disjoint:
         for second in overlapping:
-            code.emit("overlap", first, second, None)
+            yield "overlap", first, second, None

@@ -46,7 +46,9 @@ def test_program(row: Row, capsys: pytest.CaptureFixture[str]) -> None:
             compare(row, eager, jit, compiled, seed, capsys)
             now = magjit.stats(compiled)
             entered = now.region_replays - before.region_replays
-            assert entered <= now.operations - before.operations
+            # A run that is left has done the operation before the first region itself.
+            done = now.operations - before.operations + now.captures - before.captures
+            assert entered <= done
             if call == 1 and row.cut and not row.learns:
                 assert now.captures == before.captures, "the second call was observed"
                 assert now.eager_calls == before.eager_calls
