@@ -91,14 +91,16 @@ class Kind(Enum):
     """Adds a step's block to an accumulator; the dimensions are the tile's."""
     REDUCE2 = "reduce2"
     """The same of a function of two blocks; the encoder makes it of two instructions."""
+    REDUCE3 = "reduce3"
+    """The same into three accumulators: the result, then operands that are written as well."""
     SCAN = "scan"
     """Each element with all before it, from step to step with an accumulator."""
 
     @property
     def operands(self) -> int:
         """Tensor operands."""
-        known = {"unary": 1, "binary": 2, "ternary": 3, "reduce": 1, "reduce2": 2, "scan": 1}
-        return known.get(self.value, 0)
+        more = {Kind.MEMORY: 0, Kind.BINARY: 2, Kind.TERNARY: 3, Kind.REDUCE2: 2}
+        return more.get(self, 1)
 
 
 FLOAT = (DType.F32, DType.F64)
@@ -341,6 +343,14 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
         "(a - b) * (a - b)",
         lambda a, b: (a - b).square().sum(),
         "sum of (a − b)²",
+    ),
+    Instruction(
+        "moments",
+        Kind.REDUCE3,
+        (DType.F32,),
+        "",
+        None,
+        "sum of squared deviations from the mean, and as b the sum, as c the number of elements",
     ),
     # Running results: of the same accumulators, in the order of the dimension.
     _scan("cumsum", "a + b", torch.cumsum, "sums up to each element; floats add up in double"),

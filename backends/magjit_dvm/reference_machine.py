@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from magjit_dvm.instructions import DTYPES, INSTRUCTIONS, DType, Kind
+from magjit_dvm.reference_reductions import identity, joined_moments
 
 __all__ = ["BytecodeError", "run_bytecode"]
 
@@ -295,6 +296,8 @@ class _Core:
                 self._memory(insn)
             elif insn.kind in (Kind.REDUCE, Kind.REDUCE2):
                 self._reduce(insn)
+            elif insn.kind is Kind.REDUCE3:
+                self._moments(insn)
             elif insn.kind is Kind.SCAN:
                 self._scan(insn)
             else:
@@ -375,6 +378,16 @@ class _Core:
         before = read(accumulator.memory, places, dtype)
         write(accumulator.memory, places, dtype, combined(before, total.to(dtype.torch)))
 
+    def _moments(self, insn: Insn) -> None:
+        rows, cols = self._block(insn)
+        block = self._operand(insn.operands[0], rows, cols).double()
+        before, into = [], []
+        for number in (insn.dst, *insn.operands[1:]):
+            into.append(self.state[number].p + np.arange(rows) * DType.F64.size)
+            before.append(read(self.local, into[-1], DType.F64))
+        for places, value in zip(into, joined_moments(before, block), strict=True):
+            write(self.local, places, DType.F64, value)
+
     def _scan(self, insn: Insn) -> None:
         rows, cols = self._block(insn)
         along, dtype = self.h["reduces"] == COLUMNS_REDUCED, self.slots[insn.operands[1]].dtype
@@ -424,8 +437,8 @@ class _Core:
             case "fill":
                 to = self.state[insn.dst]
                 places = to.offsets(1, cols, insn.dtype.size, 1)
-                identity = _identity(INSTRUCTIONS[insn.aux].name, insn.dtype)
-                write(to.memory, places, insn.dtype, identity.expand(1, cols))
+                first = identity(INSTRUCTIONS[insn.aux].name, insn.dtype)
+                write(to.memory, places, insn.dtype, first.expand(1, cols))
             case "finish":
                 given, to, source = self.state[insn.operands[0]], self.state[insn.dst], insn.aux
                 places = given.offsets(1, cols, DTYPES[source].size, given.cs)
@@ -485,14 +498,3 @@ def _insn(given: Sequence[int]) -> Insn:
     _, op, dtype, _, shape, aux, dst, a, b, c = given
     row = INSTRUCTIONS[op]
     return Insn(row.name, row.kind, DTYPES[dtype], shape, aux, dst, (a, b, c))
-
-
-def _identity(op: str, dtype: DType) -> torch.Tensor:
-    if op not in ("max", "min"):
-        return torch.tensor(1 if op == "prod" else 0, dtype=dtype.torch)
-    if dtype.torch.is_floating_point:
-        return torch.tensor(float("-inf") if op == "max" else float("inf"), dtype=dtype.torch)
-    if dtype is DType.BOOL:
-        return torch.tensor(op == "min")
-    limits = torch.iinfo(dtype.torch)
-    return torch.tensor(limits.min if op == "max" else limits.max, dtype=dtype.torch)

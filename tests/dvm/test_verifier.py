@@ -82,6 +82,20 @@ def softmax(axis: int) -> tuple[Program, list[Any]]:
     return program, [torch.randn(6, 50)]
 
 
+def moments() -> tuple[Program, list[Any]]:
+    nodes = (
+        load(0, F32),
+        reduce("sum", F32, 0, 1),
+        Node(NodeKind.NUMEL, F32, dims=frozenset({1})),
+        compute("div", F32, 1, 2),
+        compute("sub", F32, 0, 3),
+        compute("mul", F32, 4, 4),
+        reduce("sum", F32, 5, 1),
+    )
+    program = Program(2, (tensor(F32, 0, 1),), nodes, (output(4, 0, 1), output(6, 0)))
+    return program, [torch.randn(6, 50)]
+
+
 def middle() -> tuple[Program, list[Any]]:
     nodes = (
         load(0, F64),
@@ -137,6 +151,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Program, list[Any]]]] = {
     "strided": strided,
     "softmax of rows": lambda: softmax(1),
     "softmax of columns": lambda: softmax(0),
+    "moments": moments,
     "middle": middle,
     "lookup": lookup,
     "positions": positions,

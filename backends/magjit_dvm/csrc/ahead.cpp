@@ -91,7 +91,7 @@ void Core::run_by_rows(Kernel kernel, const Insn &insn, const State *const *oper
                        int64_t n_rows, int64_t n_cols)
 {
     State s[4] = {*operands[0], *operands[1], *operands[2], *operands[3]};
-    if (OPS[insn.op].kind == KIND_reduce || OPS[insn.op].kind == KIND_reduce2) {
+    if (accumulates(OPS[insn.op].kind)) {
         s[0].rs = DTYPE_BYTES[code.slots[insn.dst].dtype];
     }
     int64_t piece = std::max<int64_t>(1, Ahead::ELEMENTS / std::max<int64_t>(1, n_cols));

@@ -38,8 +38,12 @@ enum OpKind : uint8_t {
     KIND_ternary,
     KIND_reduce,
     KIND_reduce2,
+    KIND_reduce3,
     KIND_scan
 };
+
+/* Whether it adds to accumulators. */
+inline constexpr bool accumulates(OpKind kind) { return kind >= KIND_reduce && kind <= KIND_reduce3; }
 
 struct OpInfo {
     const char *name;
@@ -139,7 +143,7 @@ struct Header {
     Phase phases[MAX_PHASES];
 
     /* How often steps go over their part of a tile: the sizes that they enumerate. */
-    int64_t inner_steps() const
+    __attribute__((always_inline)) int64_t inner_steps() const
     {
         int64_t n = 1;
         for (int i = n_outer; i < n_outer + n_inner; i++) {
@@ -150,10 +154,22 @@ struct Header {
 };
 enum : uint32_t { MAGIC = 0x6d766431u };
 
+/* Those of two operands and more, and scans, are the last ones. */
+inline constexpr bool last_ones_add()
+{
+    for (int op = 0; op < N_OPS; op++) {
+        if ((OPS[op].kind >= KIND_reduce2) != (op >= OP_sum_mul)) {
+            return false;
+        }
+    }
+    return true;
+}
+static_assert(last_ones_add());
+
 /* What a reduction or a scan adds up in from step to step. */
 inline constexpr DType accumulator_of(uint16_t op, DType dtype)
 {
-    bool adds = op == OP_sum || op == OP_prod || OPS[op].kind >= KIND_reduce2;
+    bool adds = op == OP_sum || op == OP_prod || op >= OP_sum_mul;
     return adds && dtype == DT_f32 ? DT_f64 : dtype;
 }
 

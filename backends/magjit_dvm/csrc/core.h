@@ -68,6 +68,7 @@ struct Core {
     void run_steps(const Phase &phase);
     bool reduces_in(const Phase &phase) const;
     void join(const Phase &phase);
+    void join_moments(const Insn &insn);
     void look_ahead(int p);
     void run_by_rows(Kernel kernel, const Insn &insn, const State *const *operands, int64_t n_rows,
                      int64_t n_cols);

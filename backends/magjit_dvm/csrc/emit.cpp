@@ -336,8 +336,14 @@ const char *Encoder::emit_step_node(int n, int phase)
     if (reduces(n)) {
         int acc = values[n].accumulator;
         put(OP_load, (DType)code.slots[acc].dtype, SHAPE_TILE, acc, acc);
+        int sum = values[n].sum < 0 ? acc : values[values[n].sum].accumulator;
+        for (int s : {sum, acc + 1}) {
+            if (sum != acc) { /* accumulators as well: the sum, and the number of elements */
+                put(OP_load, DT_f64, SHAPE_TILE, s, s);
+            }
+        }
         put(values[n].merged ? values[n].merged : node.op, node.dtype, SHAPE_ROWS | SHAPE_COLS, acc,
-            args[0], args[1]);
+            args[0], sum == acc ? args[1] : sum, sum == acc ? NO_SLOT : acc + 1);
         for (int k = 0; k < n_dying; k++) {
             release(dying[k]);
         }
@@ -439,22 +445,11 @@ void Encoder::store_outputs(int n, int from, int done, bool tile_level)
 
 /* ---- two instructions in one pass ---- */
 
-bool Encoder::reduces_in(int n, int phase) const
-{
-    return reduces(n) && values[n].phases && values[n].avail == phase + 1;
-}
-
-bool Encoder::in_step(int n, int phase) const
-{
-    return reduces_in(n, phase) || (!in_tile(n) && !is_number(n) && values[n].phases >> phase & 1 &&
-                                    !(values[n].kept && values[n].tile_slot >= 0));
-}
-
 /* Whether m is made in this step for `used` operands of one node, and for nothing else. */
 bool Encoder::made_for_one(int m, int phase, int used) const
 {
     const Value &value = values[m];
-    return in_step(m, phase) && value.uses == used && !value.kept && !value.absorbed &&
+    return value.steps && value.uses == used && !value.kept && !value.absorbed &&
            !(value.stores && value.avail == phase);
 }
 
@@ -490,14 +485,14 @@ void Encoder::merge_nodes(int n, int m, uint16_t op, int a, int b, int c)
 
 void Encoder::plan_merges(int phase)
 {
-    static const uint16_t pairs[3][4] = {{OP_add_add, OP_add_sub, OP_add_rsub, OP_add_mul},
-                                         {OP_sub_add, OP_sub_sub, OP_sub_rsub, OP_sub_mul},
-                                         {OP_mul_add, OP_mul_sub, OP_mul_rsub, OP_mul_mul}};
+    /* (add, sub, mul) by (add, sub, rsub, mul), in this order. */
+    static_assert(OP_sub_add == OP_add_add + 4 && OP_mul_mul == OP_add_add + 11);
     auto sign = [](int op) { return op == OP_add ? 0 : op == OP_sub ? 1 : op == OP_mul ? 2 : -1; };
-    for (int n = 0; n < n_nodes(); n++) {
+    for (int i = 0; i < n_stepping; i++) {
+        int n = stepping[i];
         const Node &node = program.nodes[n];
         int a = node.args[0], b = node.args[1];
-        if (in_step(n, phase) && node.kind == NODE_compute && node.op == OP_eq) {
+        if (node.kind == NODE_compute && node.op == OP_eq) {
             for (int k = 0; k < 2; k++) {
                 if (names_columns(node.args[k], node.args[1 - k], phase)) {
                     merge_nodes(n, node.args[k], OP_one_hot, node.args[1 - k], -1, -1);
@@ -505,12 +500,16 @@ void Encoder::plan_merges(int phase)
                 }
             }
         }
-        if (!in_step(n, phase) || node.dtype != DT_f32) {
+        if (node.dtype != DT_f32) {
             continue;
         }
         if (node.kind == NODE_reduce) {
-            if (!reduces_in(n, phase) || node.op != OP_sum ||
-                code.header.reduces != REDUCES_columns) {
+            if (!reduces(n) || node.op != OP_sum ||
+                code.header.reduces != REDUCES_columns || values[n].in_moments) {
+                continue;
+            }
+            if (int sum = values[n].sum; sum >= 0) {
+                merge_nodes(n, sum, OP_moments, program.nodes[sum].args[0], -1, -1);
                 continue;
             }
             const Node &from = program.nodes[a];
@@ -543,7 +542,7 @@ void Encoder::plan_merges(int phase)
                                                                        : -1;
             if (first >= 0 && absorbs(m, n, phase, 1)) {
                 int column = second == 0 ? 0 : second == 2 ? 3 : k == 0 ? 1 : 2;
-                merge_nodes(n, m, pairs[first][column], program.nodes[m].args[0],
+                merge_nodes(n, m, (uint16_t)(OP_add_add + 4 * first + column), program.nodes[m].args[0],
                             program.nodes[m].args[1], node.args[1 - k]);
                 break;
             }
@@ -578,39 +577,45 @@ const char *Encoder::emit_phase(int phase)
     Header &h = code.header;
     h.phases[phase].prologue = words;
     first_slot[phase] = h.n_slots;
+    n_stepping = 0;
     for (int n = 0; n < n_nodes(); n++) {
-        values[n].step_slot = -1;
-        values[n].uses = 0;
-        values[n].merged = 0;
-        values[n].absorbed = false;
-    }
-    for (int n = 0; n < n_nodes(); n++) {
-        const Value &value = values[n];
-        if (!(value.phases >> phase & 1) || !in_tile(n) || is_number(n) || value.avail != phase) {
+        Value &value = values[n];
+        value.step_slot = -1;
+        value.uses = 0;
+        value.merged = 0;
+        value.absorbed = false;
+        value.steps = in_step(n, phase);
+        if (value.steps) {
+            stepping[n_stepping++] = (uint8_t)n;
+        }
+        if (!(value.phases >> phase & 1) || value.avail != phase || !in_tile(n) || is_number(n)) {
             continue;
         }
         if (const char *error = emit_tile_node(n)) {
             return error;
         }
-        store_outputs(n, values[n].tile_slot, -1, true);
+        store_outputs(n, value.tile_slot, -1, true);
     }
-    for (int n = 0; n < n_nodes(); n++) {
-        if (!reduces_in(n, phase) && !(scans(n) && in_step(n, phase))) {
+    for (int i = 0; i < n_stepping; i++) {
+        int n = stepping[i];
+        const Node &node = program.nodes[n];
+        bool sums = reduces(n);
+        if (sums || scans(n)) {
+            DType as = accumulator_of(node.op, node.dtype);
+            int op = node.op == OP_cumsum ? (int)OP_sum : node.op == OP_cumprod ? (int)OP_prod : node.op;
+            int acc = tile_buffer(as);
+            values[n].accumulator = (int16_t)acc;
+            put(OP_fill, as, SHAPE_TILE, acc, NO_SLOT, NO_SLOT, NO_SLOT, (uint8_t)op);
+            if (sums && values[n].sum >= 0) { /* the number of elements, in the next slot */
+                put(OP_fill, as, SHAPE_TILE, tile_buffer(as), NO_SLOT, NO_SLOT, NO_SLOT, OP_sum);
+            }
+        }
+        if (values[n].in_moments) {
             continue;
         }
-        const Node &node = program.nodes[n];
-        DType as = accumulator_of(node.op, node.dtype);
-        int op = node.op == OP_cumsum ? (int)OP_sum : node.op == OP_cumprod ? (int)OP_prod : node.op;
-        int acc = tile_buffer(as);
-        values[n].accumulator = (int16_t)acc;
-        put(OP_fill, as, SHAPE_TILE, acc, NO_SLOT, NO_SLOT, NO_SLOT, (uint8_t)op);
-    }
-    for (int n = 0; n < n_nodes(); n++) {
-        if (in_step(n, phase)) {
-            for (int16_t arg : program.nodes[n].args) {
-                if (arg >= 0) {
-                    values[arg].uses++;
-                }
+        for (int16_t arg : program.nodes[values[n].sum < 0 ? n : values[n].sum].args) {
+            if (arg >= 0) {
+                values[arg].uses++;
             }
         }
     }
@@ -618,8 +623,9 @@ const char *Encoder::emit_phase(int phase)
     h.phases[phase].step = words;
     step_units = moved_units = 0;
     n_free = 0;
-    for (int n = 0; n < n_nodes(); n++) {
-        if (!in_step(n, phase) || values[n].absorbed) {
+    for (int i = 0; i < n_stepping; i++) {
+        int n = stepping[i];
+        if (values[n].absorbed) {
             continue;
         }
         if (const char *error = emit_step_node(n, phase)) {

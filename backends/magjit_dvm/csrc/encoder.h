@@ -8,8 +8,9 @@
 
 #include "program.h"
 
-/* Less code to fetch: vectors and unrolled loops would save nothing here. */
-#pragma GCC optimize("O2")
+/* Less code to fetch: vectors and unrolled loops would save nothing here. Nor do tables, each of which
+ * is a miss of its own. */
+#pragma GCC optimize("O2", "no-tree-vectorize", "no-jump-tables", "no-tree-switch-conversion")
 
 namespace magjit_dvm {
 
@@ -22,19 +23,33 @@ struct Operand {
 /* What is known of a node's value. All of it together: encoding is bound by cache misses. */
 struct Value {
     uint32_t has; /* the dimensions that it has */
-    int32_t cost; /* of making it again */
+    int16_t cost; /* of making it again */
+    bool steps; /* whether the steps of the phase at hand make it */
     int8_t avail; /* the phase from which on it can be had */
     uint8_t phases; /* of a step's value: the phases that need it */
     bool kept;
     bool stores;   /* it is an output */
     bool absorbed; /* by the instruction of its only user */
+    bool in_moments; /* a sum that the instruction of the squares around its mean makes as well */
     int16_t tile_slot; /* of values of the tile, constants and kept values */
     int16_t accumulator, step_slot;
     int16_t uses;
     uint16_t merged; /* the instruction that it and an operand of it became */
     int16_t merged_args[3];
+    int16_t sum; /* of squares around a mean: the sum that the mean is of, or -1 */
 };
 static_assert(sizeof(Value) <= 32, "two to a cache line");
+
+/* Four bits for each dtype: a number in the code, where a table would be a miss. */
+inline constexpr uint64_t packed_bytes()
+{
+    uint64_t packed = 0;
+    for (int dtype = 0; dtype < N_DTYPES; dtype++) {
+        packed |= (uint64_t)DTYPE_BYTES[dtype] << (4 * dtype);
+    }
+    return packed;
+}
+inline constexpr uint64_t PACKED_BYTES = packed_bytes();
 
 /* The encoder's code lies in one piece, so that it can be fetched as one: see fetch_encoder. */
 #define ENCODER __attribute__((section("magjit_encoder")))
@@ -83,6 +98,7 @@ struct Encoder {
     ENCODER void merge(const int *dims, const Section *sections, int n);
     ENCODER bool mergeable(int outer, int inner) const;
     ENCODER void geometry();
+    ENCODER int sum_of_squares_of(int n) const;
     ENCODER void levels();
     ENCODER const char *emit();
     ENCODER const char *emit_phase(int phase);
@@ -97,7 +113,7 @@ struct Encoder {
         NodeKind kind = program.nodes[n].kind;
         return kind == NODE_constant || kind == NODE_scalar || kind == NODE_numel;
     }
-    int bytes(DType dtype) const { return DTYPE_BYTES[dtype]; }
+    int bytes(DType dtype) const { return (int)(PACKED_BYTES >> (4 * dtype) & 15); }
     /* Whether a node reduces in this instance, rather than over sizes of 1. */
     bool reduces(int n) const
     {
@@ -116,10 +132,10 @@ struct Encoder {
     ENCODER int new_slot(SlotKind kind, DType dtype, uint8_t shape);
     ENCODER int global_slot(int op, int argument, DType dtype, uint8_t shape, bool tile_level);
     ENCODER bool in_step(int n, int phase) const;
-    ENCODER bool reduces_in(int n, int phase) const;
     ENCODER void plan_merges(int phase);
     ENCODER bool made_for_one(int m, int phase, int used) const;
     ENCODER bool absorbs(int m, int n, int phase, int used) const;
+    ENCODER static void clear(int64_t *of_dims, int64_t value);
     ENCODER bool names_columns(int m, int position, int phase) const;
     ENCODER void merge_nodes(int n, int m, uint16_t op, int a, int b, int c);
     ENCODER int step_buffer(int n);
@@ -148,6 +164,11 @@ struct Encoder {
         int64_t offset;
         int bytes;
     } free_blocks[MAX_SLOTS];
+
+    /* The nodes that the steps of the phase at hand make. */
+    int n_stepping = 0;
+    uint8_t stepping[MAX_NODES];
+    static_assert(MAX_NODES <= 256, "their numbers are bytes");
 
     alignas(64) Value values[MAX_NODES];
     Operand operand[MAX_INPUTS + MAX_OUTPUTS];

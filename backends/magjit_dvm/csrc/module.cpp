@@ -335,7 +335,7 @@ int fill_module(PyObject *module)
     }
     long l3 = third_level_bytes();
     if (l3 > 0) {
-        machine.cached_bytes = std::clamp<int64_t>(l3 / 2, 4 << 20, 256 << 20);
+        machine.cached_bytes = std::clamp<int64_t>(l3 / 2, 4 << 20, 64 << 20);
     }
     PyObject *type = PyType_FromModuleAndSpec(module, &fused_spec, nullptr);
     not_encodable = PyErr_NewExceptionWithDoc("magjit_dvm._vm.NotEncodable",

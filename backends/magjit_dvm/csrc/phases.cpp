@@ -27,21 +27,62 @@ ENCODER int cost_of(const Node &node)
 
 } // namespace
 
+bool Encoder::in_step(int n, int phase) const
+{
+    const Value &value = values[n];
+    if (reduces(n)) {
+        return value.phases && value.avail == phase + 1;
+    }
+    return value.phases >> phase & 1 && !in_tile(n) && !is_number(n) &&
+           !(value.kept && value.tile_slot >= 0);
+}
+
+/* Of a sum of (x − mean)² along rows, the sum that the mean is the quotient of: one instruction makes
+ * both, and reads x once. Otherwise -1. */
+int Encoder::sum_of_squares_of(int n) const
+{
+    auto is = [&](int m, NodeKind kind, uint16_t op) {
+        return m >= 0 && program.nodes[m].kind == kind && program.nodes[m].op == op;
+    };
+    const Node *nodes = program.nodes.data();
+    const Node &node = nodes[n];
+    int square = node.args[0];
+    if (code.header.reduces != REDUCES_columns || node.dtype != DT_f32 ||
+        !is(square, NODE_compute, OP_mul) || nodes[square].args[0] != nodes[square].args[1]) {
+        return -1;
+    }
+    int away = nodes[square].args[0];
+    if (!is(away, NODE_compute, OP_sub) || !is(nodes[away].args[1], NODE_compute, OP_div)) {
+        return -1;
+    }
+    const Node &mean = nodes[nodes[away].args[1]];
+    int sum = mean.args[0], count = mean.args[1];
+    bool fits = is(sum, NODE_reduce, OP_sum) && nodes[sum].mask == node.mask &&
+                nodes[sum].args[0] == nodes[away].args[0] && nodes[count].kind == NODE_numel &&
+                nodes[count].mask == node.mask && !values[sum].in_moments;
+    return fits ? sum : -1;
+}
+
 void Encoder::levels()
 {
     n_phases = 1;
     for (int n = 0; n < n_nodes(); n++) {
         const Node &node = program.nodes[n];
-        int at = 0;
-        values[n].cost = cost_of(node);
+        int at = 0, cost = cost_of(node);
+        values[n].in_moments = false;
         for (int16_t arg : node.args) {
             if (arg >= 0) {
                 at = std::max<int>(at, values[arg].avail);
-                values[n].cost += in_tile(arg) ? 0 : values[arg].cost;
+                cost += in_tile(arg) ? 0 : values[arg].cost;
             }
         }
+        int sum = values[n].sum = (int16_t)(reduces(n) && node.op == OP_sum ? sum_of_squares_of(n) : -1);
+        if (sum >= 0) {
+            values[sum].in_moments = true;
+            at = values[sum].avail - 1;
+        }
         values[n].avail = (int8_t)(at + reduces(n));
-        values[n].cost = std::min(values[n].cost, 1000);
+        values[n].cost = (int16_t)std::min(cost, 1000);
         n_phases = std::max(n_phases, values[n].avail + 1);
         values[n].phases = 0;
         values[n].kept = false;
@@ -78,8 +119,11 @@ void Encoder::levels()
                 at = (uint8_t)(at & -at);
             }
         }
+        if (values[n].sum >= 0) {
+            values[values[n].sum].phases |= at;
+        }
         for (int16_t arg : node.args) {
-            if (arg >= 0) {
+            if (arg >= 0 && values[n].sum < 0) {
                 values[arg].phases |= at;
             }
         }

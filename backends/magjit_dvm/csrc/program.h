@@ -93,7 +93,7 @@ struct Window {
     int n = 0;
     int loop[2];
     int64_t first[2], count[2], total[2];
-    int64_t total_of(int d, int64_t size) const
+    __attribute__((always_inline)) int64_t total_of(int d, int64_t size) const
     {
         for (int i = 0; i < n; i++) {
             if (loop[i] == d) {
@@ -102,7 +102,7 @@ struct Window {
         }
         return size;
     }
-    int64_t first_of(int d) const
+    __attribute__((always_inline)) int64_t first_of(int d) const
     {
         for (int i = 0; i < n; i++) {
             if (loop[i] == d) {
@@ -142,9 +142,10 @@ enum Purpose { FOR_code, FOR_encoder };
 void *thread_memory(Purpose purpose, size_t bytes);
 
 /* Ask for cache lines, all at once. A call of it would be dropped, since it changes nothing. */
-__attribute__((always_inline)) inline void fetch_lines(const void *first, size_t bytes)
+__attribute__((always_inline)) inline void fetch_lines(const void *first, size_t bytes,
+                                                       size_t step = 64)
 {
-    for (size_t at = 0; at < bytes; at += 64) {
+    for (size_t at = 0; at < bytes; at += step) {
         __builtin_prefetch((const char *)first + at);
     }
 }

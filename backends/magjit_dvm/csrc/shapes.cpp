@@ -5,9 +5,16 @@ namespace magjit_dvm {
 
 /* ---- shapes ---- */
 
+void Encoder::clear(int64_t *of_dims, int64_t value)
+{
+    for (int d = 0; d < MAX_DIMS; d++) {
+        of_dims[d] = value;
+    }
+}
+
 const char *Encoder::sizes()
 {
-    std::fill(size, size + MAX_DIMS, -1);
+    clear(size, -1);
     for (int i = 0; i < n_inputs(); i++) {
         const Input &in = program.inputs[i];
         for (int k = 0; k < in.ndim; k++) {
@@ -101,7 +108,7 @@ const char *Encoder::strides()
 {
     for (int i = 0; i < n_inputs(); i++) {
         const Input &in = program.inputs[i];
-        std::fill(operand[i].stride, operand[i].stride + MAX_DIMS, 0);
+        clear(operand[i].stride, 0);
         for (int k = 0; in.kind == INPUT_tensor && k < in.ndim; k++) {
             if (in.dims[k] >= 0 && given[i].sizes[k] != 1) {
                 operand[i].stride[in.dims[k]] += given[i].strides[k] * bytes(in.dtype);
@@ -123,7 +130,7 @@ const char *Encoder::place_output(int o)
     const Given *whole = out.whole >= 0 ? &given[out.whole] : nullptr;
     Shape &shape = code.outputs[o];
     Operand &op = operand[n_inputs() + o];
-    std::fill(op.stride, op.stride + MAX_DIMS, 0);
+    clear(op.stride, 0);
     int64_t stride = 1, item = bytes(program.nodes[out.node].dtype);
     shape.offset = 0;
     for (int j = out.ndim - 1; j >= 0; j--) {

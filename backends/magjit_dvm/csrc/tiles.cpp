@@ -58,7 +58,7 @@ void Encoder::tiles()
 {
     Header &h = code.header;
     int cores = code.cores = h.elements < machine.grain ? 1 : machine.threads;
-    int64_t units = 1, steps[MAX_PHASES], moved = 0;
+    int64_t units = 1, steps[MAX_PHASES], step = 0, moved = 0;
     for (int p = 0; p < n_phases; p++) {
         moved = std::max(moved, phase_moved[p]);
     }
@@ -77,8 +77,8 @@ void Encoder::tiles()
         int64_t now = std::max<int64_t>(1, phase_units[p] + phase_moved[p]);
         steps[p] = std::clamp<int64_t>(step_bytes / now / 64 * 64, 256, 8192);
         units = std::max(units, now);
+        step = std::max(step, steps[p]);
     }
-    int64_t step = *std::max_element(steps, steps + n_phases);
     int64_t limit = std::max<int64_t>(step, local_bytes / units);
     int64_t outer = 1, inner = h.inner_steps();
     for (int i = 0; i < h.n_outer && !h.flat; i++) {
@@ -213,7 +213,7 @@ extern "C" const char __start_magjit_encoder[], __stop_magjit_encoder[];
 
 void fetch_encoder(const Program &program)
 {
-    fetch_lines(__start_magjit_encoder, __stop_magjit_encoder - __start_magjit_encoder);
+    fetch_lines(__start_magjit_encoder, __stop_magjit_encoder - __start_magjit_encoder, 128);
     if (const Encoder *encoder = (const Encoder *)thread_memory(FOR_encoder, sizeof(Encoder))) {
         fetch_lines(encoder, (const char *)encoder->free_blocks - (const char *)encoder + 256);
         fetch_lines(encoder->values, program.nodes.size() * sizeof(Value));

@@ -132,6 +132,8 @@ int bind_torch(PyObject *example, unsigned long long impl, PyObject *tensor, PyO
     lib.wrap = python ? (decltype(lib.wrap))dlsym(python, "_Z16THPVariable_WrapRKN2at10TensorBaseE")
                       : nullptr;
     lib.num_threads = (decltype(lib.num_threads))dlsym(cpu, "_ZN2at15get_num_threadsEv");
+    lib.max_threads = lib.num_threads ? (decltype(lib.max_threads))dlsym(cpu, "omp_get_max_threads")
+                                      : nullptr;
     lib.offset = 0;
     Py_ssize_t size = Py_TYPE(example)->tp_basicsize;
     for (Py_ssize_t at = sizeof(PyObject); at + 8 <= size; at += 8) {

@@ -25,6 +25,7 @@ struct TorchLibrary {
     int32_t (*delete_tensor)(void *);
     PyObject *(*wrap)(const void *); /* THPVariable_Wrap, or NULL */
     int (*num_threads)();            /* at::get_num_threads, or NULL */
+    int (*max_threads)();            /* omp_get_max_threads of torch's runtime, or NULL */
     bool (*is_negative)(const void *); /* at::_ops::is_neg, or NULL */
     int32_t dtypes[N_DTYPES];          /* torch's numbers */
     int32_t cpu, cuda, strided;

@@ -496,10 +496,11 @@ const char *Checker::insn(const Insn &insn, bool prologue)
                    ? nullptr
                    : "no accumulator";
     }
-    if (kind == KIND_reduce2) {
-        return !tile && h.reduces == REDUCES_columns && d->kind == SLOT_tile &&
-                       d->dtype == accumulator_of(insn.op, (DType)insn.dtype) &&
-                       reads(insn.a, insn.dtype) && reads(insn.b, insn.dtype)
+    if (kind == KIND_reduce2 || kind == KIND_reduce3) {
+        DType as = accumulator_of(insn.op, (DType)insn.dtype);
+        auto adds = [&](uint16_t s) { return at(s) && at(s)->kind == SLOT_tile && at(s)->dtype == as; };
+        return !tile && h.reduces == REDUCES_columns && adds(insn.dst) && reads(insn.a, insn.dtype) &&
+                       (kind == KIND_reduce2 ? reads(insn.b, insn.dtype) : adds(insn.b) && adds(insn.c))
                    ? nullptr
                    : "no accumulator";
     }
@@ -556,8 +557,7 @@ const char *Checker::bindings(const Insn &insn, bool prologue)
         !placed(insn.c)) {
         return "a slot without an address";
     }
-    bool reduces = kind == KIND_reduce || kind == KIND_reduce2;
-    if (!prologue && d.kind == SLOT_tile && !reduces) {
+    if (!prologue && d.kind == SLOT_tile && !accumulates(kind)) {
         return "a value of the tile is written in a step";
     }
     if (d.kind == SLOT_global && insn.shape & SHAPE_COLS &&

@@ -89,12 +89,40 @@ void Core::run_block(uint32_t from, uint32_t to)
 bool Core::reduces_in(const Phase &phase) const
 {
     for (uint32_t at = phase.step; at < phase.end; at += INSN_WORDS) {
-        OpKind kind = OPS[((const Insn *)&code.words[at])->op].kind;
-        if (kind == KIND_reduce || kind == KIND_reduce2) {
+        if (accumulates(OPS[((const Insn *)&code.words[at])->op].kind)) {
             return true;
         }
     }
     return false;
+}
+
+/* Elements of two parts of a row have the squares of both parts, and those of their means' distance. */
+void Core::join_moments(const Insn &insn)
+{
+    auto of = [&](int core, uint16_t slot) { return (double *)(locals[core] + code.slots[slot].local); };
+    double *squares = of(part, insn.dst), *sum = of(part, insn.b), *count = of(part, insn.c);
+    for (int other = 0; other < parts; other++) {
+        if (other == part) {
+            continue;
+        }
+        double *q = of(other, insn.dst), *s = of(other, insn.b), *n = of(other, insn.c);
+        for (int64_t i = 0; i < tile_length(); i++) {
+            if (n[i] && count[i]) {
+                double away = s[i] / n[i] - sum[i] / count[i];
+                squares[i] += away * away * (count[i] / (count[i] + n[i]) * n[i]);
+            }
+            squares[i] += q[i];
+            sum[i] += s[i];
+            count[i] += n[i];
+        }
+    }
+    for (int other = 0; other < parts; other++) {
+        for (uint16_t slot : {insn.dst, insn.b, insn.c}) {
+            if (other != part) {
+                memcpy(of(other, slot), of(part, slot), (size_t)tile_length() * sizeof(double));
+            }
+        }
+    }
 }
 
 /* What the team has added up becomes one, for all of it. */
@@ -103,8 +131,11 @@ void Core::join(const Phase &phase)
     barrier();
     for (uint32_t at = phase.step; part == 0 && at < phase.end; at += INSN_WORDS) {
         const Insn &insn = *(const Insn *)&code.words[at];
-        OpKind kind = OPS[insn.op].kind;
-        if (kind != KIND_reduce && kind != KIND_reduce2) {
+        if (!accumulates(OPS[insn.op].kind)) {
+            continue;
+        }
+        if (insn.op == OP_moments) {
+            join_moments(insn);
             continue;
         }
         const Slot &slot = code.slots[insn.dst];
