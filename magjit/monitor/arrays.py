@@ -30,6 +30,11 @@ class ArrayOperator:
         return self.func(self.array.copy(), *args, **kwargs)
 
 
+def taken_for_float(value: Any) -> bool:
+    """Whether torch's operators take a number of NumPy's for its real part, a float."""
+    return isinstance(value, np.bool_ | np.complexfloating) and not isinstance(value, complex)
+
+
 def copies_array(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether a call makes a tensor of the contents of an array."""
     plain = bool(args) and type(args[0]) is np.ndarray and not args[0].dtype.hasobject

@@ -21,6 +21,7 @@ from magjit.monitor.arrays import (
     copies_array,
     is_array_index,
     listed,
+    taken_for_float,
 )
 from magjit.monitor.functions import TENSOR_TYPE, NotRecordable, has_tensor, set_data, spelled_out
 from magjit.monitor.observer import Observer, Shapes
@@ -33,6 +34,8 @@ from magjit.monitor.operator_graph import (
     ValueRef,
 )
 from magjit.monitor.operator_kinds import (
+    INFERS_DTYPE,
+    LAYOUT,
     RESIZING,
     SPLIT_REASONS,
     UNGUARDED_METADATA,
@@ -44,30 +47,14 @@ from magjit.monitor.operator_kinds import (
 
 _PLAIN_TENSORS: frozenset[type] = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _ATOMS: frozenset[type] = frozenset(
-    {
-        type(None),
-        bool,
-        int,
-        float,
-        complex,
-        str,
-        type(...),
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.memory_format,
-    }
+    {type(None), bool, int, float, complex}
+    | {str, type(...), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
 
 
 _NUMBERS: tuple[Any, ...] = (int, float, complex, str)
 _COMPARED = (torch.Tensor, int, float, complex, list, tuple, np.ndarray, np.generic)
 _INDEXING = frozenset({"__getitem__", "__setitem__"})
-_LAYOUT = frozenset(
-    {"shape", "size", "numel", "nelement", "__len__", "stride", "nbytes", "storage_offset"}
-    | {"is_contiguous", "is_same_size", "broadcast_shapes", "dim_order"}
-    | {"is_non_overlapping_and_dense"}
-)
 _SHAPES = frozenset({"shape", "size", "numel", "nelement", "__len__", "stride", "nbytes"})
 After = Callable[[Any], object]
 """What is to be done with the result of an operation; gives what the program gets instead."""
@@ -91,6 +78,7 @@ class OperatorRecorder(TorchFunctionMode):
         self.on_input: Callable[[int, torch.Tensor], None] = lambda value_id, tensor: None
         self.shapes: Shapes | None = None
         self.taken: tuple[Any, set[int]] = (None, set())
+        self._from_numpy = False  # a number of NumPy's is among the last operator's arguments
         self._values: dict[int, tuple[weakref.ref[torch.Tensor], Value]] = {}
 
     # -- values ---------------------------------------------------------------------------------
@@ -238,12 +226,20 @@ class OperatorRecorder(TorchFunctionMode):
             return self._metadata(func, name, args, kwargs)
         inputs: list[Value] = []
         operator = self._operator(func, args, kwargs, inputs)
+        told = kwargs.get("dtype") is not None or any(type(a) is torch.dtype for a in args)
+        infers = self._from_numpy and name in INFERS_DTYPE and not told
         dynamic = shape_depends_on_data(name, args, kwargs)
         if name == "data":  # changes through it leave no trace in the tensor's version
             self._observer.hides_change()
             for value in inputs:
                 value.const = False
-        return lambda out: self._finish(operator, out, inputs, dynamic)
+
+        def after(out: Any) -> None:
+            if infers:
+                operator.kwargs["dtype"] = out.dtype
+            self._finish(operator, out, inputs, dynamic)
+
+        return after
 
     def _dynamic(
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -257,7 +253,7 @@ class OperatorRecorder(TorchFunctionMode):
     ) -> After:
         inputs: list[Value] = []
         given, named = self.template((args, kwargs), inputs)
-        shapes = self.shapes if name in _LAYOUT else None
+        shapes = self.shapes if name in LAYOUT else None
 
         def after(out: Any) -> Any:
             if name in UNGUARDED_METADATA and args and isinstance(args[0], torch.Tensor):
@@ -367,7 +363,11 @@ class OperatorRecorder(TorchFunctionMode):
             raise NotRecordable("runs under a torch.func transform")
         code, offset = self._observer.instruction()
         self.taken = (func, set())
-        if getattr(func, "__name__", "") in _INDEXING:
+        self._from_numpy = False
+        name = getattr(func, "__name__", "")
+        if any(map(taken_for_float, args)) and name not in INFERS_DTYPE:
+            raise NotRecordable("computes with a NumPy bool or complex number")
+        if name in _INDEXING:
             if is_array_index(args[1]):
                 func, args = ArrayIndex(func, copied(args[1])), (args[0], *args[2:])
             else:
@@ -407,6 +407,7 @@ class OperatorRecorder(TorchFunctionMode):
             inputs.append(Value(-1))  # what is computed with it is no constant
             self.taken[1].add(id(number))
             return NumberRef(number)
+        self._from_numpy |= isinstance(value, np.generic | np.ndarray)
         for base in _NUMBERS:  # NumPy's numbers, enumerations
             if isinstance(value, base):
                 return base(value)
@@ -429,7 +430,7 @@ class OperatorRecorder(TorchFunctionMode):
             return value
         if value is torch.Tensor or isinstance(value, torch.storage.UntypedStorage):
             raise NotRecordable("works on a storage")
-        if type(value).__module__ == "numpy" and hasattr(value, "item") and value.ndim == 0:
+        if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
             return value.item()
         raise NotRecordable(f"passes a {type(value).__qualname__} to a torch function")
 
