@@ -341,6 +341,31 @@ def _clamp_in_place(input: Any, min: Any = None, max: Any = None) -> Any:
     return made if max is None else made.clamp_max_(max)
 
 
+def _at_least(input: Any, min: Any) -> Any:
+    return torch.where(input >= min, input, torch.maximum(input.detach(), min))
+
+
+def _at_most(input: Any, max: Any) -> Any:
+    return torch.where(input <= max, input, torch.minimum(input.detach(), max))
+
+
+def _between(input: Any, min: Any = None, max: Any = None) -> Any:
+    made = input if min is None else _at_least(input, min)
+    return made if max is None else _at_most(made, max)
+
+
+_AWAY_FROM_CPU: dict[str, Form] = {
+    "clamp": _between,
+    "clamp_min": _at_least,
+    "clamp_max": _at_most,
+}
+"""Elsewhere ``clamp_min`` takes no tensor of the CPU, as comparisons, ``where`` and ``maximum`` do.
+
+An element within the bound passes its gradient on, also one that equals it; one that is NaN stays
+so, and does not.
+"""
+
+
 def _clamped(call: _Call) -> FloatForm | None:
     dtype = call.alike("input")
     bounds = [call.given.get(name) for name in ("min", "max")]
@@ -348,6 +373,9 @@ def _clamped(call: _Call) -> FloatForm | None:
         return None
     if any(bound is not None and type(bound) not in (int, float) for bound in bounds):
         return None
+    if call.given["input"].device.type != "cpu":
+        form = _AWAY_FROM_CPU[call.name]
+        return FloatForm(dtype, _into(form) if call.in_place else form, _BOUNDS[dtype])
     if call.name != "clamp":
         return FloatForm(dtype, suits=_BOUNDS[dtype])
     return FloatForm(dtype, _clamp_in_place if call.in_place else _clamp, _BOUNDS[dtype])

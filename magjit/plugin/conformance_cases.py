@@ -72,7 +72,9 @@ def _with_grad(make: Maker) -> Maker:
 def _floats(x: Any, y: Any, half: Any, a: Any, b: Any) -> Any:
     """What a float becomes that changes from call to call; see ``FloatInputs``."""
     z = torch.addcmul(x * a - b, y, b)
-    return torch.where(z > a, z, a).clamp_min(b), b - x / a, (half.float() * b).to(half.dtype)
+    z = torch.where(z > a, z, a)
+    z = torch.where(z >= b, z, torch.maximum(z.detach(), b))
+    return z, b - x / a, (half.float() * b).to(half.dtype)
 
 
 def _make_floats(device: torch.device) -> list[Any]:

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from magjit.monitor.float_forms import float_form  # noqa: E402
+from magjit.monitor.float_forms import _between, float_form  # noqa: E402
 
 Program = Callable[..., Any]
 T = torch.Tensor
@@ -107,12 +107,14 @@ def with_tensors(func: Any, args: Any, kwargs: Any, value: float) -> Any:
     return func(*args, **kwargs)
 
 
-def outcomes(name: str, dtype: torch.dtype) -> Iterator[tuple[float, Any, Any]]:
+def outcomes(
+    name: str, dtype: torch.dtype, device: str = "cpu"
+) -> Iterator[tuple[float, Any, Any]]:
     func, arguments = CALLS[name]
     for seed, count in enumerate((1003, 7, 1, None)):
         for value in (*VALUES, *MORE):
             ours, theirs = (
-                [tensor(seed + 10 * k, dtype, count) for k in range(3)] for _ in range(2)
+                [tensor(seed + 10 * k, dtype, count).to(device) for k in range(3)] for _ in range(2)
             )
             number = float.__mul__(value, 1.0)  # an object of its own
             args, kwargs = arguments(*ours, number)
@@ -137,6 +139,37 @@ def test_every_bit(name: str, dtype: torch.dtype) -> None:
         assert same_bits(made, expected), f"{value}: {made} instead of {expected}"
     half_constant = dtype in DTYPES[2:] and name in _HALF_ONLY_CONSTANT
     assert (taken == 0) == half_constant
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_on_a_gpu(name: str, dtype: torch.dtype) -> None:
+    """Within the type's tolerance: a kernel may round once where two round twice."""
+    for value, made, expected in outcomes(name, dtype, "cuda"):
+        if made is not NotImplemented:
+            assert expected is not None, f"eager refuses {value}"
+            assert (made.device, made.dtype) == (expected.device, expected.dtype)
+            torch.testing.assert_close(
+                made, expected, equal_nan=True, msg=lambda m: f"{value}: {m}"
+            )
+
+
+@pytest.mark.parametrize("low", [None, -1.0, 0.5, 3.0])
+@pytest.mark.parametrize("high", [None, 0.5, 2.0])
+def test_bounds_away_from_the_cpu(low: float | None, high: float | None) -> None:
+    """Values and gradients, also of elements that are equal to a bound, and of NaN."""
+    found = []
+    for clamp in (_between, torch.clamp):
+        x = torch.tensor([*EDGES, 0.5, 2.0, 3.0, -1.0], requires_grad=True)
+        if clamp is torch.clamp:
+            y = x.clone() if low is high is None else torch.clamp(x, low, high)
+        else:
+            y = _between(x, *(None if b is None else torch.tensor(b) for b in (low, high))).clone()
+        y.sum().backward()
+        found.append((y.detach(), x.grad))
+    for ours, theirs in zip(*found, strict=True):
+        assert same_bits(ours, theirs)
 
 
 @pytest.mark.parametrize("default", [torch.float32, torch.float64], ids=str)
