@@ -178,7 +178,7 @@ def test_a_choice_must_win_by_more_than_the_model_errs() -> None:
 
     assert entry.facts["hedge"] in HEDGES
     assert sum(one >= 0 for one in choices(entry)) > 0
-    assert worst(entry) >= 0.98 or entry.facts["hedge"] == HEDGES[-1]
+    assert worst(entry) >= 1.0  # All are points of the grid, where residuals are exact.
     # Measured times as if kernels were slower than the model says: only sure wins are left.
     slow = {cut: [1.3 * one for one in row] for cut, row in table.times.items()}
     found = hedged(bare, DEVICE, table.shapes, slow, table.library)
