@@ -5,13 +5,20 @@ from collections.abc import Sequence
 MOST_CANDIDATES: int
 
 class Selector:
-    """Chooses among candidates by the sizes of a product."""
+    """Chooses among candidates by the sizes of a product.
+
+    Args:
+        candidates: ``Candidate.numbers()`` of each.
+        knots, values: of the library's table; ``None`` where it was not measured.
+        residuals: of each candidate one for each value, or none.
+    """
 
     def __new__(
         cls,
         candidates: Sequence[Sequence[float]],
         knots: tuple[Sequence[float], Sequence[float], Sequence[float]] | None,
         values: Sequence[float] | None,
+        residuals: Sequence[Sequence[float]] = ...,
         *,
         multiprocessors: int,
         bandwidth: float,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import lzma
 import math
+import random
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from wave_models import library
+from wave_models import library, residuals
 from wave_models import model as made_up
 
 from magjit_triton.codegen.matmul.configuration import Configuration
@@ -34,8 +36,10 @@ from magjit_triton.macro.errors import (
 )
 from magjit_triton.macro.families import named
 from magjit_triton.macro.loading import Loaded, checked
-from magjit_triton.macro.measuring import Bench, calibrated, rectangle, wave_of
+from magjit_triton.macro.measuring import Bench, rectangle, wave_of
+from magjit_triton.macro.refitting import calibrated
 from magjit_triton.macro.repository import Entry, Repository
+from magjit_triton.macro.rows import residuals_bytes
 from magjit_triton.macro.selector import compiled
 from magjit_triton.macro.waves import Candidate, Model
 
@@ -61,12 +65,22 @@ def plain() -> Entry:
 
 
 def measured() -> Entry:
-    import random
-
     waves = [one.wave for one in made_up(7).candidates]
     stored = [replace(one, wave=wave) for one, wave in zip(plain().stored, waves, strict=False)]
     stored[1] = replace(stored[1], sum_fixed=2e-6, sum_each=1e-12)
     return replace(plain(), stored=tuple(stored), library=library(random.Random(1)))
+
+
+def corrected() -> Entry:
+    """Of some configurations; with residuals that are no short text."""
+    entry = measured()
+    assert entry.library is not None
+    random_ = random.Random(2)
+    made = [
+        replace(one, residuals=residuals(random_, entry.library)) if number else one
+        for number, one in enumerate(entry.stored)
+    ]
+    return replace(entry, stored=tuple(made))
 
 
 @pytest.fixture
@@ -111,7 +125,7 @@ def test_kernels_that_do_not_fit_are_left_out() -> None:
     assert [one.configuration for one in built(family, small, CUTS[:2], workers=1).stored] == []
 
 
-@pytest.mark.parametrize("entry", [plain, measured])
+@pytest.mark.parametrize("entry", [plain, measured, corrected])
 def test_what_is_put_is_found(entry: Any, path: Path) -> None:
     kept = entry()
     with Repository(path) as repository:
@@ -122,7 +136,7 @@ def test_what_is_put_is_found(entry: Any, path: Path) -> None:
         assert repository.listed() == [(kept.signature, kept.device)]
         assert repository.get(kept.signature, "another GPU") is None
         assert repository.size < 200_000
-    assert kept.measured == (entry is measured)
+    assert kept.measured == (entry is not plain)
     if kept.measured:
         reference = kept.model(H200)
         selector = compiled(reference)
@@ -130,8 +144,9 @@ def test_what_is_put_is_found(entry: Any, path: Path) -> None:
             assert selector.choose(1, m, 4096, 4096) == reference.choose(1, m, 4096, 4096)
 
 
-def test_entries_go_from_file_to_file(path: Path, tmp_path: Path) -> None:
-    kept = measured()
+@pytest.mark.parametrize("entry", [measured, corrected])
+def test_entries_go_from_file_to_file(entry: Any, path: Path, tmp_path: Path) -> None:
+    kept = entry()
     with Repository(path) as one, Repository(tmp_path / "other.sqlite") as other:
         one.put(kept)
         assert other.merge(one, ["unheard-of"]) == []
@@ -172,7 +187,64 @@ def test_a_newer_layout_is_refused(path: Path) -> None:
         Repository(path)
 
 
+def older(path: Path) -> None:
+    """A file as the version before residuals wrote it."""
+    with sqlite3.connect(path) as raw:
+        raw.execute("DROP TABLE residuals")
+        raw.execute("PRAGMA user_version = 1")
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_file_without_residuals_is_read_and_written(read_only: bool, path: Path) -> None:
+    kept = measured()
+    with Repository(path) as repository:
+        repository.put(kept)
+    older(path)
+    with Repository(path, read_only=read_only) as repository:
+        assert repository.get(kept.signature, kept.device) == kept
+    with Repository(path) as repository:
+        repository.put(corrected())
+    with Repository(path, read_only=True) as repository:
+        assert repository.get(kept.signature, kept.device) == corrected()
+
+
+def test_residuals_go_with_their_entry(path: Path) -> None:
+    with Repository(path) as repository:
+        repository.put(corrected())
+        repository.put(measured())
+        assert repository.get(measured().signature, measured().device) == measured()
+        repository.put(corrected())
+        repository.remove(measured().signature, measured().device)
+    with sqlite3.connect(path) as raw:
+        assert raw.execute("SELECT count(*) FROM residuals").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no archive",
+        lzma.compress(b"1234567"),
+        residuals_bytes([0.5]),
+        residuals_bytes([math.nan] * len(library(random.Random(1)).points)),
+        residuals_bytes([1e9] * len(library(random.Random(1)).points)),
+        residuals_bytes(residuals(random.Random(0), library(random.Random(1))))[:-9],
+    ],
+)
+def test_damaged_residuals_are_a_typed_error(content: bytes, path: Path) -> None:
+    kept = corrected()
+    with Repository(path) as repository:
+        repository.put(kept)
+    with sqlite3.connect(path) as raw:
+        raw.execute("UPDATE residuals SET logarithms = ?", (content,))
+    with Repository(path, read_only=True) as repository:
+        with pytest.raises(CorruptRepositoryError, match="way out"):
+            repository.get(kept.signature, kept.device)
+
+
 DAMAGE = {
+    "no library of residuals": "UPDATE families SET library = NULL",
+    "text as residuals": "UPDATE residuals SET logarithms = 'abc'",
     "machine code": "UPDATE parts SET cubin = substr(cubin, 1, 100)",
     "another digest": "UPDATE parts SET digest = 'ab'",
     "no parts": "DELETE FROM parts",
@@ -185,7 +257,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("name", list(DAMAGE))
 def test_damage_is_a_typed_error(name: str, path: Path) -> None:
-    kept = measured()
+    kept = corrected()
     with Repository(path) as repository:
         repository.put(kept)
     with sqlite3.connect(path) as raw:
@@ -356,8 +428,6 @@ def test_a_bench_launches_and_checks_what_it_measures(launches: list[tuple[Any, 
     assert product[10:12] == (places[0], places[1])
     assert product[13:] == (70, 2, 256)
     assert sums[11:13] == (places[2], places[3])
-    table = bench.library_table([1, 8], [64], [128, 256])
-    assert (len(table.seconds), table.m) == (4, (1, 8))
     launches.clear()
     small = replace(H200, multiprocessors=3)
     bench = Bench(family, timer, (1, 64, 64, 128), small, where="cpu")

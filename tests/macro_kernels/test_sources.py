@@ -162,3 +162,22 @@ def test_every_shipped_file_is_whole_and_within_the_bound() -> None:
         assert {one.device for one in entries} <= {one.name for one in DEVICES.values()}
         total += path.stat().st_size
     assert total <= 16 * 2**20
+
+
+def test_the_wheels_choices_are_corrected() -> None:
+    """All of them, in little space, and in C as in Python."""
+    (path,) = sources.shipped_paths()
+    assert path.stat().st_size < 6 * 2**20
+    random_ = random.Random(0)
+    with Repository(path, read_only=True) as repository:
+        found = list(repository.entries(H200.name))
+    assert len(found) == 16
+    for entry in found:
+        assert entry.library is not None
+        assert all(len(one.residuals) == len(entry.library.points) for one in entry.stored)
+        reference = entry.model(H200)
+        selector = compiled(reference)
+        for _ in range(50):
+            m = int(2 ** random_.uniform(0, 15))
+            n, k = 16 * random_.randint(1, 1024), 128 * random_.randint(1, 128)
+            assert selector.choose(1, m, n, k) == reference.choose(1, m, n, k)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from wave_models import candidate, library, model
+from wave_models import candidate, library, model, residuals
 
 from magjit_triton.codegen.matmul.configuration import Configuration
 from magjit_triton.macro.selector import MOST_CANDIDATES, Selector, compiled
@@ -32,9 +33,10 @@ def shape(random_: random.Random) -> tuple[int, int, int, int]:
     return batch, m, n, k
 
 
+@pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_c_and_python_agree_to_the_last_bit(seed: int) -> None:
-    reference = model(seed)
+def test_c_and_python_agree_to_the_last_bit(seed: int, corrected: bool) -> None:
+    reference = model(seed, corrected=corrected)
     selector = compiled(reference)
     random_ = random.Random(1000 + seed)
     chosen = set()
@@ -138,6 +140,96 @@ def test_the_librarys_table_is_met_at_its_points_and_goes_on_beyond() -> None:
     assert found.library_seconds(16, 16, 512, 128) == pytest.approx(9e-6)
 
 
+GRID = Library((1, 16, 256), (512, 4096), (128, 1024), tuple(1e-6 * i for i in range(1, 13)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_residual_is_met_on_the_points_of_the_table(seed: int) -> None:
+    random_ = random.Random(seed)
+    one = candidate(random_)
+    measured = residuals(random_, GRID)
+    found = alone(replace(one, residuals=measured), GRID)
+    for point, residual in zip(GRID.points, measured, strict=True):
+        told = found.of_waves(0, 1, *point)
+        assert told == alone(one, GRID).seconds(0, 1, *point)
+        assert found.seconds(0, 1, *point) == told * math.exp2(residual)
+        m, n, k = point
+        again = found.seconds(0, 4, m // 4, n, k) if m % 4 == 0 else 0.0  # A batch is more rows.
+        assert again in (0.0, found.of_waves(0, 4, m // 4, n, k) * math.exp2(residual))
+
+
+def test_between_the_points_the_logarithm_of_a_residual_is_linear() -> None:
+    measured = tuple(math.log2(1 + 0.1 * place) for place in range(12))
+    found = alone(Candidate(TILE, 1, PLAIN, residuals=measured), GRID)
+
+    def factor(m: int, n: int, k: int) -> float:
+        return found.seconds(0, 1, m, n, k) / found.of_waves(0, 1, m, n, k)
+
+    assert factor(64, 512, 128) == pytest.approx(math.sqrt(1.4 * 1.8))
+    assert factor(4, 512, 128) == pytest.approx(math.sqrt(1.0 * 1.4))
+    eight = [1 + 0.1 * place for place in range(8)]
+    between = round(math.sqrt(512 * 4096) / 16) * 16
+    assert factor(4, between, 362) == pytest.approx(math.prod(eight) ** (1 / 8), rel=1e-3)
+
+
+def test_beyond_the_ends_a_residual_is_what_it_is_there() -> None:
+    measured = tuple(0.1 * place for place in range(12))
+    found = alone(Candidate(TILE, 1, PLAIN, residuals=measured), GRID)
+
+    def residual(m: int, n: int, k: int) -> float:
+        return math.log2(found.seconds(0, 1, m, n, k) / found.of_waves(0, 1, m, n, k))
+
+    assert residual(8192, 512, 128) == pytest.approx(measured[8])
+    assert residual(8192, 16384, 128) == pytest.approx(measured[10])
+    assert residual(8192, 16384, 16384) == pytest.approx(measured[11])
+    assert residual(1, 16, 128) == pytest.approx(measured[0])
+    assert residual(256, 64, 8192) == pytest.approx(measured[9])
+
+
+def test_an_axis_of_one_point_has_one_residual() -> None:
+    table = Library((1, 256), (512,), (128,), (1e-6, 2e-6))
+    found = alone(Candidate(TILE, 1, PLAIN, residuals=(0.0, 1.0)), table)
+    for n, k in ((16, 128), (512, 128), (4096, 8192)):
+        for m, factor in ((1, 1.0), (16, math.sqrt(2)), (256, 2.0), (9000, 2.0)):
+            told = found.of_waves(0, 1, m, n, k)
+            assert found.seconds(0, 1, m, n, k) == pytest.approx(factor * told)
+            assert compiled(found).estimates(1, m, n, k)[0] == found.seconds(0, 1, m, n, k)
+
+
+def test_a_residual_changes_the_choice() -> None:
+    fast, slow = Candidate(TILE, 1, PLAIN), Candidate(Configuration(64, 64, 64, 8, 8), 1, PLAIN)
+    wrong = replace(fast, residuals=(0.0,) * 8 + (2.0,) * 4)
+    found = Model([wrong, slow], GRID, multiprocessors=100, bandwidth=1e15)
+    assert compiled(found).choose(1, 1, 512, 128)[0] == LIBRARY
+    assert compiled(found).choose(1, 16, 512, 128)[0] == 0
+    assert compiled(found).choose(1, 256, 512, 128)[0] == 1
+
+
+def test_residuals_that_no_measurement_gives_are_refused() -> None:
+    table = Library((1, 256), (512,), (128,), (1e-6, 2e-6))
+    numbers = Candidate(TILE, 1, PLAIN).numbers()
+    settings = {
+        "multiprocessors": 132,
+        "bandwidth": 1e12,
+        "products": 1,
+        "itemsize": 2,
+        "unit": 128,
+    }
+    for residuals_ in ((1.0,), (1.0, 2.0, 3.0), (0.0, 33.0), (0.0, math.nan), (math.inf, 0.0)):
+        with pytest.raises(ValueError, match="residual"):
+            alone(Candidate(TILE, 1, PLAIN, residuals=residuals_), table)
+        with pytest.raises(ValueError, match="residual"):
+            Selector([numbers], table.knots, table.values, [residuals_], **settings)
+    with pytest.raises(ValueError, match="residual"):
+        alone(Candidate(TILE, 1, PLAIN, residuals=(1.0,)))
+    with pytest.raises(ValueError, match="residual"):
+        Selector([numbers], None, None, [(1.0,)], **settings)
+    with pytest.raises(ValueError, match="of each candidate"):
+        Selector([numbers], table.knots, table.values, [], **settings)
+    with pytest.raises(TypeError):
+        Selector([numbers], table.knots, table.values, [None], **settings)
+
+
 def test_the_library_is_chosen_where_it_is_faster() -> None:
     table = Library((1, 65536), (128,), (128,), (1e-6, 1e-3))
     found = alone(Candidate(TILE, 1, PLAIN), table)
@@ -194,6 +286,7 @@ def test_the_c_part_refuses_what_no_measurement_gives() -> None:
         Selector([good], None, None, **settings).choose(1, 2, 3)
 
 
-def test_a_choice_among_24_is_timed() -> None:
-    found = compiled(model(1)).benchmark(1, 100, 4096, 4096, 2000)
+@pytest.mark.parametrize("corrected", [False, True])
+def test_a_choice_among_24_is_timed(corrected: bool) -> None:
+    found = compiled(model(1, corrected=corrected)).benchmark(1, 100, 4096, 4096, 2000)
     assert 0.0 < found < 1e6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from magjit_triton.codegen.matmul.configuration import Configuration
 from magjit_triton.macro.waves import Affine, Candidate, Library, Model, Wave
@@ -40,11 +41,24 @@ def library(random_: random.Random) -> Library:
     return Library(m, n, k, tuple(seconds))
 
 
-def model(seed: int, candidates: int = 24) -> Model:
+def residuals(random_: random.Random, table: Library) -> tuple[float, ...]:
+    return tuple(random_.gauss(0.0, 0.3) for _ in table.points)
+
+
+def model(seed: int, candidates: int = 24, corrected: bool = False) -> Model:
+    """Of every fifth seed without a library; where it is corrected, some candidates are not."""
     random_ = random.Random(seed)
+    made = [candidate(random_) for _ in range(candidates)]
+    table = None if seed % 5 == 4 else library(random_)
+    if corrected and table is not None:
+        measured = random.Random(-1 - seed)
+        made = [
+            replace(one, residuals=residuals(measured, table)) if number % 7 else one
+            for number, one in enumerate(made)
+        ]
     return Model(
-        [candidate(random_) for _ in range(candidates)],
-        None if seed % 5 == 4 else library(random_),
+        made,
+        table,
         multiprocessors=random_.choice((1, 84, 108, 132)),
         bandwidth=random_.uniform(1e12, 5e12),
         products=random_.choice((1, 1, 2)),

@@ -1,7 +1,8 @@
 /* Chooses a macro-kernel from sizes: the cost model of waves (TSCompiler, section 6).
  *
  * The reference is magjit_triton/macro/waves.py; both do the same operations on doubles in the same
- * order, so that they agree to the last bit.  choose() allocates nothing.
+ * order, so that they agree to the last bit.  choose() allocates nothing: where a shape lies among the
+ * measured points is computed once, and each candidate's residual is eight products.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -16,6 +17,8 @@
 #define MOST_KNOTS 64
 #define NUMBERS 16
 #define LIBRARY (-1)
+#define CORNERS 8
+#define MOST_RESIDUAL 32.0
 #define MOST_ELEMENTS (2147483648.0 - 131072.0)
 #define N_MULTIPLE 16
 
@@ -42,8 +45,20 @@ typedef struct {
     int count;
     Candidate candidates[MOST_CANDIDATES];
     Knots knots[3];
-    double *values; /* NULL where the library was not measured */
+    double *values;    /* NULL where the library was not measured */
+    double *residuals; /* of each value those of all candidates; NULL where nobody has any */
 } Selector;
+
+typedef struct {
+    int at[3];      /* the interval of each axis */
+    double part[3]; /* where in it; below 0 and above 1 beyond the ends */
+} Place;
+
+typedef struct {
+    Place where; /* in the library's table */
+    const double *residuals[CORNERS]; /* at the points around it */
+    double shares[CORNERS];
+} Surroundings;
 
 typedef struct {
     int64_t batch, m, n, k;
@@ -138,16 +153,51 @@ static double along_n(const Selector *self, int row, int j, double v, int l, dou
     return first + (along_k(self, row, j + 1, l, w) - first) * v;
 }
 
-static double library_seconds(const Selector *self, int64_t batch, int64_t m, int64_t n,
-                              int64_t k) {
+static double library_seconds(const Selector *self, const Place *where) {
     if (self->values == NULL) return INFINITY;
-    double u, v, w;
-    int i = place(&self->knots[0], log2((double)(batch * m)), &u);
-    int j = place(&self->knots[1], log2((double)n), &v);
-    int l = place(&self->knots[2], log2((double)k), &w);
+    int i = where->at[0], j = where->at[1], l = where->at[2];
+    double u = where->part[0], v = where->part[1], w = where->part[2];
     double first = along_n(self, i, j, v, l, w);
     if (self->knots[0].count == 1) return exp2(first);
     return exp2(first + (along_n(self, i + 1, j, v, l, w) - first) * u);
+}
+
+static Surroundings surroundings_of(const Selector *self, const Shape *shape) {
+    Surroundings around;
+    if (self->values == NULL) return around;
+    double sizes[3] = {(double)(shape->batch * shape->m), (double)shape->n, (double)shape->k};
+    int next[3];
+    double shares[3][2];
+    for (int axis = 0; axis < 3; axis++) {
+        double inside;
+        around.where.at[axis] = place(&self->knots[axis], log2(sizes[axis]), &inside);
+        around.where.part[axis] = inside;
+        /* Beyond the ends a correction is what it is there. */
+        inside = inside < 0.0 ? 0.0 : inside > 1.0 ? 1.0 : inside;
+        shares[axis][0] = 1.0 - inside, shares[axis][1] = inside;
+        next[axis] = self->knots[axis].count > 1;
+    }
+    if (self->residuals == NULL) return around;
+    for (int corner = 0; corner < CORNERS; corner++) {
+        int a = corner >> 2, b = corner >> 1 & 1, c = corner & 1;
+        const int *at = around.where.at;
+        size_t row = (size_t)(at[0] + a * next[0]);
+        size_t column = row * self->knots[1].count + (at[1] + b * next[1]);
+        size_t point = column * self->knots[2].count + (at[2] + c * next[2]);
+        around.residuals[corner] = self->residuals + point * self->count;
+        around.shares[corner] = shares[0][a] * shares[1][b] * shares[2][c];
+    }
+    return around;
+}
+
+static inline double corrected(const Selector *self, int number, const Shape *shape,
+                               const Surroundings *around) {
+    double told = seconds(self, &self->candidates[number], shape);
+    if (self->residuals == NULL) return told;
+    double residual = 0.0;
+    for (int corner = 0; corner < CORNERS; corner++)
+        residual += around->shares[corner] * around->residuals[corner][number];
+    return told * exp2(residual);
 }
 
 static int fits(const Selector *self, int64_t batch, int64_t m, int64_t n, int64_t k) {
@@ -166,10 +216,11 @@ static int choose(const Selector *self, int64_t batch, int64_t m, int64_t n, int
     *least = 0.0;
     if (!fits(self, batch, m, n, k)) return LIBRARY;
     Shape shape = shape_of(self, batch, m, n, k);
+    Surroundings around = surroundings_of(self, &shape);
     int best = LIBRARY;
-    *least = library_seconds(self, batch, m, n, k);
+    *least = library_seconds(self, &around.where);
     for (int number = 0; number < self->count; number++) {
-        double found = seconds(self, &self->candidates[number], &shape);
+        double found = corrected(self, number, &shape, &around);
         if (found < *least) {
             *least = found;
             best = number;
@@ -265,15 +316,59 @@ static int read_library(Selector *self, PyObject *knots, PyObject *values) {
     return read_doubles(values, self->values, total, total, &count, "values");
 }
 
+/* After candidates and the library: beside each other lie those of a point, which are read at
+ * once. */
+static int read_residuals(Selector *self, PyObject *from) {
+    PyObject *fast = PySequence_Fast(from, "residuals: a sequence");
+    if (fast == NULL) return -1;
+    Py_ssize_t total = self->values == NULL ? 0 : 1, count;
+    for (int axis = 0; axis < 3; axis++) total *= self->knots[axis].count;
+    double *one = PyMem_Calloc((size_t)total + 1, sizeof(double));
+    int result = -1;
+    if (one == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    if (PySequence_Fast_GET_SIZE(fast) != self->count) {
+        PyErr_SetString(PyExc_ValueError, "residuals: of each candidate");
+        goto done;
+    }
+    for (int i = 0; i < self->count; i++) {
+        PyObject *given = PySequence_Fast_GET_ITEM(fast, i);
+        Py_ssize_t length = PySequence_Size(given);
+        if (length < 0) goto done;
+        if (length == 0) continue;
+        if (read_doubles(given, one, total, total, &count, "residuals") < 0) goto done;
+        if (self->residuals == NULL)
+            self->residuals = PyMem_Calloc((size_t)total * self->count, sizeof(double));
+        if (self->residuals == NULL) {
+            PyErr_NoMemory();
+            goto done;
+        }
+        for (Py_ssize_t point = 0; point < total; point++) {
+            if (fabs(one[point]) > MOST_RESIDUAL) {
+                PyErr_SetString(PyExc_ValueError, "a residual is out of range");
+                goto done;
+            }
+            self->residuals[point * self->count + i] = one[point];
+        }
+    }
+    result = 0;
+done:
+    PyMem_Free(one);
+    Py_DECREF(fast);
+    return result;
+}
+
 static PyObject *selector_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"candidates", "knots",    "values", "multiprocessors", "bandwidth",
-                            "products",   "itemsize", "unit",   NULL};
-    PyObject *candidates, *knots, *values;
+    static char *names[] = {"candidates", "knots",    "values",   "residuals", "multiprocessors",
+                            "bandwidth",  "products", "itemsize", "unit",      NULL};
+    PyObject *candidates, *knots, *values, *residuals = NULL;
     long long multiprocessors, products, itemsize, unit;
     double bandwidth;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO$LdLLL", names, &candidates, &knots,
-                                     &values, &multiprocessors, &bandwidth, &products, &itemsize,
-                                     &unit))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO|O$LdLLL", names, &candidates, &knots,
+                                     &values, &residuals, &multiprocessors, &bandwidth, &products,
+                                     &itemsize, &unit))
         return NULL;
     if (multiprocessors < 1 || multiprocessors > 65536 || !(bandwidth > 0) || products < 1 ||
         itemsize < 1 || unit < 1) {
@@ -301,6 +396,7 @@ static PyObject *selector_new(PyTypeObject *type, PyObject *args, PyObject *keyw
     self->count = (int)count;
     Py_DECREF(fast);
     if (read_library(self, knots, values) < 0) goto failed;
+    if (residuals != NULL && read_residuals(self, residuals) < 0) goto failed;
     return (PyObject *)self;
 failed:
     Py_DECREF(self);
@@ -310,6 +406,7 @@ failed:
 static void selector_dealloc(Selector *self) {
     PyTypeObject *type = Py_TYPE(self);
     PyMem_Free(self->values);
+    PyMem_Free(self->residuals);
     type->tp_free((PyObject *)self);
     Py_DECREF(type);
 }
@@ -343,12 +440,12 @@ static PyObject *selector_estimates(Selector *self, PyObject *const *args, Py_ss
         return NULL;
     }
     Shape shape = shape_of(self, sizes[0], sizes[1], sizes[2], sizes[3]);
+    Surroundings around = surroundings_of(self, &shape);
     PyObject *result = PyTuple_New(self->count + 1);
     if (result == NULL) return NULL;
     for (int i = 0; i <= self->count; i++) {
-        double found = i < self->count
-                           ? seconds(self, &self->candidates[i], &shape)
-                           : library_seconds(self, sizes[0], sizes[1], sizes[2], sizes[3]);
+        double found = i < self->count ? corrected(self, i, &shape, &around)
+                                       : library_seconds(self, &around.where);
         PyObject *value = PyFloat_FromDouble(found);
         if (value == NULL) {
             Py_DECREF(result);

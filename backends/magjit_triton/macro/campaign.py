@@ -1,7 +1,7 @@
 """Tuning a family: what is measured on a device, and what of it a repository keeps.
 
 layers × rows → shapes → times of configurations (searched, or all) → the chosen few
-→ their waves and the library's table → calibrated → Entry
+→ their waves, and their times and the library's on a grid and between → refitted → Entry
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 from magjit_triton.codegen.matmul.configuration import Configuration
 from magjit_triton.macro.building import built, entry_of
 from magjit_triton.macro.families import K_UNIT, MacroFamily
-from magjit_triton.macro.measuring import Bench, EventTimer, Shape, Timer, calibrated, hedged
+from magjit_triton.macro.measuring import Bench, EventTimer, Shape, Timer
+from magjit_triton.macro.refitting import refitted, shapes_on, taken_over
 from magjit_triton.macro.repository import Entry, Repository, Stored
 from magjit_triton.macro.selector import compiled
 from magjit_triton.macro.space import Space
@@ -31,7 +32,7 @@ from magjit_triton.macro.tuning import (
     regimes,
     searched,
 )
-from magjit_triton.macro.waves import LIBRARY
+from magjit_triton.macro.waves import LIBRARY, Library
 
 __all__ = ["LAYERS", "ROWS", "SEARCHES", "Measured", "Plan", "borrowed", "recorded", "tuned"]
 
@@ -46,6 +47,8 @@ SEARCHES: dict[str, Callable[[Space, int], Search]] = {
     "coordinate": CoordinateDescent,
 }
 
+_BETWEEN = 3
+"""Random rows of each n and k: the hedge is chosen where the model may err."""
 _LOW_TILE, _MOST_ROWS_OF_LOW_TILES = 32, 2048
 # As far as eager mode's own result may be from float64, and a margin: what is wrong is far off.
 _MOST_ERROR = {2: 2e-2, 4: 5e-3}
@@ -188,22 +191,15 @@ def recorded(
     missing = [one for one in todo if one not in objective.built]
     made = [*objective.built.values(), *built(family, bench.device, missing).stored]
     able = [one for one in made if objective.able(one)]
-    times: Times = {one: [math.inf] * len(objective.shapes) for one in todo}
-    library = []
-    selector = None
-    if prebuilt is not None and prebuilt.measured:
-        selector = compiled(prebuilt.model(bench.device))
-    for column, shape in enumerate(objective.shapes):
-        picked = LIBRARY if selector is None else selector.choose(*shape)[0]
-        pick = None if picked == LIBRARY or prebuilt is None else prebuilt.stored[picked]
-        runners = [one for one in able if one is pick or objective.wanted(one, shape)]
-        sure = [place for place, one in enumerate(runners) if one is pick]
-        *own, other = bench.race(runners, shape, sure)
-        library.append(other)
-        for one, seconds in zip(runners, own, strict=True):
-            times[one.configuration][column] = seconds
+
+    def told(done: int, total: int) -> None:
         if progress is not None:
-            progress("measured", column + 1, len(objective.shapes))
+            progress("measured", done, total)
+
+    chosen_now = prebuilt if prebuilt is not None and prebuilt.measured else None
+    raced, library = _raced(objective, able, objective.shapes, chosen_now, told)
+    unable = [math.inf] * len(objective.shapes)
+    times = {one: raced.get(one, unable) for one in todo}
     facts = {
         "family": str(family),
         "device": bench.device.as_json(),
@@ -211,6 +207,36 @@ def recorded(
         "wrong": [str(one) for one in objective.wrong],
     }
     return Table(objective.space, objective.shapes, times, library, facts)
+
+
+def _raced(
+    objective: Measured,
+    able: Sequence[Stored],
+    shapes: Sequence[Shape],
+    choosing: Entry | None,
+    told: Callable[[int, int], None],
+) -> tuple[Times, list[float]]:
+    """Times of configurations and of the library on shapes, in turns.
+
+    Args:
+        choosing: what this chooses is measured as well as the fastest are.
+        told: how many shapes are done, of how many.
+    """
+    bench = objective.bench
+    times: Times = {one.configuration: [math.inf] * len(shapes) for one in able}
+    library = []
+    selector = None if choosing is None else compiled(choosing.model(bench.device))
+    for column, shape in enumerate(shapes):
+        picked = LIBRARY if selector is None else selector.choose(*shape)[0]
+        pick = None if picked == LIBRARY or choosing is None else choosing.stored[picked]
+        runners = [one for one in able if one is pick or objective.wanted(one, shape)]
+        sure = [place for place, one in enumerate(runners) if one is pick]
+        *own, other = bench.race(runners, shape, sure)
+        library.append(other)
+        for one, seconds in zip(runners, own, strict=True):
+            times[one.configuration][column] = seconds
+        told(column + 1, len(shapes))
+    return times, library
 
 
 def tuned(
@@ -280,9 +306,7 @@ def tuned(
         if progress is not None:
             progress("waves", number + 1, len(cuts))
     entry = entry_of(family, bench.device, stored)
-    entry = replace(entry, library=bench.library_table(*_knots(objective.shapes), batch=plan.batch))
-    entry = calibrated(entry, bench.device, objective.shapes, times)
-    entry = hedged(entry, bench.device, objective.shapes, times, library)
+    entry = _fitted(entry, objective, progress)
     facts = {
         **entry.facts,
         "tuned_s": round(time.perf_counter() - begin, 2),
@@ -294,8 +318,26 @@ def tuned(
     return replace(entry, facts=facts), table
 
 
+def _fitted(entry: Entry, objective: Measured, progress: Progress | None) -> Entry:
+    """An entry with waves, and what measuring it on a grid says."""
+
+    def told(done: int, total: int) -> None:
+        if progress is not None:
+            progress("grid", done, total)
+
+    batch = objective.shapes[0][0]
+    m, n, k = _knots(objective.shapes)
+    rows = tuple(batch * one for one in m)
+    grid = Library(rows, tuple(n), tuple(k), (1.0,) * (len(m) * len(n) * len(k)))
+    shapes = shapes_on(grid, _BETWEEN, batch=batch)
+    times, library = _raced(objective, entry.stored, shapes, None, told)
+    entry = replace(entry, library=replace(grid, seconds=tuple(library[: len(grid.seconds)])))
+    table = Table(objective.space, tuple(shapes), times, library)
+    return refitted(entry, objective.bench.device, table)
+
+
 def borrowed(family: MacroFamily, plan: Plan, other: Entry, *, timer: Timer | None = None) -> Entry:
-    """An entry with the schedules and the times of the same family in another 16-bit type.
+    """An entry with the schedules, times and residuals of the same family in another 16-bit type.
 
     Tensor cores are as fast in both; results are compared with eager mode's here, too.
     """
@@ -303,20 +345,14 @@ def borrowed(family: MacroFamily, plan: Plan, other: Entry, *, timer: Timer | No
     objective = _objective(family, plan, None, timer)
     device = objective.bench.device
     made = built(family, device, [one.configuration for one in other.stored])
-    times = {one.configuration: one for one in other.stored}
-    stored = tuple(
-        replace(times[one.configuration], assembled=one.assembled, occupancy=one.occupancy)
-        for one in made.stored
-        if objective.able(one)
-    )
+    able = replace(made, stored=tuple(one for one in made.stored if objective.able(one)))
+    found = taken_over(able, other)
     facts: dict[str, Any] = {
-        **{name: other.facts[name] for name in ("search", "hedge") if name in other.facts},
-        **made.facts,
-        "times_of": other.name,
+        **found.facts,
         "tuned_s": round(time.perf_counter() - begin, 2),
         "wrong": [str(one) for one in objective.wrong],
     }
-    return replace(made, stored=stored, library=other.library, facts=facts)
+    return replace(found, facts=facts)
 
 
 def _knots(shapes: Sequence[Shape]) -> tuple[list[int], list[int], list[int]]:

@@ -103,10 +103,16 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--tables", type=Path, metavar="FOLDER", help="write the times of each family and file"
     )
-    one = command("refit", _refit, "the library's times and the hedge from a table of `record`")
+    one = command("refit", _refit, "the library's times, residuals and the hedge, without a GPU")
     one.add_argument("families", nargs="+", choices=FAMILIES, metavar="FAMILY")
     one.add_argument("--dtype", choices=DTYPES, default="float16")
-    one.add_argument("--table", type=Path, required=True)
+    wanted = one.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--table", type=Path, help="what `record --grid` wrote")
+    wanted.add_argument(
+        "--times-of",
+        choices=("float16", "bfloat16"),
+        help="take all times over from the family in this type",
+    )
     one.add_argument("--device", help="whose entry: h200, h100, a100; else the table's")
     one = command("compare", _compare, "searches replayed on a recorded table, over seeds")
     one.add_argument("family", choices=FAMILIES, metavar="FAMILY")
@@ -345,24 +351,26 @@ def _record(options: argparse.Namespace) -> list[dict[str, Any]]:
 def _refit(options: argparse.Namespace) -> list[dict[str, Any]]:
     """The shipped files are refitted like this, too: no GPU is needed."""
     from magjit_triton.macro.device import DEVICES, Device
-    from magjit_triton.macro.refitting import refitted
+    from magjit_triton.macro.refitting import refitted, taken_over
     from magjit_triton.macro.space import Space
     from magjit_triton.macro.tuning import Table
 
     found = []
     for name in options.families:
         family = named(name, DTYPES[options.dtype])
-        space = Space.small(family.work, DEVICES["h200"])  # Nothing is searched in it.
-        table = Table.read(options.table, space)
-        if options.device is None and isinstance(table.facts.get("device"), dict):
-            device = Device(**table.facts["device"])
-        else:
+        if options.times_of:
             device = Device.named(options.device)
+            other = _tuned_entry(options, named(name, DTYPES[options.times_of]), device)
+            entry = taken_over(_tuned_entry(options, family, device), other)
+        else:
+            space = Space.small(family.work, DEVICES["h200"])  # Nothing is searched in it.
+            table = Table.read(options.table, space)
+            if options.device is None and isinstance(table.facts.get("device"), dict):
+                device = Device(**table.facts["device"])
+            else:
+                device = Device.named(options.device)
+            entry = refitted(_tuned_entry(options, family, device), device, table)
         with _repository(options) as repository:
-            entry = repository.get(family.signature, device.name)
-            if entry is None or not entry.measured:
-                raise RepositoryError(f"{family} was not tuned for {device.name}", remedy="tune it")
-            entry = refitted(entry, device, table)
             repository.put(entry)
         found.append(_described(entry))
     _show(options, found)

@@ -121,7 +121,13 @@ def guessed(entry: Entry, device: Device) -> Entry:
     for one in entry.stored:
         made = analytic(one.configuration, work, device, one.occupancy)
         stored.append(
-            replace(one, wave=made.wave, sum_fixed=made.sum_fixed, sum_each=made.sum_each)
+            replace(
+                one,
+                wave=made.wave,
+                sum_fixed=made.sum_fixed,
+                sum_each=made.sum_each,
+                residuals=(),
+            )
         )
     times = tuple(
         _LAUNCH + max(flops / _LIBRARY_SHARE, moved / _LIBRARY_SHARE)
@@ -138,6 +144,7 @@ def converted(entry: Entry, measured_on: Device, target: Entry, device: Device) 
     """What was measured on a device, as it would be on another that runs the same machine code.
 
     A wave's time goes with the clock; the library's with what bounds it, operations or bytes.
+    Residuals are of one device: the waves stand alone.
 
     Args:
         target: the entry for the other device, ``building.retargeted``.
@@ -161,5 +168,6 @@ def converted(entry: Entry, measured_on: Device, target: Entry, device: Device) 
             times.append(seconds * after[bound] / before[bound])
         library = replace(library, seconds=tuple(times))
     facts = {**entry.facts, "search": "heuristic"}
-    facts["hedge"] = max(HEDGE, float(entry.facts.get("hedge", 0.0)))
+    hedge = entry.facts.get("hedge_of_waves", entry.facts.get("hedge", 0.0))
+    facts["hedge"] = max(HEDGE, float(hedge))
     return replace(target, stored=tuple(stored), library=library, facts=facts)

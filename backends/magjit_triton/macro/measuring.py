@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 
-from magjit_triton.codegen.matmul.configuration import Configuration
 from magjit_triton.macro.device import Device
 from magjit_triton.macro.errors import NoDeviceError, UnknownFamilyError
 from magjit_triton.macro.families import FAMILIES, MacroFamily, Sizes
 from magjit_triton.macro.library import library_way
 from magjit_triton.macro.loading import Loaded, sizes_by_role
-from magjit_triton.macro.repository import Entry, Stored
-from magjit_triton.macro.waves import Affine, Library, Model, Wave
+from magjit_triton.macro.repository import Stored
+from magjit_triton.macro.waves import Affine, Wave
 
 __all__ = [
-    "HEDGES",
     "Bench",
     "EventTimer",
     "Shape",
     "Timer",
-    "calibrated",
-    "hedged",
     "rectangle",
     "wave_of",
 ]
@@ -56,9 +52,6 @@ _CYCLES_AHEAD = 120_000
 _ROUNDS, _FEW_ROUNDS = 7, 3
 _LONG = 5e-4
 _FAR, _NEAR = 2.0, 1.3
-_NO_WORSE = 0.98
-HEDGES = (0.02, 0.04, 0.06, 0.09, 0.13, 0.2, 0.3, 0.5)
-"""Shares by which a kernel must be faster than the library; see ``hedged``."""
 _SHORT_K, _LONG_K = 1024, 4096
 _WAVES = 3
 
@@ -272,13 +265,6 @@ class Bench:
         runs = [*(self.ours(one, shape) for one in stored), self.library(shape)]
         return self.timer.race(runs, {*sure, len(stored)})
 
-    def library_table(
-        self, m: Sequence[int], n: Sequence[int], k: Sequence[int], batch: int = 1
-    ) -> Library:
-        """The library's times on a grid."""
-        times = [self.timer(self.library((batch, i, j, o))) for i in m for j in n for o in k]
-        return Library(tuple(m), tuple(n), tuple(k), tuple(times))
-
     def waved(self, stored: Stored) -> Stored:
         """A configuration with the times of its waves."""
         fixed = each = 0.0
@@ -336,74 +322,3 @@ def _shape_of(cut: Any, tiles: int, fixed: Sizes, k: int) -> Shape:
         return 1, max(1, round(each / columns)) * cut.block_m, fixed["n"], k
     rows, columns = rectangle(each, cut.block_n / cut.block_m)
     return 1, rows * cut.block_m, columns * cut.block_n, k
-
-
-def calibrated(
-    entry: Entry,
-    device: Device,
-    shapes: Sequence[Shape],
-    times: Mapping[Configuration, Sequence[float]],
-) -> Entry:
-    """An entry whose waves are scaled so that the model meets measured times on average.
-
-    The model leaves out what tiles share in the cache and how they crowd the memory; how much that
-    matters depends on the configuration above all.
-
-    Args:
-        times: configuration → seconds for each shape.
-    """
-    model: Model = entry.model(device)
-    found = []
-    for number, one in enumerate(entry.stored):
-        pairs = [
-            (seconds, model.seconds(number, *shape))
-            for shape, seconds in zip(shapes, times.get(one.configuration, ()), strict=False)
-            if math.isfinite(seconds) and model.fits(*shape)
-        ]
-        if not pairs or one.wave is None:
-            found.append(one)
-            continue
-        logarithms = [math.log(measured / told) for measured, told in pairs]
-        found.append(replace(one, wave=_scaled(one.wave, math.exp(statistics.fmean(logarithms)))))
-    return replace(entry, stored=tuple(found))
-
-
-def _scaled(wave: Wave, factor: float) -> Wave:
-    parts = (wave.lone, wave.single, wave.full, wave.steady)
-    return Wave(*(Affine(one.fixed * factor, one.per_step * factor) for one in parts))
-
-
-def hedged(
-    entry: Entry,
-    device: Device,
-    shapes: Sequence[Shape],
-    times: Mapping[Configuration, Sequence[float]],
-    library: Sequence[float],
-) -> Entry:
-    """An entry whose kernels are chosen only where they win by more than the model errs.
-
-    Of ``HEDGES`` with which no choice on measured shapes takes longer than the library, but for a
-    share that measuring cannot tell, the one whose choices gain most over the library, as a
-    geometric mean over all shapes; of those that choose the same on all shapes the greatest, since
-    what wins narrowly between the shapes was not seen.  Where each one loses somewhere, the
-    greatest: then next to nothing is chosen.
-
-    Args:
-        times: configuration → seconds for each shape.
-        library: seconds for each shape.
-    """
-    best: tuple[float, float] | None = None
-    for hedge in HEDGES:
-        model = replace(entry, facts={**entry.facts, "hedge": hedge}).model(device)
-        picks = [model.choose(*shape)[0] for shape in shapes]
-        gains = [
-            math.log(before / times[entry.stored[pick].configuration][column])
-            for column, (pick, before) in enumerate(zip(picks, library, strict=True))
-            if pick >= 0 and math.isfinite(times[entry.stored[pick].configuration][column])
-        ]
-        if min(gains, default=0.0) < math.log(_NO_WORSE):
-            continue
-        found = math.fsum(gains), hedge
-        best = found if best is None else max(best, found)
-    hedge = HEDGES[-1] if best is None else best[1]
-    return replace(entry, facts={**entry.facts, "hedge": hedge})

@@ -2,7 +2,7 @@
 
     entry → shapes (points of the library's table, random rows between them) → recorded Table
     Table → choices: what would be chosen, beside the best and the library
-    Table → refitted: the library's table, the scale of waves and the hedge anew
+    Table → refitted: the library's table, the scale of waves, residuals and the hedge anew
 
 Tables are recorded on a device; everything else needs none.
 """
@@ -11,48 +11,79 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from magjit_triton.codegen.matmul.configuration import Configuration
 from magjit_triton.macro.device import Device
 from magjit_triton.macro.errors import CorruptRepositoryError
-from magjit_triton.macro.measuring import Shape, calibrated, hedged
+from magjit_triton.macro.measuring import Shape
 from magjit_triton.macro.repository import Entry
 from magjit_triton.macro.selector import compiled
 from magjit_triton.macro.tuning import Table
-from magjit_triton.macro.waves import LIBRARY, Library
+from magjit_triton.macro.waves import LIBRARY, MOST_RESIDUAL, Affine, Library, Wave
 
-__all__ = ["choices", "refitted", "shapes_of"]
+__all__ = [
+    "HEDGES",
+    "calibrated",
+    "choices",
+    "corrected",
+    "hedged",
+    "refitted",
+    "shapes_of",
+    "shapes_on",
+    "taken_over",
+]
 
-_MOST_ROWS = 16384
+HEDGES = (0.02, 0.04, 0.06, 0.09, 0.13, 0.2, 0.3, 0.5)
+"""Shares by which a kernel must be faster than the library; see ``hedged``."""
 
-
-def _points(library: Library, batch: int) -> list[Shape]:
-    """The points of a library's table, in its order."""
-    return [(batch, m, n, k) for m in library.m for n in library.n for k in library.k]
+_BEYOND = 4 / 3
+"""Of the last rows of a table: as far as random rows go."""
+_LOSS = 4.0
+"""A loss against what users had before weighs so many gains."""
+_STEPS = 4096.0
+"""Of a residual's unit; far finer than times are measured, and few bytes when compressed."""
 
 
 def shapes_of(entry: Entry, between: int = 0, seed: int = 0, batch: int = 1) -> list[Shape]:
-    """What ``refitted`` wants times of.
+    """What ``refitted`` wants times of: see ``shapes_on``.
+
+    Raises:
+        CorruptRepositoryError: the entry has no times of the library, or those of other batches.
+    """
+    return shapes_on(_library_of(entry), between, seed, batch)
+
+
+def shapes_on(library: Library, between: int = 0, seed: int = 0, batch: int = 1) -> list[Shape]:
+    """The points of a library's table, in its order, then shapes between them.
 
     Args:
         between: random numbers of rows of each pair of n and k, besides the table's points; small
             ones are as likely as large ones on a logarithmic axis.
         seed: of them.
+        batch: of all shapes.
 
     Raises:
-        CorruptRepositoryError: the entry has no times of the library.
+        CorruptRepositoryError: rows of the table are not those of so many products.
     """
-    library = _library_of(entry)
+    if any(rows % batch for rows in library.m):
+        raise CorruptRepositoryError(
+            f"The library's times are not those of batches of {batch}",
+            remedy="name the batch that the family was tuned with, or tune it again",
+        )
     numbers = random.Random(seed)
+    most = max(1.0, library.m[-1] * _BEYOND)
+    points = [(batch, m // batch, n, k) for m, n, k in library.points]
     rows = [
-        (batch, max(1, round(_MOST_ROWS ** numbers.random())), n, k)
+        (batch, max(1, round(most ** numbers.random() / batch)), n, k)
         for n in library.n
         for k in library.k
         for _ in range(between)
     ]
-    return list(dict.fromkeys([*_points(library, batch), *rows]))
+    return list(dict.fromkeys([*points, *rows]))
 
 
 def _library_of(entry: Entry) -> Library:
@@ -88,7 +119,10 @@ def choices(entry: Entry, device: Device, table: Table) -> list[dict[str, Any]]:
 
 
 def refitted(entry: Entry, device: Device, table: Table) -> Entry:
-    """An entry with the library's times, the scale of each wave and the hedge from a table.
+    """An entry with the library's times, the scales of waves, residuals and hedges from a table.
+
+    Its fact ``hedge`` is of the corrected model, ``hedge_of_waves`` of the waves alone, for devices
+    that residuals do not hold on.
 
     Args:
         table: with times of the entry's configurations on the points of the library's table.
@@ -98,7 +132,7 @@ def refitted(entry: Entry, device: Device, table: Table) -> Entry:
     """
     library = _library_of(entry)
     found = dict(zip(table.shapes, table.library, strict=True))
-    points = _points(library, table.shapes[0][0] if table.shapes else 1)
+    points = shapes_on(library, batch=table.shapes[0][0] if table.shapes else 1)
     missing: Sequence[object] = [one for one in points if one not in found]
     missing = missing or [
         one.configuration for one in entry.stored if one.configuration not in table.times
@@ -109,6 +143,154 @@ def refitted(entry: Entry, device: Device, table: Table) -> Entry:
             remedy=f"record {entry.name.split()[0]} --grid",
         )
     seconds = tuple(found[one] for one in points)
-    entry = replace(entry, library=replace(library, seconds=seconds))
+    entry = replace(entry.bare, library=replace(library, seconds=seconds))
     entry = calibrated(entry, device, table.shapes, table.times)
+    bare = hedged(entry, device, table.shapes, table.times, table.library)
+    entry = replace(entry, facts={**entry.facts, "hedge_of_waves": bare.facts["hedge"]})
+    entry = corrected(entry, device, table.shapes, table.times)
     return hedged(entry, device, table.shapes, table.times, table.library)
+
+
+def calibrated(
+    entry: Entry,
+    device: Device,
+    shapes: Sequence[Shape],
+    times: Mapping[Configuration, Sequence[float]],
+) -> Entry:
+    """An entry whose waves are scaled so that they meet measured times on average; bare.
+
+    The waves leave out what tiles share in the cache and how they crowd the memory; how much that
+    matters depends on the configuration above all, then on the shape: see ``corrected``.
+
+    Args:
+        times: configuration → seconds for each shape.
+    """
+    entry = entry.bare
+    model = entry.model(device)
+    found = []
+    for number, one in enumerate(entry.stored):
+        pairs = [
+            (seconds, model.seconds(number, *shape))
+            for shape, seconds in zip(shapes, times.get(one.configuration, ()), strict=False)
+            if math.isfinite(seconds) and model.fits(*shape)
+        ]
+        if not pairs or one.wave is None:
+            found.append(one)
+            continue
+        logarithms = [math.log(measured / told) for measured, told in pairs]
+        found.append(replace(one, wave=_scaled(one.wave, math.exp(statistics.fmean(logarithms)))))
+    return replace(entry, stored=tuple(found))
+
+
+def _scaled(wave: Wave, factor: float) -> Wave:
+    parts = (wave.lone, wave.single, wave.full, wave.steady)
+    return Wave(*(Affine(one.fixed * factor, one.per_step * factor) for one in parts))
+
+
+def corrected(
+    entry: Entry,
+    device: Device,
+    shapes: Sequence[Shape],
+    times: Mapping[Configuration, Sequence[float]],
+) -> Entry:
+    """An entry with residuals: on the points of the library's table its times are the measured.
+
+    A time that is missing, or infinite where a configuration failed or was not worth the time,
+    corrects nothing.
+
+    Args:
+        times: configuration → seconds for each shape.
+
+    Raises:
+        CorruptRepositoryError: the entry has no times of the library.
+    """
+    library = _library_of(entry)
+    entry = entry.bare
+    model = entry.model(device)
+    columns = {_point(shape): (column, shape) for column, shape in enumerate(shapes)}
+    found = []
+    for number, one in enumerate(entry.stored):
+        residuals = []
+        for point in library.points:
+            column, shape = columns.get(point, (0, None))
+            measured = math.inf
+            if shape is not None and one.configuration in times and model.fits(*shape):
+                measured = times[one.configuration][column]
+            residual = 0.0
+            if shape is not None and math.isfinite(measured):
+                told = model.of_waves(number, *shape)
+                residual = round(math.log2(measured / told) * _STEPS) / _STEPS
+            residuals.append(min(max(residual, -MOST_RESIDUAL), MOST_RESIDUAL))
+        found.append(replace(one, residuals=tuple(residuals)))
+    return replace(entry, stored=tuple(found))
+
+
+def _point(shape: Shape) -> tuple[int, int, int]:
+    """Where in the library's table a shape is: a batch counts as more rows."""
+    batch, m, n, k = shape
+    return batch * m, n, k
+
+
+def hedged(
+    entry: Entry,
+    device: Device,
+    shapes: Sequence[Shape],
+    times: Mapping[Configuration, Sequence[float]],
+    library: Sequence[float],
+) -> Entry:
+    """An entry whose kernels are chosen only where they should win by more than the model errs.
+
+    Of ``HEDGES`` the one whose choices gain most over the library, as a sum of logarithms in which
+    a loss counts four times: the library is what users had before.  Only shapes between the points
+    of the library's table count, since at those a corrected model does not err; where there are
+    none, all do.  Of hedges that are worth the same there, the one whose choices gain most on all
+    shapes; of those that choose the same everywhere the greatest, since what wins narrowly
+    elsewhere was not seen.
+
+    Args:
+        times: configuration → seconds for each shape; what is infinite tells nothing.
+        library: seconds for each shape.
+    """
+    points = set() if entry.library is None else set(entry.library.points)
+    between = [column for column, shape in enumerate(shapes) if _point(shape) not in points]
+    unused = between or list(range(len(shapes)))
+    found = []
+    for hedge in HEDGES:
+        selector = compiled(replace(entry, facts={**entry.facts, "hedge": hedge}).model(device))
+        gains = []
+        for shape, before, column in zip(shapes, library, range(len(shapes)), strict=True):
+            pick, _, _ = selector.choose(*shape)
+            seconds = before
+            if pick != LIBRARY:
+                seconds = times[entry.stored[pick].configuration][column]
+            gains.append(math.log(before / seconds) if math.isfinite(seconds) else 0.0)
+        worth = math.fsum(min(gains[one], _LOSS * gains[one]) for one in unused)
+        found.append((worth, math.fsum(gains), hedge))
+    return replace(entry, facts={**entry.facts, "hedge": max(found)[-1]})
+
+
+def taken_over(entry: Entry, other: Entry) -> Entry:
+    """An entry with the times of another, of the same family in another type.
+
+    Waves, residuals, the library's times and hedges are the other's; machine code and how many
+    blocks a multiprocessor takes are its own.  Configurations that the other has not are left out.
+
+    Raises:
+        CorruptRepositoryError: they have none in common.
+    """
+    times = {one.configuration: one for one in other.stored}
+    stored = tuple(
+        replace(times[one.configuration], assembled=one.assembled, occupancy=one.occupancy)
+        for one in entry.stored
+        if one.configuration in times
+    )
+    if not stored:
+        raise CorruptRepositoryError(
+            f"{other.name} has times of no configuration of {entry.name}",
+            remedy=f"tune {entry.name.split()[0]} --times-of",
+        )
+    taken = ("search", "hedge", "hedge_of_waves")
+    facts = {name: one for name, one in entry.facts.items() if name not in taken}
+    facts.update({name: other.facts[name] for name in taken if name in other.facts})
+    facts["times_of"] = other.name
+    return replace(entry, stored=stored, library=other.library, facts=facts)

@@ -2,11 +2,11 @@
 
     Repository ::= Entry*               one for a family on a device; SQLite, bounded
     Entry      ::= family, device, versions, Library?, Stored+
-    Stored     ::= Assembled, occupancy, Wave, seconds of sums
+    Stored     ::= Assembled, occupancy, Wave, seconds of sums, residuals
 
-The header's application id says whose file it is, its user version which layout it has.  Machine
-code is compressed and has its digest beside it.  Whatever is wrong with a file is a
-``RepositoryError``: products then go on without it.
+The header's application id says whose file it is, its user version which layout it has; layout 1
+had no residuals.  Machine code is compressed and has its digest beside it.  Whatever is wrong with
+a file is a ``RepositoryError``: products then go on without it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from magjit.plugin.cache import disk_cache
 from magjit_triton.codegen.matmul.configuration import Configuration
-from magjit_triton.macro.assemble import Assembled, Axis, Part
+from magjit_triton.macro.assemble import Assembled
 from magjit_triton.macro.device import Device
 from magjit_triton.macro.errors import (
     CorruptRepositoryError,
@@ -33,14 +33,22 @@ from magjit_triton.macro.errors import (
     RepositoryError,
     RepositoryFullError,
 )
-from magjit_triton.macro.waves import Candidate, Library, Model, Wave
+from magjit_triton.macro.rows import (
+    cut_of,
+    cut_text,
+    launch_text,
+    part_of,
+    residuals_bytes,
+    residuals_of,
+)
+from magjit_triton.macro.waves import MOST_RESIDUAL, Candidate, Library, Model, Wave
 
 __all__ = ["LIMIT", "Entry", "Repository", "Stored", "default_path", "versions"]
 
 LIMIT = 16 * 2**20
 """Bytes of a file."""
 _APPLICATION = 0x4D4A4D4B  # "MJMK"
-_LAYOUT = 1
+_LAYOUT = 2
 _PAGE = 4096
 
 _SCHEMA = """
@@ -64,6 +72,11 @@ CREATE TABLE measurements (
     run TEXT NOT NULL, cut TEXT NOT NULL, seconds TEXT NOT NULL,
     PRIMARY KEY (run, cut));
 """
+_SCHEMA_OF_RESIDUALS = """
+CREATE TABLE IF NOT EXISTS residuals (
+    configuration INTEGER PRIMARY KEY REFERENCES configurations (id) ON DELETE CASCADE,
+    logarithms BLOB NOT NULL)
+"""
 
 
 def default_path() -> Path:
@@ -84,13 +97,19 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A configuration of an entry; without a wave it was built, not measured."""
+    """A configuration of an entry; without a wave it was built, not measured.
+
+    Attributes:
+        residuals: on the points of the entry's library, see ``Candidate``; none where the waves
+            stand alone.
+    """
 
     assembled: Assembled
     occupancy: int
     wave: Wave | None = None
     sum_fixed: float = 0.0
     sum_each: float = 0.0
+    residuals: tuple[float, ...] = ()
 
     @property
     def configuration(self) -> Configuration:
@@ -129,7 +148,14 @@ class Entry:
     def model(self, device: Device) -> Model:
         """The cost model; of measured configurations only."""
         candidates = [
-            Candidate(one.configuration, one.occupancy, one.wave, one.sum_fixed, one.sum_each)
+            Candidate(
+                one.configuration,
+                one.occupancy,
+                one.wave,
+                one.sum_fixed,
+                one.sum_each,
+                one.residuals,
+            )
             for one in self.stored
             if one.wave is not None
         ]
@@ -143,6 +169,11 @@ class Entry:
             unit=int(self.facts["unit"]),
             hedge=float(self.facts.get("hedge", 0.0)),
         )
+
+    @property
+    def bare(self) -> Entry:
+        """Without residuals: what the waves say alone."""
+        return replace(self, stored=tuple(replace(one, residuals=()) for one in self.stored))
 
     def only(self, chosen: Sequence[Configuration]) -> Entry:
         """With these configurations, in this order."""
@@ -196,6 +227,7 @@ class Repository:
         if application == 0 and tables == 0 and not read_only:
             with self._db:
                 self._db.executescript(_SCHEMA)
+                self._db.execute(_SCHEMA_OF_RESIDUALS)
                 self._db.execute(f"PRAGMA application_id = {_APPLICATION}")
                 self._db.execute(f"PRAGMA user_version = {_LAYOUT}")
         elif application != _APPLICATION:
@@ -207,6 +239,11 @@ class Repository:
                 f"{self.path} has layout {layout}, this MagJIT reads layout {_LAYOUT}",
                 remedy="update MagJIT, or tune again into another file",
             )
+        elif layout < _LAYOUT and not read_only:
+            with self._db:
+                self._db.execute(_SCHEMA_OF_RESIDUALS)
+                self._db.execute(f"PRAGMA user_version = {_LAYOUT}")
+        self._layout = self._number("user_version")
         self._db.execute("PRAGMA foreign_keys = ON")
         page = self._number("page_size") or _PAGE
         self._db.execute(f"PRAGMA max_page_count = {max(16, self.limit // page)}")
@@ -293,6 +330,11 @@ class Repository:
                 json.dumps([one.sum_fixed, one.sum_each]),
             ),
         )
+        if one.residuals:
+            self._db.execute(
+                "INSERT INTO residuals VALUES (?, ?)",
+                (cursor.lastrowid, residuals_bytes(one.residuals)),
+            )
         for number, part in enumerate(one.assembled.parts):
             self._db.execute(
                 "INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?)",
@@ -300,7 +342,7 @@ class Repository:
                     cursor.lastrowid,
                     number,
                     part.name,
-                    _launch_text(part),
+                    launch_text(part),
                     hashlib.sha256(part.cubin).hexdigest(),
                     lzma.compress(part.cubin),
                 ),
@@ -336,13 +378,14 @@ class Repository:
                 "WHERE family = ? ORDER BY place",
                 (number,),
             ).fetchall()
-            stored = tuple(self._stored(one) for one in rows)
             table = None if library is None else Library.from_json(json.loads(library))
+            points = 0 if table is None else len(table.seconds)
+            stored = tuple(self._stored(one, points) for one in rows)
             return Entry(
                 signature, name, device, json.loads(facts), stored, table, json.loads(made)
             )
 
-    def _stored(self, row: tuple[Any, ...]) -> Stored:
+    def _stored(self, row: tuple[Any, ...], points: int) -> Stored:
         number, cut, workspace, occupancy, wave, sums = row
         rows = self._db.execute(
             "SELECT name, launch, digest, cubin FROM parts WHERE configuration = ? ORDER BY place",
@@ -353,13 +396,29 @@ class Repository:
             cubin = lzma.decompress(compressed)
             if hashlib.sha256(cubin).hexdigest() != digest:
                 raise ValueError(f"the machine code of {cut} is not what was written")
-            parts.append(_part(name, cubin, launch))
+            parts.append(part_of(name, cubin, launch))
         if not parts:
             raise ValueError(f"{cut} has no machine code")
         assembled = Assembled(cut_of(cut), tuple(parts), workspace)
         found = None if wave is None else Wave.from_json(json.loads(wave))
         fixed, each = json.loads(sums)
-        return Stored(assembled, occupancy, found, fixed, each)
+        return Stored(
+            assembled, occupancy, found, fixed, each, self._residuals(number, cut, points)
+        )
+
+    def _residuals(self, number: int, cut: str, points: int) -> tuple[float, ...]:
+        """Of a configuration, none or so many."""
+        if self._layout < _LAYOUT:
+            return ()
+        row = self._db.execute(
+            "SELECT logarithms FROM residuals WHERE configuration = ?", (number,)
+        ).fetchone()
+        if row is None:
+            return ()
+        found = residuals_of(row[0])
+        if len(found) != points or not all(abs(one) <= MOST_RESIDUAL for one in found):
+            raise ValueError(f"the residuals of {cut} are not of the library's {points} points")
+        return found
 
     def listed(self) -> list[tuple[str, str]]:
         """Signature and device of every entry, by name."""
@@ -416,53 +475,3 @@ class Repository:
         """Drop the measurements under a name."""
         with self._typed(), self._db:
             self._db.execute("DELETE FROM measurements WHERE run = ?", (run,))
-
-
-# Text of rows.
-
-_CUT = ("block_m", "block_n", "block_k", "group_m", "warps", "stages", "split_k", "programs")
-
-
-def cut_text(cut: Configuration) -> str:
-    """A configuration as JSON."""
-    return json.dumps([getattr(cut, name) for name in _CUT])
-
-
-def cut_of(text: str) -> Configuration:
-    """What ``cut_text`` gave."""
-    values = json.loads(text)
-    return Configuration(**dict(zip(_CUT, map(int, values), strict=True)))
-
-
-def _launch_text(part: Part) -> str:
-    grid = None
-    if part.grid is not None:
-        grid = [[list(axis.sizes), axis.factor, axis.block] for axis in part.grid]
-    return json.dumps(
-        {
-            "metadata": part.metadata,
-            "arguments": part.arguments,
-            "types": part.types,
-            "grid": grid,
-            "resources": [part.warps, part.shared, part.registers, part.stack],
-        }
-    )
-
-
-def _part(name: str, cubin: bytes, launch: str) -> Part:
-    found = json.loads(launch)
-    grid = None
-    if found["grid"] is not None:
-        first, second = (
-            Axis(tuple(sizes), factor, block) for sizes, factor, block in found["grid"]
-        )
-        grid = first, second
-    return Part(
-        name,
-        cubin,
-        found["metadata"],
-        tuple(found["arguments"]),
-        tuple(found["types"]),
-        grid,
-        *found["resources"],
-    )

@@ -19,6 +19,7 @@ def compiled(model: Model) -> Selector:
         [one.numbers() for one in model.candidates],
         None if library is None else library.knots,
         None if library is None else library.values,
+        [one.residuals for one in model.candidates],
         multiprocessors=model.multiprocessors,
         bandwidth=model.bandwidth,
         products=model.products,

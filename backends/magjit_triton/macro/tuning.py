@@ -23,7 +23,8 @@ from typing import Any, Protocol
 from magjit_triton.codegen.matmul.configuration import Configuration
 from magjit_triton.macro.errors import CorruptRepositoryError
 from magjit_triton.macro.measuring import Shape
-from magjit_triton.macro.repository import Repository, cut_of, cut_text
+from magjit_triton.macro.repository import Repository
+from magjit_triton.macro.rows import cut_of, cut_text
 from magjit_triton.macro.space import Space
 
 __all__ = [

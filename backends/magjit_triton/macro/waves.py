@@ -1,14 +1,21 @@
 """How long a schedule takes on sizes: waves of tiles (TSCompiler §6), in Python.
 
     Wave      ::= lone, single, full, steady      each seconds = fixed + per_step * steps
-    Candidate ::= tile, splits, persistence, occupancy, Wave
     Library   ::= knots over m, n, k → log2(seconds)
+    Candidate ::= tile, splits, persistence, occupancy, Wave
+                  and on the library's knots, or nowhere, log2(measured / told by the waves)
 
 The paper's model is ``T_s * ceil(blocks / blocks of a wave)``.  It fails, as the paper says, where
 blocks are too few to fill the device; so the time of a wave depends here on how many blocks it
 has, between three measured points: one block on the device (*lone*), one on each multiprocessor
 (*single*), as many as fit (*full*); each further whole wave takes *steady*.  All are affine in the
 number of steps over ``k``.  Bytes that must move are a floor, and splits pay for their sums.
+
+What the waves leave out (what tiles share in the cache, how the memory is crowded, heights that
+fill a tile badly) is measured: a time is multiplied by its *residual*, which is exact on the points
+of the library's table and linear in the logarithms between them.  That is an addition of ours, not
+the paper's.  Beyond the table a residual stays as it is at the end, whereas the library's time goes
+on as a line: a trend of times is known to go on, a trend of errors is not.
 
 ``csrc/select.c`` computes the same, operation by operation.  The lines between ``# <formula>`` and
 ``# </formula>`` are shown in the documentation.
@@ -25,10 +32,12 @@ from typing import Any
 
 from magjit_triton.codegen.matmul.configuration import Configuration
 
-__all__ = ["LIBRARY", "Affine", "Candidate", "Library", "Model", "Wave"]
+__all__ = ["LIBRARY", "MOST_RESIDUAL", "Affine", "Candidate", "Library", "Model", "Wave"]
 
 LIBRARY = -1
 """The index of the library's kernel."""
+MOST_RESIDUAL = 32.0
+"""The largest residual, either way, that a model takes."""
 
 _MOST_ELEMENTS = 2**31 - 2**17
 _N_MULTIPLE = 16
@@ -80,6 +89,8 @@ class Candidate:
         occupancy: blocks of a multiprocessor at a time, at least 1.
         wave: times of waves.
         sum_fixed, sum_each: seconds of the kernel that adds partial sums, and of each of them.
+        residuals: on the points of the library's table, in its order, the logarithm to base 2 of
+            measured times over those of the waves; none where the waves stand alone.
     """
 
     configuration: Configuration
@@ -87,6 +98,7 @@ class Candidate:
     wave: Wave
     sum_fixed: float = 0.0
     sum_each: float = 0.0
+    residuals: tuple[float, ...] = ()
 
     def numbers(self) -> list[float]:
         """As the C part takes them."""
@@ -136,6 +148,11 @@ class Library:
         """Logarithms of the times."""
         return [math.log2(max(one, 1e-9)) for one in self.seconds]
 
+    @property
+    def points(self) -> list[tuple[int, int, int]]:
+        """m, n and k of each time."""
+        return [(m, n, k) for m in self.m for n in self.n for k in self.k]
+
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Library:
         """What ``as_json`` gave."""
@@ -159,6 +176,9 @@ class Model:
         unit: what ``k`` must be a multiple of.
         hedge: by which share a candidate must be faster than the library: the model errs, and the
             library is what users had before.
+
+    Raises:
+        ValueError: residuals are not one for each point of the library's table, or out of range.
     """
 
     def __init__(
@@ -180,6 +200,12 @@ class Model:
         self.products = products
         self.itemsize = itemsize
         self.unit = unit
+        points = 0 if library is None else len(library.seconds)
+        for one in self.candidates:
+            if one.residuals and len(one.residuals) != points:
+                raise ValueError("a residual for each point of the library's table")
+            if not all(abs(residual) <= MOST_RESIDUAL for residual in one.residuals):
+                raise ValueError("a residual is out of range")
 
     def fits(self, batch: int, m: int, n: int, k: int) -> bool:
         """Whether the kernels can compute these sizes."""
@@ -200,9 +226,44 @@ class Model:
         cut = one.configuration
         return batch * -(-m // cut.block_m) * -(-n // cut.block_n) * cut.split_k
 
-    # <formula>
     def seconds(self, number: int, batch: int, m: int, n: int, k: int) -> float:
-        """The time of a candidate."""
+        """The time of a candidate: what its waves say, corrected by its residuals."""
+        told = self.of_waves(number, batch, m, n, k)
+        residuals = self.candidates[number].residuals
+        if not residuals:
+            return told
+        residual = 0.0
+        for point, weight in self._corners(batch, m, n, k):
+            residual += weight * residuals[point]
+        return told * math.exp2(residual)
+
+    def _corners(self, batch: int, m: int, n: int, k: int) -> list[tuple[int, float]]:
+        """The eight points of the library's table around a shape, and their shares of it."""
+        assert self.library is not None
+        _, columns, depth = self.library.knots
+        (i, u), (j, v), (o, w) = (
+            _place(knots, math.log2(float(size)))
+            for knots, size in zip(self.library.knots, (batch * m, n, k), strict=True)
+        )
+        # Beyond the ends a correction is what it is there; an axis of one point has no next one.
+        rows, breadths, depths = (
+            ((at, 1.0 - inside), (at + (len(knots) > 1), inside))
+            for at, knots, inside in (
+                (i, self.library.m, min(max(u, 0.0), 1.0)),
+                (j, self.library.n, min(max(v, 0.0), 1.0)),
+                (o, self.library.k, min(max(w, 0.0), 1.0)),
+            )
+        )
+        return [
+            ((row * len(columns) + column) * len(depth) + place, share * breadth * length)
+            for row, share in rows
+            for column, breadth in breadths
+            for place, length in depths
+        ]
+
+    # <formula>
+    def of_waves(self, number: int, batch: int, m: int, n: int, k: int) -> float:
+        """The time of a candidate without residuals."""
         one = self.candidates[number]
         cut, wave = one.configuration, one.wave
         tiles = self._tiles(one, batch, m, n)
