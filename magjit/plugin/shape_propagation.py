@@ -14,7 +14,7 @@ a caller who cannot promise this of its inputs lowers ``minimum``.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -185,19 +185,20 @@ class _Propagation:
         self.values: dict[Node, Value] = {}
         self.reasons: dict[Node, str] = {}
         self._processed: set[Node] = set()
-        self._list: deque[Node] = deque()
-        self._waiting: deque[Node] = deque()  # known operands, and others
+        # A node is in a list once, or each joining of branches would double the work behind it.
+        self._list: OrderedDict[Node, None] = OrderedDict()
+        self._waiting: OrderedDict[Node, None] = OrderedDict()  # known operands, and others
 
     def run(self) -> SymbolicShapes:
         for node in self.graph.nodes:  # lines 2 to 13
             if node.op == "get_attr":
                 self._take_attribute(node)
             if node in self.values or (not node.all_input_nodes and node.op != "placeholder"):
-                self._list.append(node)
+                self._list[node] = None
         self._drain()
         for node in self.graph.nodes:
             if node not in self.values and self._take_meta(node):
-                self._list.append(node)
+                self._list[node] = None
                 self._drain()
         unknown = {
             node: self._reason(node)
@@ -237,9 +238,9 @@ class _Propagation:
         """
         while self._list or self._waiting:
             while self._list:
-                self._visit(self._list.popleft())
+                self._visit(self._list.popitem(last=False)[0])
             if self._waiting:
-                successor = self._waiting.popleft()
+                successor, _ = self._waiting.popitem(last=False)
                 if not self._eligible(successor):
                     self._infer_siblings(successor)
 
@@ -249,9 +250,9 @@ class _Propagation:
             self._compute(node)
         for successor in node.users if node in self.values else ():
             if not self._eligible(successor):
-                self._waiting.append(successor)
+                self._waiting[successor] = None
             elif successor.op != "output" and successor not in self._processed:
-                self._list.append(successor)
+                self._list[successor] = None
 
     def _compute(self, node: Node) -> None:
         """``ComputeSymShape``; a shape that was inferred before must agree with it."""
@@ -277,7 +278,7 @@ class _Propagation:
         for node, shape in siblings(call) if siblings is not None else ():
             if isinstance(node, Node) and shape is not None:
                 if node not in self.values:
-                    self._list.append(node)
+                    self._list[node] = None
                     self._take_meta(node)
                 self._meet(call, node, tuple(shape))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import pytest
 import sympy
@@ -12,7 +13,13 @@ from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._sympy.functions import Max, Min
 
-from magjit.plugin import BackendContext, BackendError, SymbolicShapes, propagate_shapes
+from magjit.plugin import (
+    BackendContext,
+    BackendError,
+    SymbolicShapes,
+    propagate_shapes,
+    shape_propagation,
+)
 from magjit.plugin.aot import aot
 from magjit.plugin.shape_propagation import shape_of_value
 
@@ -567,3 +574,28 @@ def test_a_backend_reads_shapes_from_its_context() -> None:
         compile_for(Printing(), lambda x: (x * 2).sum(1), [x], context=context)(x)
     (text,) = texts
     assert "sum.dim_IntList(mul)" in text and "?" not in text
+
+
+def test_branches_that_join_cost_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each join multiplies the work behind it, forty of them never end."""
+    graph = Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    x = graph.call_function(aten.add.Tensor, (x, y))
+    for _ in range(40):
+        a, b, c = (graph.call_function(aten.relu.default, (x,)) for _ in range(3))
+        joined = graph.call_function(aten.add.Tensor, (a, b))
+        inner = graph.call_function(aten.mul.Tensor, (joined, c))
+        x = graph.call_function(aten.add.Tensor, (inner, x))
+    graph.output(x)
+    visits = 0
+    visit = shape_propagation._Propagation._visit
+
+    def counted(self: Any, node: Any) -> None:
+        nonlocal visits
+        visits += 1
+        assert visits < 10 * len(graph.nodes)
+        visit(self, node)
+
+    monkeypatch.setattr(shape_propagation._Propagation, "_visit", counted)
+    shapes = propagate_shapes(graph, [(S, 8), (S, 8)])
+    assert shapes.shape(x) == (S, 8)
