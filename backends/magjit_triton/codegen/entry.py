@@ -9,12 +9,14 @@ import torch
 from torch.fx import GraphModule
 
 from magjit.plugin import BackendContext, CompiledGraph, uncollected
-from magjit.plugin.aot import aot
+from magjit.plugin.aot import aot, dump_graph
 from magjit.plugin.floats_on_device import floats_on_device
+from magjit.plugin.inference import lower_for_inference, needs_gradients
 from magjit.plugin.virtual_tensors.accounts import account
 from magjit_triton.codegen.accounts import moved_by, virtual_in
 from magjit_triton.codegen.compiler import compile_graph
 from magjit_triton.codegen.decompositions import decompositions
+from magjit_triton.codegen.graphs import has_all_symbols, results_are_their_own
 from magjit_triton.codegen.runtime import has_triton, interpreting
 from magjit_triton.macro.program import macro_parts
 from magjit_triton.passes import bytes_before
@@ -63,6 +65,12 @@ def compile_with_kernels(
         )
         return made
 
+    if not needs_gradients(example_inputs, context):
+        mode, table = context.fake_mode, decompositions()
+        lowered = lower_for_inference(gm, example_inputs, mode, table, with_writes=False)
+        if lowered is not None and has_all_symbols(lowered) and results_are_their_own(lowered):
+            dump_graph(context, "aten_inference.py", lowered)
+            return compile_aten(lowered, example_inputs)
     return aot(
         gm,
         example_inputs,

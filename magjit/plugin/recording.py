@@ -56,7 +56,7 @@ class _Recorder(TorchDispatchMode):
         self.alive: list[torch.Tensor] = []  # so that no address is used twice
 
     def placeholder(self, position: int, value: Any) -> None:
-        node = self.graph.placeholder(f"arg{position}")
+        node = self.graph.placeholder(f"arg{position}_1")
         node.meta["val"] = value
         if isinstance(value, torch.Tensor):
             self.keep(value, node)
@@ -103,9 +103,10 @@ class _Recorder(TorchDispatchMode):
             result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        nodes = tree_map(self.node_of, (args, kwargs))
+        given, named = tree_map(self.node_of, (args, kwargs))
         result = func(*args, **kwargs)
-        node = self.graph.call_function(func, *nodes)
+        name = func.overloadpacket.__name__  # as make_fx names it
+        node = self.graph.create_node("call_function", func, given, named, name)
         node.meta["val"] = result
         self.name_results(node, result)
         return result
