@@ -7,7 +7,7 @@ intermediate tensors are traced through functionalisation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -116,7 +116,7 @@ def lower_for_inference(
     """
     function = runnable(gm)
     symbolic = any(_has_symbols(one) for one in example_inputs)
-    lowered = None if symbolic else _recorded(function, example_inputs, fake_mode)
+    lowered = _recorded(function, example_inputs, fake_mode)
     if lowered is None:
         lowered = _traced(function, example_inputs, fake_mode)
     if _written(lowered):
@@ -135,7 +135,7 @@ def _recorded(
     if fake_mode is None:
         return None
     try:
-        with _taking_constants(fake_mode):
+        with _taking_constants(fake_mode), _following_symbols(example_inputs):
             return _cleaned(record(function, example_inputs, fake_mode, decompositions()))
     except NotRecorded:
         return None
@@ -147,14 +147,17 @@ def _traced(
     def flat(*inputs: Any) -> Any:  # make_fx counts parameters, which bound methods hide
         return function(*inputs)
 
-    symbolic = any(_has_symbols(one) for one in example_inputs)
-    # Composite operators in C++ ask for sizes as numbers; their Python counterparts do not.
-    symbols = enable_python_dispatcher() if symbolic else nullcontext()
-    with torch.no_grad(), _taking_constants(fake_mode), symbols:
+    with torch.no_grad(), _taking_constants(fake_mode), _following_symbols(example_inputs):
         lowered: GraphModule = make_fx(flat, decompositions(), _allow_non_fake_inputs=True)(
             *example_inputs
         )
     return _cleaned(lowered)
+
+
+def _following_symbols(example_inputs: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Composite operators in C++ ask for sizes as numbers; their Python counterparts do not."""
+    symbolic = any(_has_symbols(one) for one in example_inputs)
+    return enable_python_dispatcher() if symbolic else nullcontext()
 
 
 def _cleaned(lowered: GraphModule) -> GraphModule:
