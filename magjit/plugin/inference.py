@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ def lower_for_inference(
     """
     function = runnable(gm)
     symbolic = any(_has_symbols(one) for one in example_inputs)
-    lowered = None if symbolic else _recorded(function, example_inputs, fake_mode, decompositions)
+    lowered = _recorded(function, example_inputs, fake_mode, decompositions)
     if lowered is None:
         lowered = _traced(function, example_inputs, fake_mode, decompositions)
     if _written(lowered):
@@ -79,7 +79,7 @@ def _recorded(
     if fake_mode is None:
         return None
     try:
-        with _taking_constants(fake_mode):
+        with _taking_constants(fake_mode), _following_symbols(example_inputs):
             return _cleaned(record(function, example_inputs, fake_mode, decompositions))
     except NotRecorded:
         return None
@@ -94,14 +94,17 @@ def _traced(
     def flat(*inputs: Any) -> Any:  # make_fx counts parameters, which bound methods hide
         return function(*inputs)
 
-    symbolic = any(_has_symbols(one) for one in example_inputs)
-    # Composite operators in C++ ask for sizes as numbers; their Python counterparts do not.
-    symbols = enable_python_dispatcher() if symbolic else nullcontext()
-    with torch.no_grad(), _taking_constants(fake_mode), symbols:
+    with torch.no_grad(), _taking_constants(fake_mode), _following_symbols(example_inputs):
         lowered: GraphModule = make_fx(flat, dict(decompositions), _allow_non_fake_inputs=True)(
             *example_inputs
         )
     return _cleaned(lowered)
+
+
+def _following_symbols(example_inputs: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Composite operators in C++ ask for sizes as numbers; their Python counterparts do not."""
+    symbolic = any(_has_symbols(one) for one in example_inputs)
+    return enable_python_dispatcher() if symbolic else nullcontext()
 
 
 def _cleaned(lowered: GraphModule) -> GraphModule:
