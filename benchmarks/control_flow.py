@@ -32,7 +32,7 @@ from torch import nn
 import magjit
 from agreement import differences
 from compilers import disable_caches, warm_up
-from harness import Benchmark, add_medians, argument_parser, in_fresh_process, run_cases
+from harness import Benchmark, add_medians, argument_parser, measured_within, run_cases
 
 CALLS = 20
 ROUNDS = 1
@@ -241,7 +241,8 @@ def measure_case(benchmark: Benchmark, name: str, backend: str, options: Any) ->
         for compiler in turned:
             given = "inductor" if backend == "dvm" and compiler != "magjit" else backend
             arguments = (compiler, given, name, options.device)
-            found[compiler].append(in_fresh_process(__file__, "--one", *arguments))
+            run = measured_within(options.seconds, __file__, "--one", *arguments)
+            found[compiler].append(run)
     metrics = (
         ("captures", "count"),
         ("control_flow_total_s", "s"),
@@ -259,6 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--seconds", type=float, help="what one compiler may take for a case")
     parser.add_argument("--one", nargs=4, metavar="ARG", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.device == "cpu":

@@ -54,7 +54,15 @@ from dvm_peers import (
     resident,
     set_up,
 )
-from harness import Benchmark, Row, Task, argument_parser, median_times, no_collection
+from harness import (
+    Benchmark,
+    Row,
+    Task,
+    argument_parser,
+    earlier_rows,
+    median_times,
+    no_collection,
+)
 
 SEED = 1
 ROUNDS = 9
@@ -337,14 +345,6 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def kept(options: argparse.Namespace) -> Iterator[Row]:
-    """Rows of the file, if it is there, of parts that are not measured now."""
-    if options.keep and options.json is not None and options.json.is_file():
-        for row in json.loads(options.json.read_text())["rows"]:
-            if row["case"].partition(":")[0] not in options.only:
-                yield Row(**row)
-
-
 def on_gpu(options: argparse.Namespace) -> int:
     """The part for GPUs alone; 2 where there is none."""
     if reason := dvm_gpu.why_not():
@@ -370,7 +370,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             json.dump(dvm_models.cold(*options.one[:3]), sys.stdout)
             return 0
         benchmark = Benchmark.start(options)
-        benchmark.rows += kept(options)
+        if options.keep:
+            benchmark.rows += earlier_rows(
+                options.json, lambda row: row["case"].partition(":")[0] not in options.only
+            )
         for part in options.only:
             PARTS[part](benchmark, options)
             torch.set_num_threads(max(options.threads))  # what the file says of the machine

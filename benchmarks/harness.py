@@ -265,11 +265,12 @@ def median_differences(pairs: Mapping[str, tuple[Task, Task]], **options: Any) -
     }
 
 
-def in_fresh_process(script: str, *arguments: str) -> Any:
+def in_fresh_process(script: str, *arguments: str, seconds: float | None = None) -> Any:
     """Runs a script with this interpreter and gives the JSON value on its last line of output.
 
     Raises:
         RuntimeError: the script failed; the text has the end of what it said.
+        subprocess.TimeoutExpired: it took longer than the seconds that it has; it is stopped.
     """
     environment = os.environ | {"PYTHONHASHSEED": "0"}
     done = subprocess.run(
@@ -278,10 +279,20 @@ def in_fresh_process(script: str, *arguments: str) -> Any:
         text=True,
         env=environment,
         check=False,
+        timeout=seconds,
     )
     if done.returncode:
         raise RuntimeError(f"{script} {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def measured_within(seconds: float | None, script: str, *arguments: str) -> dict[str, Any]:
+    """The metrics that a script's process writes, or a note alone where it takes too long."""
+    try:
+        found: dict[str, Any] = in_fresh_process(script, *arguments, seconds=seconds)
+    except subprocess.TimeoutExpired:
+        found = {"notes": [f"not done after {seconds:g} s"]}
+    return found
 
 
 def add_medians(
@@ -293,14 +304,19 @@ def add_medians(
 ) -> None:
     """A row for each metric, with its unit, of what each compiler's processes have measured.
 
-    The notes of the first round go to the metric ``noted``.
+    The notes go to the metric ``noted``.
     """
-    notes = [f"{compiler}: {note}" for compiler, runs in found.items() for note in runs[0]["notes"]]
+    notes = dict.fromkeys(
+        f"{compiler}: {note}"
+        for compiler, runs in found.items()
+        for run in runs
+        for note in run["notes"]
+    )
     for metric, unit in metrics:
         values = {
             compiler: statistics.median(run[metric] for run in runs)
             for compiler, runs in found.items()
-            if metric in runs[0]
+            if all(metric in run for run in runs)
         }
         note = "; ".join(notes) if metric == noted else ""
         benchmark.add(Row.of(case, metric, unit, values, note))
@@ -311,10 +327,20 @@ def run_cases(
     cases: Sequence[str],
     measure_case: Callable[[Benchmark, str, str, Any], None],
 ) -> None:
-    """Every case with every backend, in a benchmark of its own."""
+    """Every case with every backend, in a benchmark of its own; rows of other cases stay."""
     benchmark = Benchmark.start(options)
+    measured = {f"{name}, {backend}" for name in cases for backend in options.backends}
+    benchmark.rows += earlier_rows(options.json, lambda row: row["case"] not in measured)
     for backend in options.backends:
         for name in cases:
             with benchmark.console.status(f"{name}, {backend}"):
                 measure_case(benchmark, name, backend, options)
+            benchmark.write(quiet=True)
     benchmark.finish()
+
+
+def earlier_rows(path: Path | None, stays: Callable[[dict[str, Any]], bool]) -> list[Row]:
+    """Rows of an earlier run's file, if it is there, that stay beside those measured now."""
+    if path is None or not path.is_file():
+        return []
+    return [Row(**row) for row in json.loads(path.read_text())["rows"] if stays(row)]

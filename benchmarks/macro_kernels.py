@@ -44,7 +44,7 @@ import torch
 
 import macro_groups
 import macro_peers
-from harness import Benchmark, Row, argument_parser
+from harness import Benchmark, Row, argument_parser, earlier_rows
 from limits import Budget, DeviceLostError, OverTimeError, failed, renewed
 from paritybench_runner.plots import curves
 
@@ -97,8 +97,14 @@ def command(options: argparse.Namespace, *words: object) -> Any:
 # Corners and a middle of the layers' sizes, and powers of two where these leave wide gaps, in which
 # the model of the cost errs: what is tuned for them is measured on all.
 TUNED = (
-    *("4096x4096", "1024x4096", "14336x4096", "4096x14336", "3072x768", "896x4864"),
-    *("8192x2048", "2048x1536"),
+    "4096x4096",
+    "1024x4096",
+    "14336x4096",
+    "4096x14336",
+    "3072x768",
+    "896x4864",
+    "8192x2048",
+    "2048x1536",
 )
 
 
@@ -380,19 +386,11 @@ def replaces(options: argparse.Namespace, row: dict[str, Any]) -> bool:
     return ("build" if metric == "build_s" else "tables") in parts
 
 
-def kept(options: argparse.Namespace) -> Iterator[Row]:
-    """Rows of the file, if it is there, that are not measured now."""
-    if options.json is not None and options.json.is_file():
-        for row in json.loads(options.json.read_text())["rows"]:
-            if not replaces(options, row):
-                yield Row(**row)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the parts; 1 when a result was not eager's or a row failed. Other rows stay."""
     options = parsed(arguments)
     benchmark = Benchmark.start(options)
-    benchmark.rows += kept(options)
+    benchmark.rows += earlier_rows(options.json, lambda row: not replaces(options, row))
     with torch.no_grad():
         for part in options.parts:
             benchmark.console.print(f"{part} …")

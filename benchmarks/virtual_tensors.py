@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +28,15 @@ from torch.profiler import ProfilerActivity, profile
 import magjit
 from agreement import differences
 from compilers import disable_caches
-from harness import Benchmark, Row, Task, argument_parser, median_times, no_collection
+from harness import (
+    Benchmark,
+    Row,
+    Task,
+    argument_parser,
+    earlier_rows,
+    median_times,
+    no_collection,
+)
 from vt_blocks import BLOCKS, Built
 
 MODES = ("default", "max-autotune", "reduce-overhead")
@@ -270,13 +277,12 @@ def add_means(benchmark: Benchmark) -> None:
             )
 
 
-def kept(options: argparse.Namespace) -> Iterator[Row]:
+def kept(options: argparse.Namespace) -> list[Row]:
     """Rows of the file, if it is there, of blocks that are not measured now."""
-    if options.json is not None and options.json.is_file():
-        cases = {f"{name}, batch {batch}" for name in options.blocks for batch in options.batches}
-        for row in json.loads(options.json.read_text())["rows"]:
-            if ", batch " in row["case"] and row["case"] not in cases:
-                yield Row(**row)
+    cases = {f"{name}, batch {batch}" for name in options.blocks for batch in options.batches}
+    return earlier_rows(
+        options.json, lambda row: ", batch " in row["case"] and row["case"] not in cases
+    )
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -16,14 +16,13 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from magjit.monitor.operator_graph import Operator, OperatorGraph, ValueRef, refs_in
+from magjit.monitor.operator_kinds import SIZES
 from magjit.monitor.regions import Region
 from magjit.plugin import CustomGuard, ShapeGuard
 
 _JOINING = frozenset({torch.cat, torch.concat, torch.concatenate})
 _WITH_FORMATS = (4, 5)
 """Only of tensors with so many dimensions torch asks for a format of the memory."""
-_SIZES = frozenset({"shape", "size", "numel", "nelement", "__len__", "broadcast_shapes"})
-"""Metadata that says nothing of the layout."""
 _LAYOUT = re.compile(r"inputs\[(\d+)\]\.(?:stride\(\)\[(\d+)\]|storage_offset\(\))")
 
 
@@ -68,7 +67,7 @@ class OpenLayouts:
 
     def read(self, name: str, template: Any) -> None:
         """Metadata of the tensors in a template is read."""
-        if self._open and name not in _SIZES:
+        if self._open and name not in SIZES:
             self._open.difference_update(ref.value_id for ref in refs_in(template))
 
     def loose(self, graph: OperatorGraph, outputs: Iterable[int]) -> frozenset[int]:

@@ -266,11 +266,10 @@ def shape_depends_on_data(name: str, args: tuple[Any, ...], kwargs: dict[str, An
 RESIZING = frozenset({"resize_", "resize_as_"})
 INFERS_DTYPE = frozenset({"tensor", "as_tensor", "asarray", "new_tensor"})
 """Functions whose result has the dtype of the NumPy numbers that it is made of."""
-LAYOUT = frozenset(
-    {"shape", "size", "numel", "nelement", "__len__", "stride", "nbytes", "storage_offset"}
-    | {"is_contiguous", "is_same_size", "broadcast_shapes", "dim_order"}
-    | {"is_non_overlapping_and_dense"}
-)
+SIZES = frozenset({"shape", "size", "numel", "nelement", "__len__", "broadcast_shapes"})
+"""Metadata that says nothing of how a tensor lies in memory."""
+LAYOUT = SIZES | {"stride", "nbytes", "storage_offset", "is_contiguous", "is_same_size"}
+LAYOUT |= {"dim_order", "is_non_overlapping_and_dense"}
 _RANDOM_PREFIXES = ("rand", "bernoulli", "multinomial", "normal", "dropout", "poisson", "empty")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from magjit.plugin.context import BackendContext
 from magjit.plugin.fx_helpers import runnable
 from magjit.plugin.recording import NotRecorded, record
+from magjit.plugin.symbols import is_symbolic
 
 __all__ = ["draw_in_place", "lower_for_inference", "needs_gradients", "order_of"]
 
@@ -56,17 +57,20 @@ def lower_for_inference(
         what then holds of them (which of them overlap) is for AOTAutograd to find out.
     """
     function = runnable(gm)
-    symbolic = any(_has_symbols(one) for one in example_inputs)
-    lowered = _recorded(function, example_inputs, fake_mode, decompositions)
-    if lowered is None:
-        lowered = _traced(function, example_inputs, fake_mode, decompositions)
-    if _written(lowered):
-        if symbolic or not with_writes:
-            return None
-        functional = torch.func.functionalize(function, remove="mutations")
-        lowered = _traced(functional, example_inputs, fake_mode, decompositions)
-        if any(node.op == "placeholder" for node in _written(lowered)):
-            return None
+    symbolic = any(map(is_symbolic, example_inputs))
+    # Composite operators in C++ ask for sizes as numbers; their Python counterparts do not.
+    symbols = enable_python_dispatcher() if symbolic else nullcontext()
+    with torch.no_grad(), _taking_constants(fake_mode), symbols:
+        lowered = _recorded(function, example_inputs, fake_mode, decompositions)
+        if lowered is None:
+            lowered = _traced(function, example_inputs, decompositions)
+        if _written(lowered):
+            if symbolic or not with_writes:
+                return None
+            functional = torch.func.functionalize(function, remove="mutations")
+            lowered = _traced(functional, example_inputs, decompositions)
+            if any(node.op == "placeholder" for node in _written(lowered)):
+                return None
     return lowered
 
 
@@ -79,32 +83,19 @@ def _recorded(
     if fake_mode is None:
         return None
     try:
-        with _taking_constants(fake_mode), _following_symbols(example_inputs):
-            return _cleaned(record(function, example_inputs, fake_mode, decompositions))
+        return _cleaned(record(function, example_inputs, fake_mode, decompositions))
     except NotRecorded:
         return None
 
 
 def _traced(
-    function: Callable[..., Any],
-    example_inputs: Sequence[Any],
-    fake_mode: FakeTensorMode | None,
-    decompositions: Decompositions,
+    function: Callable[..., Any], example_inputs: Sequence[Any], decompositions: Decompositions
 ) -> GraphModule:
     def flat(*inputs: Any) -> Any:  # make_fx counts parameters, which bound methods hide
         return function(*inputs)
 
-    with torch.no_grad(), _taking_constants(fake_mode), _following_symbols(example_inputs):
-        lowered: GraphModule = make_fx(flat, dict(decompositions), _allow_non_fake_inputs=True)(
-            *example_inputs
-        )
-    return _cleaned(lowered)
-
-
-def _following_symbols(example_inputs: Sequence[Any]) -> AbstractContextManager[Any]:
-    """Composite operators in C++ ask for sizes as numbers; their Python counterparts do not."""
-    symbolic = any(_has_symbols(one) for one in example_inputs)
-    return enable_python_dispatcher() if symbolic else nullcontext()
+    trace = make_fx(flat, dict(decompositions), _allow_non_fake_inputs=True)
+    return _cleaned(trace(*example_inputs))
 
 
 def _cleaned(lowered: GraphModule) -> GraphModule:
@@ -121,12 +112,6 @@ def _written(gm: GraphModule) -> list[Node]:
         if node.op == "call_function" and schema is not None and schema.is_mutable:
             found += node.all_input_nodes
     return found
-
-
-def _has_symbols(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return any(isinstance(size, torch.SymInt) for size in value.shape)
-    return isinstance(value, (torch.SymInt, torch.SymFloat))
 
 
 def _has_effects(node: Node) -> bool:

@@ -235,7 +235,9 @@ def test_a_guard_that_fails_at_once_is_another_capture(backend: Counting) -> Non
     assert magjit.stats(compiled).captures == 2
 
 
-def test_threads_that_need_it_at_the_same_time(backend: Counting) -> None:
+def test_threads_that_need_it_at_the_same_time(
+    backend: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = Recurrent()
     compiled = magjit.compile(model, backend=backend)
     compiled(inputs())
@@ -245,7 +247,7 @@ def test_threads_that_need_it_at_the_same_time(backend: Counting) -> None:
         time.sleep(0.2)
         return compiles(*given)
 
-    backend.compile = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(backend, "compile", slow)
     together, failures = threading.Barrier(4), []
 
     def work() -> None:
@@ -317,7 +319,9 @@ def test_nothing_is_compiled_where_another_tracer_is_at_work(backend: Counting) 
     assert not backend.compiled
 
 
-def test_records_that_are_dropped_meanwhile(backend: Counting) -> None:
+def test_records_that_are_dropped_meanwhile(
+    backend: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = Recurrent()
     compiled = magjit.compile(model, backend=backend)
     compiled(inputs())
@@ -327,7 +331,7 @@ def test_records_that_are_dropped_meanwhile(backend: Counting) -> None:
         magjit.reset()
         return compiles(*given)
 
-    backend.compile = resetting  # type: ignore[method-assign]
+    monkeypatch.setattr(backend, "compile", resetting)
     for _ in range(3):
         x = inputs()
         assert torch.equal(compiled(x), model(x))

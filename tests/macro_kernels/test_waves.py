@@ -58,6 +58,7 @@ def test_c_and_python_agree_to_the_last_bit(seed: int, corrected: bool) -> None:
 FLAT = Affine(0.0, 1e-6)
 PLAIN = Wave(FLAT, FLAT, FLAT, FLAT)
 TILE = Configuration(64, 64, 64)
+SETTINGS = {"multiprocessors": 132, "bandwidth": 1e12, "products": 1, "itemsize": 2, "unit": 128}
 
 
 def alone(one: Candidate, table: Library | None = None, processors: int = 100) -> Model:
@@ -208,26 +209,19 @@ def test_a_residual_changes_the_choice() -> None:
 def test_residuals_that_no_measurement_gives_are_refused() -> None:
     table = Library((1, 256), (512,), (128,), (1e-6, 2e-6))
     numbers = Candidate(TILE, 1, PLAIN).numbers()
-    settings = {
-        "multiprocessors": 132,
-        "bandwidth": 1e12,
-        "products": 1,
-        "itemsize": 2,
-        "unit": 128,
-    }
     for residuals_ in ((1.0,), (1.0, 2.0, 3.0), (0.0, 33.0), (0.0, math.nan), (math.inf, 0.0)):
         with pytest.raises(ValueError, match="residual"):
             alone(Candidate(TILE, 1, PLAIN, residuals=residuals_), table)
         with pytest.raises(ValueError, match="residual"):
-            Selector([numbers], table.knots, table.values, [residuals_], **settings)
+            Selector([numbers], table.knots, table.values, [residuals_], **SETTINGS)
     with pytest.raises(ValueError, match="residual"):
         alone(Candidate(TILE, 1, PLAIN, residuals=(1.0,)))
     with pytest.raises(ValueError, match="residual"):
-        Selector([numbers], None, None, [(1.0,)], **settings)
+        Selector([numbers], None, None, [(1.0,)], **SETTINGS)
     with pytest.raises(ValueError, match="of each candidate"):
-        Selector([numbers], table.knots, table.values, [], **settings)
+        Selector([numbers], table.knots, table.values, [], **SETTINGS)
     with pytest.raises(TypeError):
-        Selector([numbers], table.knots, table.values, [None], **settings)
+        Selector([numbers], table.knots, table.values, [None], **SETTINGS)
 
 
 def test_the_library_is_chosen_where_it_is_faster() -> None:
@@ -260,30 +254,23 @@ def test_affine_functions_never_fall() -> None:
 
 def test_the_c_part_refuses_what_no_measurement_gives() -> None:
     good = [64.0, 64.0, 64.0, 1.0, 0.0, 1.0, *[1e-6] * 10]
-    settings = {
-        "multiprocessors": 132,
-        "bandwidth": 1e12,
-        "products": 1,
-        "itemsize": 2,
-        "unit": 128,
-    }
-    Selector([good], None, None, **settings)
+    Selector([good], None, None, **SETTINGS)
     with pytest.raises(ValueError, match="powers of two"):
-        Selector([[48.0, *good[1:]]], None, None, **settings)
+        Selector([[48.0, *good[1:]]], None, None, **SETTINGS)
     with pytest.raises(ValueError, match="16 to 16"):
-        Selector([good[1:]], None, None, **settings)
+        Selector([good[1:]], None, None, **SETTINGS)
     with pytest.raises(ValueError, match="out of range"):
-        Selector([[*good[:-1], math.nan]], None, None, **settings)
+        Selector([[*good[:-1], math.nan]], None, None, **SETTINGS)
     with pytest.raises(ValueError, match="at most"):
-        Selector([good] * (MOST_CANDIDATES + 1), None, None, **settings)
+        Selector([good] * (MOST_CANDIDATES + 1), None, None, **SETTINGS)
     with pytest.raises(ValueError, match="rise"):
-        Selector([good], ([2.0, 1.0], [1.0], [1.0]), [1.0, 1.0], **settings)
+        Selector([good], ([2.0, 1.0], [1.0], [1.0]), [1.0, 1.0], **SETTINGS)
     with pytest.raises(ValueError, match="values"):
-        Selector([good], ([1.0, 2.0], [1.0], [1.0]), [1.0], **settings)
+        Selector([good], ([1.0, 2.0], [1.0], [1.0]), [1.0], **SETTINGS)
     with pytest.raises(ValueError, match="device"):
-        Selector([good], None, None, **{**settings, "multiprocessors": 0})
+        Selector([good], None, None, **{**SETTINGS, "multiprocessors": 0})
     with pytest.raises(TypeError):
-        Selector([good], None, None, **settings).choose(1, 2, 3)
+        Selector([good], None, None, **SETTINGS).choose(1, 2, 3)
 
 
 @pytest.mark.parametrize("corrected", [False, True])

@@ -295,7 +295,7 @@ def _unused(entry: Entry, shapes: Sequence[Shape]) -> list[tuple[Entry, list[int
     """Entries, and which shapes each was not made from."""
     if entry.library is None:
         return []
-    points = {point: number for number, point in enumerate(entry.library.points)}
+    points = set(entry.library.points)
     places = [_point(shape) for shape in shapes]
     parts = [(entry, [column for column, place in enumerate(places) if place not in points])]
     for axis, sizes in ((1, entry.library.n), (2, entry.library.k)):
