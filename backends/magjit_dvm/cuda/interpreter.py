@@ -275,6 +275,7 @@ class _Loop(Reductions):
             self.of_columns(bank, what)
         else:
             self.four_global(bank, what, how == "v")
+            return
         self.second()
 
     def load_number(self) -> None:
@@ -330,9 +331,21 @@ class _Loop(Reductions):
                 self.put(f"{tail}:")
 
     def four_global(self, bank: str, what: str, vector: bool) -> None:
-        """Four elements side by side have one address: of the first one."""
+        """Four elements side by side have one address: of the first one.
+
+        Where the innermost dimension is no shorter than a warp's slice, two addresses make all.
+        """
+        short, made = self.label("SHORT"), self.label("MADE")
         self.from_lane()
-        self.put("cvt.u32.u64 c0,{EL};")
+        self.put(
+            "cvt.u32.u64 c0,{EL}; mov.u32 ad,mj_shared; add.u32 ad,ad,i1;",
+            "ld.shared.v4.b32 {{w0,w1,w2,w3}},[ad+16];",
+            f"setp.gt.u32 q,{32 * self.R},w0; @q bra.uni {short};",
+        )
+        self.four_of_two_runs(bank, what, vector)
+        self.put(f"{made}:")
+        self.second()
+        self.put(f"{short}:")
         for first in range(0, self.J, 4):
             group = range(first, min(first + 4, self.J))
             self.addresses([(f"n{j - first}", f"o{j - first}", 128 * j) for j in group])
@@ -346,6 +359,38 @@ class _Loop(Reductions):
                 else:
                     self.put(*one_from_global(what, to[0], at, "q"))
                     self.put("".join(f"mov.b32 {one},{to[0]}; " for one in to[1:]))
+        self.put(f"bra.uni {made};")
+
+    def four_of_two_runs(self, bank: str, what: str, vector: bool) -> None:
+        """A slice has parts of two runs of the innermost dimension at most.
+
+        w0 to w2 are its size and how to divide by it; c1 is how many elements are left of the run
+        that the lane's first one is in; o0 leads on within that run, o1 within the next.
+        """
+        size = BYTES[what]
+        self.put(
+            "mul.hi.u32 k1,c0,w1; add.u32 k1,k1,c0; shr.u32 k1,k1,w2; mul.lo.u32 k1,k1,w0; "
+            "sub.u32 c1,c0,k1; sub.u32 c1,w0,c1;"
+        )
+        self.addresses([("n0", "o0", 0), ("n1", "o1", "c1")])
+        if not vector:
+            self.put("setp.gt.s32 q,nvl,0; mov.b32 S0,0;", *one_from_global(what, "S0", "o0", "q"))
+            self.put("setp.gt.s32 q,nvl,c1; mov.b32 S1,0;", *one_from_global(what, "S1", "o1", "q"))
+            for j in range(self.J):
+                self.put(f"setp.gt.s32 q,c1,{128 * j}; selp.b32 {bank}{4 * j},S0,S1,q;")
+                self.put("".join(f"mov.b32 {bank}{4 * j + i},{bank}{4 * j}; " for i in (1, 2, 3)))
+            return
+        self.put(f"mad.wide.s32 o1,c1,-{size},o1;")
+        for j in range(self.J):
+            to = [f"{bank}{4 * j + i}" for i in range(4)]
+            at = f"p+{128 * size * j}"
+            self.put(f"setp.gt.s32 q1,c1,{128 * j}; mov.b64 p,o1; @q1 mov.b64 p,o0;")
+            if size == 8:  # each element has an offset of its own
+                self.put(f"add.u64 p,p,{128 * size * j};")
+                at = "p"
+            self.put(f"setp.gt.s32 q,nvl,{128 * j}; mov.b32 u0,0; mov.b32 u1,0;")
+            self.put("".join(f"mov.b32 {one},0; " for one in to))
+            self.put(*from_global(what, to, at, "@q "))
 
     def each_global(self, bank: str, what: str) -> None:
         """Each element has an address of its own."""
@@ -357,7 +402,7 @@ class _Loop(Reductions):
                 self.put(f"setp.gt.s32 q,u2,{i}; mov.b32 {bank}{i},0;")
                 self.put(*one_from_global(what, f"{bank}{i}", f"o{i}", "q"))
 
-    def addresses(self, elements: list[tuple[str, str, int]], of: str = "c0") -> None:
+    def addresses(self, elements: list[tuple[str, str, int | str]], of: str = "c0") -> None:
         """Addresses of elements ``of`` + offset through the word's descriptor, pointer included."""
         label = self.label("DIM")
         self.put(
