@@ -18,6 +18,7 @@ void Encoder::run()
         encoded.verdict = NOTHING;
         return;
     }
+    in_squares();
     survey();
     if (!stopped()) {
         arrange();
@@ -182,10 +183,10 @@ void Encoder::bring_load(int n, Bank bank, uint8_t second)
     if (bank == BANK_a && !direct) {
         second = words.take;
     }
-    if (way == WAY_columns) {
-        Word &word = put(words.load_columns[what], second);
+    if (way >= N_WAYS) {
+        Word &word = put(words.load_few[way - N_WAYS][what], second);
         word.set_place(where);
-        word.described = false; /* the number of columns instead */
+        word.described = way != WAY_columns; /* the number of columns instead */
         return;
     }
     Word &word = put(direct ? words.load_a[what] : words.load[way][what], second);
@@ -223,6 +224,12 @@ Way Encoder::way_of(int number, Where &where)
     where = viewed(one, dims_in_order, n_order);
     if (stopped()) {
         return WAY_each;
+    }
+    if (each_of_squares && is_near(one)) {
+        return WAY_near;
+    }
+    if (each_of_squares && is_transposed(one)) {
+        return WAY_transposed;
     }
     const auto &found = image.descriptors[where.descriptor];
     const auto *dims = image.described + found.at;
@@ -507,7 +514,9 @@ void Encoder::store_tile(int o)
         word.offset = one.offset;
     } else {
         Where where = viewed(one, dims_in_order, n_order);
-        put(words.store[STORE_each][stored(n)]).set_place(where);
+        int what = stored(n);
+        put(each_of_squares ? words.store_near[what] : words.store[STORE_each][what])
+            .set_place(where);
     }
     done_with(n);
 }

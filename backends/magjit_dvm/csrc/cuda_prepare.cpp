@@ -52,7 +52,10 @@ void find_tables(Names &names, Words &found)
     }
     for (int what = 0; what < 3; what++) {
         names.find(found.load_a[what], "la.s.%s", LOADS[what]);
-        names.find(found.load_columns[what], "lt.c.%s", LOADS[what]);
+        names.find(found.load_few[WAY_columns - N_WAYS][what], "lt.c.%s", LOADS[what]);
+        names.find(found.load_few[WAY_near - N_WAYS][what], "lt.n.%s", LOADS[what]);
+        names.find(found.load_few[WAY_transposed - N_WAYS][what], "lt.t.%s", LOADS[what]);
+        names.find(found.store_near[what], "st.n.%s", LOADS[what]);
     }
     for (int k = 0; k < N_REDUCTIONS; k++) {
         names.find(found.reduce[k], "red.%s", REDUCTIONS[k]);

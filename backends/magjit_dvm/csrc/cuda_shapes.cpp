@@ -75,7 +75,7 @@ void Encoder::lay_out()
 
 void Encoder::sizes()
 {
-    std::fill(size, size + MAX_DIMS, -1);
+    std::fill(size, size + MAX_PARTS, -1);
     for (int i = 0; i < n_inputs(); i++) {
         const Input &in = program.inputs[i];
         const Argument &value = given[i];
@@ -303,7 +303,7 @@ bool Encoder::contiguous(const Operand &one) const
  * as one. */
 int Encoder::describe(const Operand &one, const int8_t *dims, int n)
 {
-    int64_t sizes[MAX_DIMS], strides[MAX_DIMS];
+    int64_t sizes[MAX_PARTS], strides[MAX_PARTS];
     int count = 0;
     for (int k = n; k-- > 0;) {
         int64_t own = size[dims[k]], stride = one.strides[dims[k]];

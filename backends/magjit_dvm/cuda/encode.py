@@ -22,6 +22,7 @@ from magjit_dvm.cuda.plan import Machine, arrange
 from magjit_dvm.cuda.rows import MOST_REGISTERS, MOST_WORDS, REVERSED, Place, RowEncoder
 from magjit_dvm.cuda.shapes import Layout, Operand, laid_out
 from magjit_dvm.cuda.support import in_halves
+from magjit_dvm.cuda.tiling import in_squares, is_near, is_transposed
 from magjit_dvm.cuda.values import float_bits
 from magjit_dvm.cuda.words import WITH_IMMEDIATE, Image
 from magjit_dvm.instructions import DType
@@ -33,6 +34,7 @@ __all__ = ["LIMITS", "WRAPS", "Encoded", "Machine", "encode"]
 WRAPS = frozenset({"neg", "add", "sub", "mul", "shift_left", "bitwise_not"})
 """Results that may leave the 8 bits of a uint8."""
 _MOST_ACCUMULATORS = 16
+_DESCRIBED = ("lt.v", "lt.b", "lt.e", "lt.n", "lt.t", "st.e", "st.n", "s.ld", "s.st")
 LIMITS = (MOST_REGISTERS, _MOST_ACCUMULATORS, MOST_WORDS)
 
 
@@ -60,6 +62,7 @@ def encode(program: Program, arguments: Sequence[Any], machine: Machine) -> Enco
         if any(0 in [space.size[d] for d in node.dims] for node in program.nodes if node.op):
             raise NotEncodable("a reduction over nothing")
         return Encoded(None, layouts)
+    in_squares(space)
     return Encoded(_Encoder(space, arguments, machine).run(), layouts)
 
 
@@ -169,6 +172,10 @@ class _Encoder(RowEncoder):
         if self.of_columns(one):
             return "c", (space.cols, one.argument, one.offset)
         place = self.viewed(one, space.order)
+        if space.each and is_near(space, one):
+            return "n", place
+        if space.each and is_transposed(space, one):
+            return "t", place
         dims = image.descriptors[place[0]]
         inner, stride = dims[0]
         if by_four and inner % 4 == 0:
@@ -381,7 +388,8 @@ class _Encoder(RowEncoder):
             how = "g" if aligned else "u"
             self.put(f"st.{how}.{what}", place=(0, one.argument, one.offset))
         else:
-            self.put(f"st.e.{what}", place=self.viewed(one, self.space.order))
+            how = "n" if self.space.each else "e"
+            self.put(f"st.{how}.{what}", place=self.viewed(one, self.space.order))
         self.done_with(out.node)
 
     # -- places --
@@ -389,7 +397,7 @@ class _Encoder(RowEncoder):
     def place(self) -> None:
         """Offsets in shared memory, now that all words are there."""
         for word in self.image.words:
-            viewed = word.first.startswith(("lt.v", "lt.b", "lt.e", "st.e", "s.ld", "s.st"))
+            viewed = word.first.startswith(_DESCRIBED)
             if viewed:
                 word.w1 = self.image.descriptor_at(word.w1)
         self.machine.place(self.image)

@@ -60,6 +60,7 @@ class Space:
         reduced: those that reductions go over.
         order: active ones from the outermost to the innermost.
         rows, cols: products of the sizes that are kept and reduced.
+        each: elements a lane, R, where the space is divided into squares; otherwise 0.
         inputs, outputs: where tensors are; None for numbers.
         layouts: of outputs that a call makes.
     """
@@ -72,6 +73,7 @@ class Space:
     order: list[int] = field(default_factory=list)
     rows: int = 1
     cols: int = 1
+    each: int = 0
     inputs: list[Operand | None] = field(default_factory=list)
     outputs: list[Operand] = field(default_factory=list)
     layouts: list[Layout] = field(default_factory=list)
