@@ -150,6 +150,13 @@ bool Encoder::available(int n) const
     return facts[n].number || in_row(n) || facts[n].load || slot[n] >= 0;
 }
 
+/* Whether a tile has been computed and is still there. */
+bool Encoder::is_made(int n) const
+{
+    n = canonical[n];
+    return held == n || slot[n] >= 0;
+}
+
 /* An available value into A or T; then `second`. */
 void Encoder::bring(int n, Bank bank, uint8_t second)
 {
@@ -221,15 +228,13 @@ Way Encoder::way_of(int number, Where &where)
         where = {(int)image.cols, one.argument, one.offset};
         return WAY_columns;
     }
+    if (each_of_squares && (is_near(one) || is_transposed(one))) {
+        where = viewed(one, dims_in_order, n_order, true);
+        return is_near(one) ? WAY_near : WAY_transposed;
+    }
     where = viewed(one, dims_in_order, n_order);
     if (stopped()) {
         return WAY_each;
-    }
-    if (each_of_squares && is_near(one)) {
-        return WAY_near;
-    }
-    if (each_of_squares && is_transposed(one)) {
-        return WAY_transposed;
     }
     const auto &found = image.descriptors[where.descriptor];
     const auto *dims = image.described + found.at;
@@ -356,7 +361,7 @@ void Encoder::compute_operator(int n)
     }
     if (op.binary) {
         compute_binary(op, node.args[0], node.args[1]);
-    } else if (node.op == OP_exp && is_difference(node.args[0])) {
+    } else if (node.op == OP_exp && is_difference(node.args[0]) && !is_made(node.args[0])) {
         const int16_t *args = program.nodes[canonical[node.args[0]]].args;
         Operators exp = words.of[OP_sub_exp][REGISTERS_f];
         if (below_largest(args[0], args[1]) || facts[n].shorter) {
@@ -513,7 +518,7 @@ void Encoder::store_tile(int o)
         word.pointer = one.argument;
         word.offset = one.offset;
     } else {
-        Where where = viewed(one, dims_in_order, n_order);
+        Where where = viewed(one, dims_in_order, n_order, each_of_squares != 0);
         int what = stored(n);
         put(each_of_squares ? words.store_near[what] : words.store[STORE_each][what])
             .set_place(where);

@@ -266,7 +266,7 @@ struct Encoder {
     void place(int o);
     void order();
     bool contiguous(const Operand &one) const;
-    int describe(const Operand &one, const int8_t *dims, int n);
+    int describe(const Operand &one, const int8_t *dims, int n, bool apart);
     bool over_nothing() const;
 
     /* cuda_tiling.cpp */
@@ -321,9 +321,9 @@ struct Encoder {
     int register_of(int n);
     int new_register(int n);
     Where row_view(const Operand &one);
-    Where viewed(const Operand &one, const int8_t *dims, int n);
+    Where viewed(const Operand &one, const int8_t *dims, int n, bool apart = false);
     void store_row(int o);
-    bool available(int n) const;
+    bool available(int n) const, is_made(int n) const;
     void bring(int n, Bank bank, uint8_t second);
     void bring_load(int n, Bank bank, uint8_t second);
     Way way_of(int number, Where &where);

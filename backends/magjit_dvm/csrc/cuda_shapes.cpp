@@ -300,14 +300,14 @@ bool Encoder::contiguous(const Operand &one) const
 }
 
 /* The number of a descriptor: size and stride of each of `dims`, innermost first, neighbours in memory
- * as one. */
-int Encoder::describe(const Operand &one, const int8_t *dims, int n)
+ * as one if not apart. */
+int Encoder::describe(const Operand &one, const int8_t *dims, int n, bool apart)
 {
     int64_t sizes[MAX_PARTS], strides[MAX_PARTS];
     int count = 0;
     for (int k = n; k-- > 0;) {
         int64_t own = size[dims[k]], stride = one.strides[dims[k]];
-        if (count && stride == (__int128)strides[count - 1] * sizes[count - 1]) {
+        if (count && !apart && stride == (__int128)strides[count - 1] * sizes[count - 1]) {
             if (__builtin_mul_overflow(sizes[count - 1], own, &sizes[count - 1])) {
                 sizes[count - 1] = INT64_MAX;
             }

@@ -139,6 +139,11 @@ class _Encoder(RowEncoder):
         n = self.canonical[n]
         return self.is_number(n) or self.in_row(n) or self.is_load(n) or n in self.saved
 
+    def made(self, n: int) -> bool:
+        """Whether a tile has been computed and is still there."""
+        n = self.canonical[n]
+        return self.held == n or n in self.saved
+
     def bring(self, n: int, bank: str, second: str = "nop") -> None:
         """An available value into A or T; then ``second``."""
         n = self.canonical[n]
@@ -171,11 +176,10 @@ class _Encoder(RowEncoder):
             return "s" if aligned else "u", (0, number, 0)
         if self.of_columns(one):
             return "c", (space.cols, one.argument, one.offset)
+        if space.each and (is_near(space, one) or is_transposed(space, one)):
+            how = "n" if is_near(space, one) else "t"
+            return how, self.viewed(one, space.order, apart=True)
         place = self.viewed(one, space.order)
-        if space.each and is_near(space, one):
-            return "n", place
-        if space.each and is_transposed(space, one):
-            return "t", place
         dims = image.descriptors[place[0]]
         inner, stride = dims[0]
         if by_four and inner % 4 == 0:
@@ -259,7 +263,7 @@ class _Encoder(RowEncoder):
                 raise NotEncodable(f"no words for {node.op} of {self.dtype(node.args[0]).text}")
             if is_binary(node.op, kind):
                 self.compute_binary(node.op, kind, *node.args)
-            elif node.op == "exp" and self.difference(node.args[0]):
+            elif node.op == "exp" and self.difference(node.args[0]) and not self.made(node.args[0]):
                 left, right = self.nodes[self.canonical[node.args[0]]].args
                 small = self.below_largest(left, right) or in_halves(self.program, n)
                 name = "sub_exp_small" if small else "sub_exp"
@@ -388,8 +392,10 @@ class _Encoder(RowEncoder):
             how = "g" if aligned else "u"
             self.put(f"st.{how}.{what}", place=(0, one.argument, one.offset))
         else:
-            how = "n" if self.space.each else "e"
-            self.put(f"st.{how}.{what}", place=self.viewed(one, self.space.order))
+            squares = self.space.each > 0
+            how = "n" if squares else "e"
+            place = self.viewed(one, self.space.order, apart=squares)
+            self.put(f"st.{how}.{what}", place=place)
         self.done_with(out.node)
 
     # -- places --

@@ -252,7 +252,7 @@ class _Loop(Loads):
         how, _, what = name.partition(".")
         size = BYTES[what]
         if how == "n":
-            self.near_steps(128)
+            self.of_square(2)
             for j in range(self.J):
                 self.put(*to_global(what, [f"A{4 * j + i}" for i in range(4)], 0, ""))
                 self.put("add.u64 p,p,e;" * (j + 1 < self.J))

@@ -158,22 +158,51 @@ class Loads(Reductions):
             self.put("".join(f"mov.b32 {one},0; " for one in to))
             self.put(*from_global(what, to, at, "@q "))
 
-    def near_steps(self, distance: int) -> None:
-        """p ← the address of the lane's first element, e ← how far it is to another one."""
-        self.put("cvt.u32.u64 c0,{EL};")
-        self.addresses([("n0", "o0", 0), ("n1", "o1", distance)])
-        self.put("sub.s64 e,o1,o0; mov.b64 p,o0;")
+    def of_square(self, step: int) -> None:
+        """p ← the address of the lane's first element, e ← the stride of that dimension.
+
+        The descriptor has 64 elements, 2 and R / 4 rows first, then three more dimensions or more.
+        """
+        loop, done = self.label("DIM"), self.label("ALL")
+        strides = "".join(f"ld.shared.b32 f{k},[ad+{28 + 16 * k}]; " for k in range(3))
+        dims = [("w", 64), ("n", 80), ("y", 96)]
+        self.put(
+            "mov.u32 ad,mj_shared; add.u32 ad,ad,i1; ld.shared.b32 k0,[ad]; mov.b64 p,{{F0,F1}};",
+            strides,
+            *(f"ld.shared.v4.b32 {{{{{r}0,{r}1,{r}2,{r}3}}}},[ad+{at}];" for r, at in dims),
+            f"cvt.u32.u64 c0,{{EL}}; shr.u32 c0,c0,{(32 * self.R).bit_length() - 1}; "
+            # The row registers' address tells the lane.
+            "and.b32 u0,{ROWS},60; mad.wide.s32 p,u0,f0,p; "
+            "bfe.u32 u0,{ROWS},6,1; mad.wide.s32 p,u0,f1,p;",
+            f"cvt.s64.s32 e,f{step};",
+        )
+        for r, _ in dims:
+            self.put(self.divided(r))
+        self.put(
+            f"add.u32 ad,ad,96; setp.eq.u32 q1,k0,6; @q1 bra.uni {done};",
+            f"{loop}:",
+            f"add.u32 ad,ad,16; ld.shared.v4.b32 {{{{w0,w1,w2,w3}}}},[ad]; {self.divided('w')}",
+            f"sub.u32 k0,k0,1; setp.ne.u32 q1,k0,6; @q1 bra.uni {loop};",
+            f"{done}:",
+        )
+
+    def divided(self, r: str) -> str:
+        """One dimension of a descriptor: p leads to the place along it, c0 is what is left."""
+        return (
+            f"mul.hi.u32 k1,c0,{r}1; add.u32 k1,k1,c0; shr.u32 k1,k1,{r}2; mul.lo.u32 c1,k1,{r}0; "
+            f"sub.u32 c1,c0,c1; mad.wide.s32 p,c1,{r}3,p; mov.b32 c0,k1;"
+        )
 
     def near_global(self, bank: str, what: str) -> None:
         """A square's row after row, four elements at a time: rows are equally far apart."""
-        self.near_steps(128)
+        self.of_square(2)
         for j in range(self.J):
             self.put(*from_global(what, [f"{bank}{4 * j + i}" for i in range(4)], "p", ""))
             self.put("add.u64 p,p,e;" * (j + 1 < self.J))
 
     def transposed_global(self, bank: str, what: str) -> None:
         """What a lane has of one column of a square is side by side in memory."""
-        self.near_steps(1)
+        self.of_square(0)
         size, words = BYTES[what], self.J * BYTES[what] // 4
         for i in range(4):
             column = [f"{bank}{4 * j + i}" for j in range(self.J)]

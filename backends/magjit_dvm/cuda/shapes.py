@@ -92,8 +92,10 @@ class Space:
             expected *= self.size[d]
         return True
 
-    def descriptor(self, one: Operand, dims: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        """(size, stride) of ``dims``, innermost first, neighbours in memory as one.
+    def descriptor(
+        self, one: Operand, dims: Sequence[int], apart: bool = False
+    ) -> tuple[tuple[int, int], ...]:
+        """(size, stride) of ``dims``, innermost first, neighbours in memory as one if not apart.
 
         Raises:
             NotEncodable: a size or stride has more than 31 bits.
@@ -101,7 +103,7 @@ class Space:
         found: list[tuple[int, int]] = []
         for d in reversed(dims):
             size, stride = self.size[d], one.strides[d]
-            if found and stride == found[-1][1] * found[-1][0]:
+            if found and not apart and stride == found[-1][1] * found[-1][0]:
                 found[-1] = (found[-1][0] * size, found[-1][1])
             else:
                 found.append((size, stride))

@@ -310,8 +310,11 @@ class _Kernel:
         Lanes, rows and the elements of a row are 128·j + 4·lane + i.
         """
         addresses = self.described(self.element)
-        if not self.valid.all():
-            raise ImageError("a part of a slice")
+        dims = self.program[self.w1 // 16 + 1 :][:3, 0].tolist()
+        if not self.valid.all() or self.program[self.w1 // 16][0] < 6:
+            raise ImageError("a part of a slice, or no squares")
+        if dims != [64, 2, self.each // 4]:
+            raise ImageError("squares of another size")
         parts = addresses.reshape(self.group, self.each // 4, 32, 4)
         along, step = (parts.swapaxes(1, 3), 4) if how == "n" else (parts, self.each // 4)
         if (np.diff(along, axis=1) != size).any():
