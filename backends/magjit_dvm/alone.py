@@ -2,8 +2,8 @@
 
 Where all tensors lie in memory alike, ATen's kernel for a single elementwise operator moves data as
 fast as a copy, and nothing is left to gain.  It divides indices of every element where operands are
-broadcast or lie otherwise: on an H200, adding a row or a column to 256 MB takes 2.4 times as long as
-a copy of as many bytes, adding a transposed matrix 5 times.
+broadcast or lie otherwise: on an H200, adding a row or a column to 256 MB takes 2.4 times as long
+as a copy of as many bytes, adding a transposed matrix 5 times.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ def gains_alone(node: FxNode) -> bool:
         return False
     in_squares = {one.dtype for one in (result, *tensors)} <= _OF_SQUARES
     return all(
-        _is_broadcast(one, sizes, inner)
-        or (in_squares and _is_transposed(one, sizes, inner))
+        _is_broadcast(one, sizes, inner) or (in_squares and _is_transposed(one, sizes, inner))
         for one in others
     )
 

@@ -150,6 +150,13 @@ def test_eight_bits_come_element_by_element() -> None:
     assert "lt.e.u8" in names
 
 
+def test_second_operands_are_asked_for_ahead() -> None:
+    x, y = values(F16, 192, 384), transposed(F16, 192, 384)
+    for given, word in (([x, y], "pf.t"), ([y, x], "pf.n")):
+        image, _ = run(binary(F16, SUM, 2), given)
+        assert image.words[0].first == word
+
+
 def test_special_numbers_stay_where_they_are() -> None:
     x, y = values(F16, 192, 384), transposed(F16, 192, 384)
     x[3, 5], y[191, 0], y[0, 383], y[100] = (float(n) for n in ("nan", "inf", "-inf", "nan"))

@@ -84,6 +84,9 @@ void Encoder::emit()
         if (chunked) {
             forget();
         }
+        if (each_of_squares && p == 0) {
+            ask_ahead();
+        }
         emit_pass(p, passes);
     }
     if (!passes) {
@@ -94,6 +97,21 @@ void Encoder::emit()
         image.epilogue = NO_WORD;
     }
     put(words.end);
+}
+
+/* Squares of all operands but the first are on their way to the L2 cache meanwhile. */
+void Encoder::ask_ahead()
+{
+    for (size_t k = 1; k < prepared.loads.size() && !stopped(); k++) {
+        int number = prepared.loads[k];
+        const Operand &one = inputs[number];
+        if (stage_of(number) >= 0 || !(is_near(one) || is_transposed(one))) {
+            continue;
+        }
+        Where where{};
+        Way way = way_of(number, where);
+        put(way == WAY_near ? words.ask_near : words.ask_transposed).set_place(where);
+    }
 }
 
 void Encoder::emit_pass(int pass, int passes)

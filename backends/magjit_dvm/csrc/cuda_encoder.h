@@ -79,6 +79,7 @@ struct Words {
     uint8_t load[N_WAYS][N_LOADED], load_a[3];
     uint8_t store[N_STORES][N_STORED];
     uint8_t load_few[N_ALL_WAYS - N_WAYS][N_OF_COLUMNS], store_near[N_OF_COLUMNS];
+    uint8_t ask_near, ask_transposed;
     uint8_t reduce[N_REDUCTIONS], finish[N_REDUCTIONS];
     uint8_t row_reduce[N_REDUCTIONS], row_squares, row_stat; /* of a row in one stage */
     uint8_t scaled_rsqrt, sub_exp_small, sub_exp_small_number;
@@ -311,6 +312,7 @@ struct Encoder {
     Word &put(uint8_t first) { return put(first, words.nop); }
     void emit();
     void emit_pass(int pass, int passes);
+    void ask_ahead();
     int count_passes() const;
     bool is_reduced(int n) const;
     void forget();

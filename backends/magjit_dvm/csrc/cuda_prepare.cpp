@@ -81,6 +81,8 @@ void find_singles(Names &names, Words &found)
     names.find(found.select, "select");
     names.find(found.save, "save");
     names.find(found.scalar_row, "lk.r");
+    names.find(found.ask_near, "pf.n");
+    names.find(found.ask_transposed, "pf.t");
     names.find(found.row_number, "s.k");
     names.find(found.row_take, "s.take");
     names.find(found.to_half, "f.to_half");

@@ -34,7 +34,7 @@ __all__ = ["LIMITS", "WRAPS", "Encoded", "Machine", "encode"]
 WRAPS = frozenset({"neg", "add", "sub", "mul", "shift_left", "bitwise_not"})
 """Results that may leave the 8 bits of a uint8."""
 _MOST_ACCUMULATORS = 16
-_DESCRIBED = ("lt.v", "lt.b", "lt.e", "lt.n", "lt.t", "st.e", "st.n", "s.ld", "s.st")
+_DESCRIBED = ("lt.v", "lt.b", "lt.e", "lt.n", "lt.t", "st.e", "st.n", "pf", "s.ld", "s.st")
 LIMITS = (MOST_REGISTERS, _MOST_ACCUMULATORS, MOST_WORDS)
 
 
@@ -100,6 +100,8 @@ class _Encoder(RowEncoder):
                 self.image.first.append(len(self.image.words))
             if chunked:
                 self.forget()
+            if self.space.each and p == 0:
+                self.ask_ahead()
             for n in range(len(self.nodes)):
                 if self.phase[n] == p and self.is_row_value(n):
                     self.emit_row_value(n)
@@ -123,6 +125,17 @@ class _Encoder(RowEncoder):
             self.image.words.pop()  # nothing is left to do
             self.image.epilogue = Image().epilogue
         self.put("end")
+
+    def ask_ahead(self) -> None:
+        """Squares of all operands but the first are on their way to the L2 cache meanwhile."""
+        loads = sorted({node.aux for node in self.nodes if node.kind is NodeKind.LOAD})
+        for number in loads[1:]:
+            one = self.operand(number)
+            if number in image_arguments(self.image):
+                continue
+            if is_near(self.space, one) or is_transposed(self.space, one):
+                how, place = self.placed(number)
+                self.put(f"pf.{how}", place=place)
 
     def forget(self) -> None:
         """Scratch memory and counts do not outlive a pass over chunks: all is computed again."""

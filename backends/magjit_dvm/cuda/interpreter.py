@@ -162,6 +162,7 @@ class _Loop(Loads):
             "la": lambda one: self.load("A", one),
             "lk": lambda _: self.load_number(),
             "st": self.store,
+            "pf": self.ask_ahead,
             "red": self.reduce,
             "fin": self.finish,
             "row": self.row,

@@ -159,7 +159,7 @@ class Loads(Reductions):
             self.put(*from_global(what, to, at, "@q "))
 
     def of_square(self, step: int) -> None:
-        """p ← the address of the lane's first element, e ← the stride of that dimension.
+        """P ← the address of the lane's first element, e ← the stride of that dimension.
 
         The descriptor has 64 elements, 2 and R / 4 rows first, then three more dimensions or more.
         """
@@ -199,6 +199,13 @@ class Loads(Reductions):
         for j in range(self.J):
             self.put(*from_global(what, [f"{bank}{4 * j + i}" for i in range(4)], "p", ""))
             self.put("add.u64 p,p,e;" * (j + 1 < self.J))
+
+    def ask_ahead(self, how: str) -> None:
+        """What ``near_global`` or ``transposed_global`` will read, to the L2 cache."""
+        self.of_square(2 if how == "n" else 0)
+        for k in range(self.J if how == "n" else 4):
+            self.put("add.u64 p,p,e; " * (k > 0) + "prefetch.global.L2 [p];")
+        self.fetch()
 
     def transposed_global(self, bank: str, what: str) -> None:
         """What a lane has of one column of a square is side by side in memory."""

@@ -101,7 +101,11 @@ def _divide(space: Space, image: Image, machine: Machine, widest: int, together:
     most = 16 if widest >= 4 or together > 8 else 32
     if not image.by_rows:
         image.each = space.each or most
-        while not space.each and image.each > 8 and image.elements < 32 * image.each * machine.multiprocessors:
+        while (
+            not space.each
+            and image.each > 8
+            and image.elements < 32 * image.each * machine.multiprocessors
+        ):
             image.each //= 2
         slices = -(-image.elements // image.slice)
         wanted = -(-slices // machine.multiprocessors)

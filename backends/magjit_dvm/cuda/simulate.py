@@ -310,11 +310,9 @@ class _Kernel:
         Lanes, rows and the elements of a row are 128·j + 4·lane + i.
         """
         addresses = self.described(self.element)
-        dims = self.program[self.w1 // 16 + 1 :][:3, 0].tolist()
-        if not self.valid.all() or self.program[self.w1 // 16][0] < 6:
-            raise ImageError("a part of a slice, or no squares")
-        if dims != [64, 2, self.each // 4]:
-            raise ImageError("squares of another size")
+        count, *sizes = self.program[self.w1 // 16 :][:4, 0].tolist()
+        if not self.valid.all() or count < 6 or sizes != [64, 2, self.each // 4]:
+            raise ImageError("a part of a slice, or squares of another size")
         parts = addresses.reshape(self.group, self.each // 4, 32, 4)
         along, step = (parts.swapaxes(1, 3), 4) if how == "n" else (parts, self.each // 4)
         if (np.diff(along, axis=1) != size).any():
@@ -350,6 +348,8 @@ class _Kernel:
             self.apply(rest, head[0], np.full_like(self.A, self.F0))
         elif head == "st":
             self.store(*rest.split("."))
+        elif head == "pf":
+            self.places(self.described(self.element), 1)
         elif head == "red":
             self.reduce(rest)
         elif head == "fin":

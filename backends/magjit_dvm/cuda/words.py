@@ -83,6 +83,7 @@ OPCODES: tuple[str, ...] = (
     *("lt.scratch", "la.scratch", "lt.k", "la.k", "lt.r", "la.r", "lk.r"),
     *(f"st.{how}.{what}" for how in "gue" for what in STORED),
     *(f"st.n.{what}" for what in OF_COLUMNS),
+    *("pf.n", "pf.t"),
     *(f"red.{name}" for name in REDUCTIONS),
     *(f"fin.{name}" for name in REDUCTIONS),
     *(f"row.{name}" for name in ROW_REDUCTIONS),
@@ -98,7 +99,7 @@ are aligned and ``u`` where not; from global memory through a descriptor, ``v`` 
 time, ``b`` one element for four, ``e`` each by itself; ``c`` contiguous along columns and the same
 in all rows, with the number of columns in w1; of squares, see ``tiling``, ``n`` four elements of a
 row at a time, ``t`` those of a lane's column.  Stores are ``g`` contiguous and aligned, ``u``
-contiguous, ``e`` through a descriptor, ``n`` as loads."""
+contiguous, ``e`` through a descriptor, ``n`` as loads.  ``pf`` asks for what a load will read."""
 
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
