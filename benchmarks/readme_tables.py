@@ -387,8 +387,15 @@ def _macro(results: Results) -> str:
     return markdown(["layer", "metric", "MagJIT", "of it"], rows)
 
 
+def _macro_models(results: Results) -> str:
+    metrics = {"kernel_ms": "kernels for all shapes, ms", "total_s": "all first calls, s"}
+    return _compared(results, metrics, eager=True)
+
+
 _DVM = "python benchmarks/dvm.py --device cpu"
 _DVM_GPU = "python benchmarks/dvm.py --device cuda"
+_VT = "python benchmarks/virtual_tensors.py --device"
+_FLOW = "python benchmarks/control_flow.py"
 
 TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
     "models": ("demo.json", "python benchmarks/demo.py", _models),
@@ -401,23 +408,17 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
         "python benchmarks/dynamic.py --device cuda --size full",
         _dynamic,
     ),
-    "virtual_tensors": (
-        "virtual_tensors.json",
-        "python benchmarks/virtual_tensors.py --device cuda",
-        _virtual_tensors,
-    ),
+    "virtual_tensors": ("virtual_tensors.json", f"{_VT} cuda", _virtual_tensors),
     "virtual_tensors_cpu": (
         "virtual_tensors_cpu.json",
-        "python benchmarks/virtual_tensors.py --device cpu --modes default",
+        f"{_VT} cpu --modes default",
         _virtual_tensors,
     ),
-    "control_flow": (
-        "control_flow_gpu.json",
-        "python benchmarks/control_flow.py --device cuda",
-        _control_flow,
-    ),
+    "control_flow": ("control_flow_gpu.json", f"{_FLOW} --device cuda", _control_flow),
+    "control_flow_cpu": ("control_flow.json", f"{_FLOW} --backends eager dvm", _control_flow),
     "gpu": ("gpu_models.json", "python benchmarks/gpu_models.py", _gpu),
     "macro_kernels": ("macro_kernels.json", "python benchmarks/macro_kernels.py", _macro),
+    "macro_models": ("macro_kernels.json", "python benchmarks/macro_kernels.py", _macro_models),
     "dvm_sets": ("dvm.json#sets", _DVM, _dvm_sets),
     "dvm_chains": ("dvm.json#chains", _DVM, _dvm_chains),
     "dvm_products": ("dvm.json#products", _DVM, _dvm_chains),
@@ -430,8 +431,8 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
     "dvm_varied": ("dvm.json#varied", _DVM, _dvm_shapes),
 }
 """Name of the table: its file, the command that measures it, what draws it."""
-_WITH_NOTES = frozenset({"macro_kernels"})
-"""Tables that have a column for them."""
+_WITH_NOTES = frozenset({"macro_kernels", "macro_models"})
+"""Tables that have a column for them, or none of them."""
 
 
 def table(name: str, folder: Path) -> str:

@@ -21,6 +21,7 @@ from magjit.bytecode import decode
 from magjit.cutting import Cutter, Host, Leave
 from magjit.errors import Location
 from magjit.garbage import uncollected
+from magjit.layouts import may_lie_anyhow
 from magjit.marks import Mark, mark_of
 from magjit.mocks import Resolver
 from magjit.plugin import FloatInputs, GraphInput, InputDescriber, TensorInput
@@ -153,7 +154,9 @@ class Observation:
             if shapes is not None and node is not None and isinstance(given, TensorInput):
                 given = with_symbols(given, choose(node, given))
                 descriptions[value_id] = given
-                shapes.add_input(value_id, node, given)
+                func, _ = recorder.operators.taken
+                anyhow = history.of_region and not static and may_lie_anyhow(tensor, func)
+                shapes.add_input(value_id, node, given, lies_anyhow=anyhow)
                 for bounds in getattr(tensor, "_dynamo_dynamic_range", ()):
                     shapes.limit(value_id, bounds.dim, bounds.min, bounds.max)
 

@@ -21,13 +21,14 @@ from magjit.garbage import uncollected
 from magjit.guards import emit as guard_emit
 from magjit.guards import plan as guard_plan
 from magjit.late_graphs import LateGraph, steps_through_input
+from magjit.layouts import laid_out, of_contiguous
 from magjit.lower_fx import lower
 from magjit.mocks import build_plan as build_mock
 from magjit.mocks import emit as emit_mock
 from magjit.mocks.changes import writes_of
 from magjit.monitor.regions import Region
-from magjit.observe import Observation
-from magjit.plugin import Backend, BackendContext, GraphInput, ShapeGuard, run_backend
+from magjit.observe import Observation, with_symbols
+from magjit.plugin import Backend, BackendContext, GraphInput, ShapeGuard, TensorInput, run_backend
 from magjit.plugin.fx_helpers import runnable
 from magjit.records import Captured, Record, SplitPoint
 from magjit.refgraph.number_records import NumberInputs
@@ -52,6 +53,8 @@ class Build:
     gm: GraphModule | None = None
     guard: guard_emit.GuardCode | None = None
     shape_guards: list[ShapeGuard] | None = None
+    loose: frozenset[int] = frozenset()
+    """Positions of the inputs that the guard takes in any layout, and the graph contiguous."""
     compiled: Callable[..., Any] | None = None
     trace: list[str] = field(default_factory=list)
 
@@ -165,10 +168,16 @@ def _guard_plan(build: Build) -> None:
     )
     shapes = build.observation.shapes
     if shapes is not None and shapes.active:
-        for node_id, (sizes, strides) in shapes.free_dims().items():
+        free = shapes.free_dims()
+        if not plan.mutates:
+            loose = shapes.layouts.loose(recorder.operators.graph, build.value_ids)
+            build.loose = frozenset(one for one in loose if tensors[one] in free)
+        anyhow = {tensors[position] for position in build.loose}
+        for node_id, (sizes, strides) in free.items():
             meta = plan.metas[node_id]
+            strides = (None,) * len(strides) if node_id in anyhow else strides
             plan.metas[node_id] = (*meta[:4], sizes, strides, *meta[6:])
-        build.shape_guards = shapes.guards()
+        build.shape_guards = shapes.guards(build.loose)
     if settings.current().verify:
         plan.verify()
     build.captured.guard_plan = plan
@@ -221,6 +230,8 @@ def _backend(build: Build) -> None:
     elif build.captured.operators.operators:
         build.context.live_inputs = [item.tensor for item in build.captured.operators.inputs]
         inputs = build.observation.described_inputs()
+        for position in build.loose:
+            _lay_out(build, inputs, position)
         for value in _number_values(build):
             build.context.live_inputs.append(value)
             inputs.append(build.observation.describer.describe(value, dynamic=True))
@@ -233,6 +244,17 @@ def _backend(build: Build) -> None:
     else:
         build.compiled = _no_operators
     build.captured.timings.backend_ms = (time.perf_counter() - started) * 1e3
+
+
+def _lay_out(build: Build, inputs: list[GraphInput], position: int) -> None:
+    """Have the backend get an input contiguous."""
+    live, given = build.context.live_inputs, inputs[position]
+    assert live is not None and isinstance(given, TensorInput)
+    live = build.context.live_inputs = list(live)
+    live[position] = live[position].contiguous()
+    described = build.observation.describer.describe(live[position])
+    assert isinstance(described, TensorInput)
+    inputs[position] = with_symbols(described, given.maybe_dynamic_dims)
 
 
 def _may_wait(build: Build) -> bool:
@@ -334,6 +356,10 @@ def _emit(build: Build) -> None:
     node_slots = tuple(code.slot(node_id) for node_id in build.node_ids)
     input_slots = tuple(code.slot(node_id) for node_id in captured.guard_plan.tensors)
     compiled = build.compiled
+    if build.loose:
+        compiled = laid_out(compiled, build.loose)
+        dimensions = [item.tensor.dim() for item in captured.operators.inputs]
+        build.context.guards[:] = of_contiguous(build.context.guards, build.loose, dimensions)
     if build.numbers is not None:
         compiled = _with_numbers(compiled, build.numbers, build.float_dtypes, len(input_slots))
         input_slots += tuple(code.slot(node_id) for node_id in build.numbers.reads.nodes)

@@ -43,10 +43,11 @@ from torch.utils._sympy.functions import (
 
 from magjit import _C
 from magjit.errors import Location
+from magjit.layouts import OpenLayouts, without_layout
 from magjit.monitor.operator_graph import NumberRef, Operator, ValueRef, mapped
 from magjit.plugin import ShapeGuard, TensorInput
 from magjit.plugin.convolutions import unguarded_convolutions
-from magjit.plugin.inputs import make_fake, make_shape_env, symbolic_context
+from magjit.plugin.inputs import make_fake, make_shape_env, symbolic_context, without_base
 from magjit.plugin.shape_guards import shape_guards
 from magjit.refgraph.nodes import ShadowNode
 from magjit.refgraph.number_values import SYMBOLIC, Number, Size
@@ -120,6 +121,7 @@ class SymbolicShapes:
         self._fakes: dict[int, Any] = {}
         self._memo = MetadataMemo()
         self._bases: dict[Any, tuple[int, int]] = {}
+        self.layouts = OpenLayouts()
         self._numbers: dict[Any, Number] = {}
 
     def needs(self, size: Size, location: Location | None) -> None:
@@ -139,10 +141,16 @@ class SymbolicShapes:
 
     # -- what goes on in the run -------------------------------------------------------------------
 
-    def add_input(self, value_id: int, node: ShadowNode, given: TensorInput) -> None:
-        """A tensor from outside is used for the first time."""
+    def add_input(
+        self, value_id: int, node: ShadowNode, given: TensorInput, *, lies_anyhow: bool = False
+    ) -> None:
+        """A tensor from outside is used for the first time; perhaps its layout does not matter."""
         if self.failure is not None:
             return
+        if lies_anyhow and given.maybe_dynamic_dims:
+            # The strides of a view follow from the sizes of its base, which others may share.
+            given = without_base(given)
+            self.layouts.add(value_id)
         key = self._memo.input_key(given)
         try:
             source = LocalSource(f"input_{len(self.inputs)}")
@@ -177,6 +185,7 @@ class SymbolicShapes:
             return
         try:
             self._bind(op.result, self._followed(op.func, op.args, op.kwargs), out)
+            self.layouts.follow(op, self._fakes)
         except Exception as problem:
             name = getattr(op.func, "__name__", op.func)
             self.fail(f"{name} cannot be followed with symbolic shapes: {problem}")
@@ -241,6 +250,7 @@ class SymbolicShapes:
         """
         if self.failure is not None:
             return None
+        self.layouts.read(name, (args, kwargs))
         try:
             args, kwargs = mapped(args, self._leaf), mapped(kwargs, self._leaf)
             found = self._called(func, args, kwargs)
@@ -410,17 +420,18 @@ class SymbolicShapes:
         ]
         return found
 
-    def guards(self) -> list[ShapeGuard]:
-        """What must hold of the sizes of the inputs."""
+    def guards(self, loose: frozenset[int] = frozenset()) -> list[ShapeGuard]:
+        """What must hold of the sizes of the inputs, and of the layout of those not ``loose``."""
         chosen = [index for index, item in enumerate(self.inputs) if item.is_symbolic]
         items = [self.inputs[index] for index in chosen]
-        return shape_guards(
+        found = shape_guards(
             self.shape_env,
             [item.fake for item in items],
             [item.source for item in items],
             [item.context for item in items],
             constants=False,
         )
+        return without_layout(found, loose)
 
     def free_dims(self) -> dict[int, tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """By node of an input: its sizes and strides, None where they may change."""

@@ -6,14 +6,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch.fx import GraphModule
 
 from magjit.plugin import BackendContext, CompiledGraph, uncollected
 from magjit.plugin.aot import aot, dump_graph
 from magjit.plugin.floats_on_device import floats_on_device
+from magjit.plugin.inference import lower_for_inference, needs_gradients
 from magjit_dvm.fuser import fuse
-from magjit_dvm.lowering import decompositions, lower_for_inference
+from magjit_dvm.lowering import decompositions
 from magjit_dvm.schedule import Schedule
 from magjit_dvm.simplify import simplify
 from magjit_dvm.streaming import Streamed
@@ -56,8 +56,9 @@ class DvmBackend:
             return self._schedule(graph, context)
 
         lowered = None
-        if not _needs_gradients(example_inputs, context):
-            lowered = lower_for_inference(gm, example_inputs, context.fake_mode)
+        if not needs_gradients(example_inputs, context):
+            mode = context.fake_mode
+            lowered = lower_for_inference(gm, example_inputs, mode, decompositions())
         if lowered is None:
             return aot(
                 gm,
@@ -92,9 +93,3 @@ def _programs(schedule: Schedule) -> str:
         names = ", ".join(str(node) for node in group.nodes)
         parts.append(f"# {names}\n{group.program}")
     return "\n\n".join(parts)
-
-
-def _needs_gradients(example_inputs: Sequence[Any], context: BackendContext) -> bool:
-    return context.grad_enabled and any(
-        isinstance(one, torch.Tensor) and one.requires_grad for one in example_inputs
-    )

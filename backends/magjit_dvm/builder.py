@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
+from magjit.plugin.inference import order_of
 from magjit_dvm.instructions import INSTRUCTIONS, DType, dtype_of
 from magjit_dvm.program import (
     MAX_DIMS,
@@ -39,7 +40,6 @@ __all__ = [
     "NotFusable",
     "Value",
     "computed_in",
-    "order_of",
     "size_key",
     "stored_as",
 ]
@@ -484,17 +484,3 @@ class Builder:
                 raise NotFusable("a result that is expanded", node)
         number = self.cast(value.node, value.dtype, stored_as(tensor.dtype))
         return Output(number, value.dims, order_of(tensor))
-
-
-def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """A tensor's dimensions from the outermost in memory inwards."""
-    strides = [_magnitude(stride) for stride in tensor.stride()]
-    return tuple(sorted(range(len(strides)), key=lambda k: (-strides[k], k)))
-
-
-def _magnitude(stride: Any) -> int:
-    """A stride, or of a symbolic one that of the example."""
-    if isinstance(stride, torch.SymInt):
-        hint = stride.node.hint
-        return 0 if hint is None else int(hint)
-    return int(stride)

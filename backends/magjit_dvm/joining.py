@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
+from magjit.plugin.inference import order_of
 from magjit_dvm.builder import (
     Builder,
     NotFusable,
     Value,
-    order_of,
     size_key,
     stored_as,
 )

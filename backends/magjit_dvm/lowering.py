@@ -1,27 +1,13 @@
-"""From the torch-level graph of a program to functional ATen, without AOTAutograd's cost.
-
-Where no gradient is asked for, one trace over fake tensors does.  Programs that write
-intermediate tensors are traced through functionalisation.
-"""
+"""Which operators ATen's lowering takes apart for the VM."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from magjit.plugin import runnable
-from magjit_dvm.recording import NotRecorded, record
-from magjit_dvm.simplify import make_functional
-
-__all__ = ["decompositions", "lower_for_inference"]
+__all__ = ["decompositions"]
 
 aten = torch.ops.aten
 
@@ -103,101 +89,3 @@ def _nll_loss(
         total = -operator(each, target, None, 0, ignored)[0].sum()
     loss = losses.sum()
     return (loss / total if reduction == 1 else loss), total
-
-
-def lower_for_inference(
-    gm: GraphModule, example_inputs: Sequence[Any], fake_mode: FakeTensorMode | None
-) -> GraphModule | None:
-    """The ATen graph that ``gm`` runs for inputs like these fake ones.
-
-    Returns:
-        None where the program writes its inputs, or writes anything while sizes are symbols:
-        what then holds of them (which of them overlap) is for AOTAutograd to find out.
-    """
-    function = runnable(gm)
-    symbolic = any(_has_symbols(one) for one in example_inputs)
-    lowered = None if symbolic else _recorded(function, example_inputs, fake_mode)
-    if lowered is None:
-        lowered = _traced(function, example_inputs, fake_mode)
-    if _written(lowered):
-        if symbolic:
-            return None
-        functional = torch.func.functionalize(function, remove="mutations")
-        lowered = _traced(functional, example_inputs, fake_mode)
-        if any(node.op == "placeholder" for node in _written(lowered)):
-            return None
-    return lowered
-
-
-def _recorded(
-    function: Callable[..., Any], example_inputs: Sequence[Any], fake_mode: FakeTensorMode | None
-) -> GraphModule | None:
-    if fake_mode is None:
-        return None
-    try:
-        with _taking_constants(fake_mode):
-            return _cleaned(record(function, example_inputs, fake_mode, decompositions()))
-    except NotRecorded:
-        return None
-
-
-def _traced(
-    function: Callable[..., Any], example_inputs: Sequence[Any], fake_mode: FakeTensorMode | None
-) -> GraphModule:
-    def flat(*inputs: Any) -> Any:  # make_fx counts parameters, which bound methods hide
-        return function(*inputs)
-
-    symbolic = any(_has_symbols(one) for one in example_inputs)
-    # Composite operators in C++ ask for sizes as numbers; their Python counterparts do not.
-    symbols = enable_python_dispatcher() if symbolic else nullcontext()
-    with torch.no_grad(), _taking_constants(fake_mode), symbols:
-        lowered: GraphModule = make_fx(flat, decompositions(), _allow_non_fake_inputs=True)(
-            *example_inputs
-        )
-    return _cleaned(lowered)
-
-
-def _cleaned(lowered: GraphModule) -> GraphModule:
-    make_functional(lowered.graph)
-    lowered.graph.eliminate_dead_code(_has_effects)
-    return lowered
-
-
-def _written(gm: GraphModule) -> list[Node]:
-    """What the operators of an ATen graph write."""
-    found: list[Node] = []
-    for node in gm.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if node.op == "call_function" and schema is not None and schema.is_mutable:
-            found += node.all_input_nodes
-    return found
-
-
-def _has_symbols(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return any(isinstance(size, torch.SymInt) for size in value.shape)
-    return isinstance(value, (torch.SymInt, torch.SymFloat))
-
-
-def _has_effects(node: Node) -> bool:
-    """Whether a node matters although nothing uses its result."""
-    if node.op in ("placeholder", "output"):
-        return True
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    return node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags
-
-
-@contextmanager
-def _taking_constants(fake_mode: FakeTensorMode | None) -> Iterator[None]:
-    """Tensors that the graph holds are real; the mode's owner does not expect any."""
-    if fake_mode is None:
-        yield
-        return
-    before = fake_mode.allow_non_fake_inputs
-    fake_mode.allow_non_fake_inputs = True
-    try:
-        with fake_mode:
-            yield
-    finally:
-        fake_mode.allow_non_fake_inputs = before

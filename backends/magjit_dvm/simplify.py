@@ -1,4 +1,4 @@
-"""Undoes what lowering to ATen took apart needlessly: writes, views that change nothing, linear.
+"""Undoes what lowering to ATen took apart needlessly: views that change nothing, linear.
 
 A linear layer of three dimensions becomes ``view → addmm(bias, ·, t(weight)) → view``: four
 calls where ATen's ``linear`` is one, and the one that the program had made.
@@ -12,79 +12,15 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from magjit_dvm.builder import order_of, size_key
+from magjit.plugin.inference import draw_in_place
+from magjit_dvm.builder import size_key
 
-__all__ = ["make_functional", "simplify"]
+__all__ = ["simplify"]
 
 aten = torch.ops.aten
 _ALIASES = (aten.alias.default, aten.detach.default)
 _BLANK = (aten.empty_like.default, aten.empty.memory_format, aten.empty_permuted.default)
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
-
-
-def make_functional(graph: Graph) -> None:
-    """Replace writes to tensors that the graph itself has made and that nothing else shares."""
-    order = {node: number for number, node in enumerate(graph.nodes)}
-    drawn: list[Node] = []
-    for node in order:
-        functional = _functional(node)
-        if functional is None:
-            continue
-        base, here = node.args[0], order[node]
-        node.target = functional
-        if functional is aten.bernoulli.p:
-            node.args = (base, *(node.args[1:] or (0.5,)))  # a default of the other alone
-            drawn.append(node)
-        # Whoever comes after reads the new value.
-        base.replace_all_uses_with(node, delete_user_cb=lambda user, here=here: order[user] > here)
-    for node in drawn:
-        _draw_in_place(graph, node)
-
-
-def _functional(node: Node) -> Any:
-    """The operator that computes what ``node`` writes into its first operand, if that is all."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable or node.kwargs.get("out") is not None:
-        return None
-    base = node.args[0] if node.args else None
-    if not isinstance(base, Node) or not _is_fresh(base):
-        return None
-    packet, _, overload = str(node.target).removeprefix("aten.").partition(".")
-    overload = "p" if node.target is aten.bernoulli_.float else overload
-    found = getattr(getattr(aten, packet.removesuffix("_"), None), overload, None)
-    if not packet.endswith("_") or found is None or found._schema.is_mutable:
-        return None
-    written = base.meta["val"]
-    for other in node.all_input_nodes:
-        value = other.meta["val"]
-        if isinstance(value, torch.Tensor) and value.dtype != written.dtype:
-            return None
-    names = [one.name for one in schema.arguments]
-    return found if [one.name for one in found._schema.arguments] == names else None
-
-
-def _is_fresh(node: Node) -> bool:
-    """Whether nobody but direct users of ``node`` sees its memory."""
-    maker = node.args[0] if node.target is operator.getitem else node
-    if not isinstance(maker, Node) or not _makes_new(maker):
-        return False
-    return all(_makes_new(user) or _writes_only_first(user, node) for user in node.users)
-
-
-def _makes_new(node: Node) -> bool:
-    if node.op == "output":
-        return True
-    schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or schema is None or schema.is_mutable:
-        return False
-    return all(one.alias_info is None for one in schema.returns)
-
-
-def _writes_only_first(node: Node, base: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable or node.args[0] is not base:
-        return False
-    return str(node.target).split(".")[1].endswith("_")
 
 
 def simplify(graph: Graph) -> None:
@@ -107,7 +43,7 @@ def simplify(graph: Graph) -> None:
             _make_linear(graph, node)
     for node in list(graph.nodes):
         if node.target is aten.bernoulli.p and getattr(node.args[0], "target", None) in _BLANK:
-            _draw_in_place(graph, node)
+            draw_in_place(graph, node)
 
 
 def _is_only_passed_on(alias: Node) -> bool:
@@ -142,28 +78,6 @@ def _without_total(graph: Graph, node: Node) -> None:
             made.meta = dict(user.meta)
             user.replace_all_uses_with(made)
             graph.erase_node(user)
-
-
-def _draw_in_place(graph: Graph, node: Node) -> None:
-    """Draw into a new tensor in the order of its memory, as the operator that writes it does.
-
-    Lowering has made it one that returns a contiguous tensor, drawn in that order.
-    """
-    blank = node.args[0]
-    assert isinstance(blank, Node)
-    order = order_of(blank.meta["val"])
-    if order == tuple(range(len(order))):
-        return
-    back = sorted(range(len(order)), key=order.__getitem__)
-    with graph.inserting_before(node):
-        turned = graph.call_function(aten.permute.default, (blank, list(order)))
-        turned.meta["val"] = blank.meta["val"].permute(order)
-        drawn = graph.call_function(aten.bernoulli.p, (turned, *node.args[1:]), node.kwargs)
-        drawn.meta["val"] = turned.meta["val"]
-        made = graph.call_function(aten.permute.default, (drawn, back))
-        made.meta["val"] = drawn.meta["val"].permute(back)
-    node.replace_all_uses_with(made)
-    graph.erase_node(node)
 
 
 def _shape(node: Any) -> tuple[Any, ...]:

@@ -146,7 +146,7 @@ def _tensor(values: list[Any], source: int, meta: tuple[Any, ...]) -> _Two:
     differ = [
         (name, one, other)
         for name, one, other in zip(_META, meta, now, strict=False)
-        if one is not None and one != other
+        if one is not None and not _allows(one, other)
     ]
     if any(name == "shape" for name, _, _ in differ):
         differ = [item for item in differ if item[0] != "strides"]
@@ -154,6 +154,13 @@ def _tensor(values: list[Any], source: int, meta: tuple[Any, ...]) -> _Two:
         return None, None
     old = ", ".join(f"{name} {_meta_text(name, one)}" for name, one, _ in differ)
     return old, ", ".join(f"{name} {_meta_text(name, other)}" for name, _, other in differ)
+
+
+def _allows(wanted: Any, value: Any) -> bool:
+    """Whether a value is the wanted one; None in the place of a size or a stride is any."""
+    if isinstance(wanted, tuple) and isinstance(value, tuple) and len(wanted) == len(value):
+        return all(a is None or a == b for a, b in zip(wanted, value, strict=True))
+    return bool(wanted == value)
 
 
 def _meta_text(name: str, value: Any) -> str:

@@ -49,6 +49,7 @@ __all__ = [
     "make_shape_env",
     "materialize",
     "symbolic_context",
+    "without_base",
 ]
 
 
@@ -209,6 +210,16 @@ def _without_references(described: MetaTensorDesc[Any]) -> MetaTensorDesc[Any]:
         grad=None,
         view_func=described.view_func if keep_view else None,
     )
+
+
+def without_base(given: TensorInput) -> TensorInput:
+    """The description of a tensor of the same sizes and strides that is no view."""
+    described = given.description
+    if described is not None:
+        described = dataclasses.replace(
+            described, base=None, is_view=False, view_func=None, storage_offset=0
+        )
+    return dataclasses.replace(given, storage_offset=0, description=described)
 
 
 def make_fake(

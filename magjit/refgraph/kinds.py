@@ -111,11 +111,16 @@ def instance_dict(obj: Any) -> dict[str, Any] | None:
 
 def class_lookup(cls: type, name: str) -> Any:
     """What the MRO of a class says for a name (as ``_PyType_Lookup``), or ABSENT."""
-    for base in type.__dict__["__mro__"].__get__(cls):
-        namespace = type.__dict__["__dict__"].__get__(base)
+    for base in _mro_of(cls):
+        namespace = _namespace_of(base)
         if name in namespace:
             return namespace[name]
     return ABSENT
+
+
+# The own descriptors of ``type``: a metaclass may say something else.
+_mro_of = type.__dict__["__mro__"].__get__
+_namespace_of = type.__dict__["__dict__"].__get__
 
 
 def is_data_descriptor(value: Any) -> bool:

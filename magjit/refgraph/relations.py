@@ -16,6 +16,7 @@ A fact's target is always a `Leaf`; a relation's target is a `Leaf` or another n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 
@@ -85,7 +86,16 @@ class Item(Relation):
 
     @classmethod
     def of(cls, key: Any) -> Item:
-        return cls(ItemKey(key))
+        """The edge of a key; names have one each, which is found sooner than made."""
+        return _named(key) if type(key) is str else cls(ItemKey(key))
+
+    def __hash__(self) -> int:
+        return self.key._hash
+
+
+@lru_cache(maxsize=8192)
+def _named(key: str) -> Item:
+    return Item(ItemKey(key))
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,12 +194,12 @@ def test_choices_of_the_shipped_kernels_are_recorded(commands: None, tmp_path: P
     path, table = tmp_path / "rows.json", tmp_path / "linear.json"
     arguments = ["--parts", "select", "--shapes", "9", "--dtypes", "float16", "--force"]
     files = ["--table", str(table), "--json", str(path)]
-    assert macro_kernels.main([*arguments, *files, "--layers", "Llama 8B up", "GPT-2 up"]) == 0
+    assert macro_kernels.main([*arguments, *files, "--layers", "Phi 3B up", "GPT-2 up"]) == 0
     found = rows_of(path)
     assert found["all layers, float16", "select_ns"]["magjit"] > 0
-    assert 0 < found["Llama 8B up, float16", "selector_fraction"]["magjit"] <= 1
-    assert "least" in found["Llama 8B up, float16", "gemm_speedup"]["note"]
-    kept = tmp_path / "select-0-float16" / "linear.float16.Llama-8B-up.json"
+    assert 0 < found["Phi 3B up, float16", "selector_fraction"]["magjit"] <= 1
+    assert "least" in found["Phi 3B up, float16", "gemm_speedup"]["note"]
+    kept = tmp_path / "select-0-float16" / "linear.float16.Phi-3B-up.json"
     assert len(json.loads(kept.read_text())["shapes"]) == 9
     # No time at all: the reason is told.
     assert macro_kernels.main([*arguments, *files, "--seconds", "0"]) == 1

@@ -195,6 +195,25 @@ def test_what_is_lost_on_the_points_alone_says_nothing() -> None:
     assert hedge_where({**SHARES, 16: -0.5}, SHARES) == 0.04
 
 
+@pytest.mark.parametrize(("middle", "expected"), [(0.1, 0.09), (0.03, 0.02), (-0.05, 0.5)])
+def test_a_size_is_chosen_for_as_if_it_had_not_been_measured(
+    middle: float, expected: float
+) -> None:
+    """A kernel wins by a tenth with narrow and with wide weights; does it with those between?"""
+    shares = {512: 0.1, 1024: middle, 2048: 0.1}
+    (one, *_) = (one for one in made().stored if one.configuration == CUTS[3])
+    residuals = tuple(math.log2(1 - share) for share in shares.values())
+    one = replace(one, wave=Wave(FLAT, FLAT, FLAT, FLAT), residuals=residuals)
+    entry = replace(
+        made(), stored=(one,), library=Library((64,), tuple(shares), (1024,), (1e-5,) * 3)
+    )
+    shapes = [(1, 64, n, 1024) for n in shares]
+    times = {CUTS[3]: [1e-5 * (1 - share) for share in shares.values()]}
+    found = hedged(entry, H200, shapes, times, [1e-5] * 3)
+    assert found.facts["hedge"] == expected
+    assert found.library == entry.library
+
+
 def test_without_shapes_between_all_count() -> None:
     assert hedge_where(SHARES, {}) == 0.04
     assert hedge_where({**SHARES, 16: -0.01}, {}) == 0.2

@@ -51,7 +51,7 @@ bool Encoder::results_are_large() const
         int64_t item = bytes(program.nodes[out.node].dtype);
         size += values[out.node].has == active && run * item >= SHORTEST_STREAM ? item : 0;
     }
-    return size * h.elements >= machine.cached_bytes / 4;
+    return size * h.elements >= machine.cached_bytes / 2;
 }
 
 void Encoder::tiles()

@@ -7,7 +7,7 @@ dropped after its last use, so that the allocator can give its memory to the nex
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,7 +61,7 @@ class Compiled:
 
     Attributes:
         source: the Python program.
-        kernels: the kernels it launches.
+        kernels: the kernels it launches; of those with one ``identity`` the first is compiled.
         plan: what was fused.
         fusion: what made the plan.
     """
@@ -179,6 +179,7 @@ class Program:
             if layout.offset == 0 and node not in self.plan.placed
         }
         self._allocated: set[Node] = set()
+        self._same: dict[Hashable, str] = {}
 
     def compiled(self) -> Compiled:
         """The program of the plan."""
@@ -281,10 +282,13 @@ class Program:
         return Step(lines, set(kernel.buffers), makes, makes, allocations, overwritten)
 
     def _launch(self, kernel: Kernel) -> str:
+        """A call of a kernel, or of an earlier one that is the same: layers are often alike."""
         self.kernels.append(kernel)
-        self.names[kernel.name] = self.launcher(kernel)
+        name = self._same.setdefault(kernel.identity, kernel.name)
+        if name == kernel.name:
+            self.names[name] = self.launcher(kernel)
         sizes = (symbol.name for symbol in kernel.symbols)
-        return f"{kernel.name}({', '.join(['stream', *kernel.buffers, *sizes])})"
+        return f"{name}({', '.join(['stream', *kernel.buffers, *sizes])})"
 
     def launcher(self, kernel: Kernel) -> Launcher:
         """What starts a kernel."""

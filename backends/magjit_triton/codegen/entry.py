@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from magjit.plugin import BackendContext, CompiledGraph, uncollected
-from magjit.plugin.aot import aot
+from magjit.plugin.aot import aot, dump_graph
 from magjit.plugin.floats_on_device import floats_on_device
+from magjit.plugin.inference import lower_for_inference, needs_gradients
 from magjit.plugin.virtual_tensors.accounts import account
 from magjit_triton.codegen.accounts import moved_by, virtual_in
 from magjit_triton.codegen.compiler import compile_graph
 from magjit_triton.codegen.decompositions import decompositions
+from magjit_triton.codegen.graphs import has_all_symbols, results_are_their_own
+from magjit_triton.codegen.kernel import Kernel
 from magjit_triton.codegen.runtime import has_triton, interpreting
 from magjit_triton.macro.program import macro_parts
 from magjit_triton.passes import bytes_before
@@ -28,6 +31,14 @@ def generates_kernels(example_inputs: Sequence[Any]) -> bool:
     tensors = [one for one in example_inputs if isinstance(one, torch.Tensor)]
     devices = {one.device.type for one in tensors if one.dim()}
     return has_triton() and ("cuda" in devices or (interpreting() and devices == {"cpu"}))
+
+
+def sources(kernels: Sequence[Kernel]) -> list[str]:
+    """Of the kernels that are compiled."""
+    found: dict[Hashable, str] = {}
+    for one in kernels:
+        found.setdefault(one.identity, one.source)
+    return list(found.values())
 
 
 def compile_with_kernels(
@@ -52,7 +63,7 @@ def compile_with_kernels(
             made = compile_graph(graph, inputs, settings, **parts)
         context.dump("fusion_plan.txt", lambda: str(made.plan))
         context.dump("program.py", lambda: made.source)
-        context.dump("kernels.py", lambda: "\n\n".join(one.source for one in made.kernels))
+        context.dump("kernels.py", lambda: "\n\n".join(sources(made.kernels)))
         context.explain_movement(
             lambda: account(
                 title,
@@ -63,6 +74,12 @@ def compile_with_kernels(
         )
         return made
 
+    if not needs_gradients(example_inputs, context):
+        mode, table = context.fake_mode, decompositions()
+        lowered = lower_for_inference(gm, example_inputs, mode, table, with_writes=False)
+        if lowered is not None and has_all_symbols(lowered) and results_are_their_own(lowered):
+            dump_graph(context, "aten_inference.py", lowered)
+            return compile_aten(lowered, example_inputs)
     return aot(
         gm,
         example_inputs,

@@ -7,24 +7,27 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from magjit.plugin.virtual_tensors.calls import operand_nodes
 from magjit.plugin.virtual_tensors.mapping import Movement
 from magjit.plugin.virtual_tensors.rules import directions_of
 from magjit_triton.codegen.lowering import HANDLERS, operator_name
+from magjit_triton.kernels import may_alias
 
 ABSORBED = "magjit_absorbed"
 """In a node's ``meta`` where it is computed inside of an attention kernel only."""
 
 __all__ = [
     "ABSORBED",
+    "has_all_symbols",
     "is_empty",
     "is_moments",
     "is_opened",
     "is_tensor",
     "movement_of",
     "mutates",
+    "results_are_their_own",
     "tensors_read",
 ]
 
@@ -105,3 +108,54 @@ def tensors_read(node: Node) -> list[Node]:
         elif node.target is operator.getitem:
             found.update(dict.fromkeys(tensors_read(one)))
     return list(found)
+
+
+def has_all_symbols(gm: GraphModule) -> bool:
+    """Whether each symbol in a size is an input, or a size or a stride of one."""
+    known: set[Any] = set()
+    used: set[Any] = set()
+    for node in gm.graph.nodes:
+        numbers = _numbers(node.meta.get("val"))
+        used.update(symbol for number in numbers for symbol in number.free_symbols)
+        if node.op == "placeholder":
+            known.update(number for number in numbers if number.is_Symbol)
+    return used <= known
+
+
+def _numbers(value: Any) -> list[Any]:
+    """The expressions in a value."""
+    if isinstance(value, torch.SymInt):
+        return [value.node.expr]
+    if isinstance(value, torch.Tensor):
+        places = [*value.shape, *value.stride()]
+        return [one.node.expr for one in places if isinstance(one, torch.SymInt)]
+    if isinstance(value, (list, tuple)):
+        return [number for one in value for number in _numbers(one)]
+    return []
+
+
+def results_are_their_own(gm: GraphModule) -> bool:
+    """Whether all results are tensors, and none shares memory with an input or another result."""
+    (output,) = (node for node in gm.graph.nodes if node.op == "output")
+    seen: set[Node] = set()
+    for result in output.args[0]:
+        if not isinstance(result, Node) or not is_tensor(result):
+            return False
+        made_by = _makers(result)
+        if made_by & seen or any(node.op != "call_function" for node in made_by):
+            return False
+        seen |= made_by
+    return True
+
+
+def _makers(node: Node) -> set[Node]:
+    """Whose memory a tensor may lie in; of an operator with several results, any of them."""
+    found: set[Node] = set()
+    ways = [node]
+    while ways:
+        one = ways.pop()
+        if one.op == "call_function" and (one.target is operator.getitem or may_alias(one)):
+            ways += one.all_input_nodes
+        else:
+            found.add(one)
+    return found

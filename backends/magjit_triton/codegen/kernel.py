@@ -8,7 +8,7 @@ other kernel; a variant of a kernel differs in whether addresses need 64 bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -67,6 +67,13 @@ class Kernel:
     def source(self) -> str:
         """Triton source with its imports."""
         return HEADER + self.text(self.blocks)
+
+    @property
+    def identity(self) -> Hashable:
+        """What two kernels have in common that differ in their names and memory alone."""
+        source = self.source.replace(f"def {self.name}(", "def (")
+        blocks = self.blocks
+        return source, self.dtypes, self.symbols, self.extents, self.grid(), blocks, self.checks
 
     def text(self, blocks: Blocks) -> str:
         """Source of the kernel cut in another way."""

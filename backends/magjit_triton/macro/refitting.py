@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -241,32 +241,89 @@ def hedged(
     """An entry whose kernels are chosen only where they should win by more than the model errs.
 
     Of ``HEDGES`` the one whose choices gain most over the library, as a sum of logarithms in which
-    a loss counts four times: the library is what users had before.  Only shapes between the points
-    of the library's table count, since at those a corrected model does not err; where there are
-    none, all do.  Of hedges that are worth the same there, the one whose choices gain most on all
-    shapes; of those that choose the same everywhere the greatest, since what wins narrowly
+    a loss counts four times: the library is what users had before.  Only shapes count that the
+    model was not made from: those between the points of the library's table; and the points at a
+    size of n or k, as the model chooses there that is made from the other sizes.  Where there are
+    none, all count.  Of hedges that are worth the same there, the one whose choices gain most on
+    all shapes; of those that choose the same everywhere the greatest, since what wins narrowly
     elsewhere was not seen.
 
     Args:
         times: configuration → seconds for each shape; what is infinite tells nothing.
         library: seconds for each shape.
     """
-    points = set() if entry.library is None else set(entry.library.points)
-    between = [column for column, shape in enumerate(shapes) if _point(shape) not in points]
-    unused = between or list(range(len(shapes)))
+    parts = _unused(entry, shapes) or [(entry, list(range(len(shapes))))]
+    measured = times, library
     found = []
     for hedge in HEDGES:
-        selector = compiled(replace(entry, facts={**entry.facts, "hedge": hedge}).model(device))
-        gains = []
-        for shape, before, column in zip(shapes, library, range(len(shapes)), strict=True):
-            pick, _, _ = selector.choose(*shape)
-            seconds = before
-            if pick != LIBRARY:
-                seconds = times[entry.stored[pick].configuration][column]
-            gains.append(math.log(before / seconds) if math.isfinite(seconds) else 0.0)
-        worth = math.fsum(min(gains[one], _LOSS * gains[one]) for one in unused)
-        found.append((worth, math.fsum(gains), hedge))
-    return replace(entry, facts={**entry.facts, "hedge": max(found)[-1]})
+        gains = [
+            gain
+            for part, columns in parts
+            for gain in _gains(_with_hedge(part, hedge), device, shapes, columns, *measured)
+        ]
+        worth = math.fsum(min(gain, _LOSS * gain) for gain in gains)
+        every = _gains(_with_hedge(entry, hedge), device, shapes, range(len(shapes)), *measured)
+        found.append((worth, math.fsum(every), hedge))
+    return _with_hedge(entry, max(found)[-1])
+
+
+def _with_hedge(entry: Entry, hedge: float) -> Entry:
+    return replace(entry, facts={**entry.facts, "hedge": hedge})
+
+
+def _gains(
+    entry: Entry,
+    device: Device,
+    shapes: Sequence[Shape],
+    columns: Iterable[int],
+    times: Mapping[Configuration, Sequence[float]],
+    library: Sequence[float],
+) -> list[float]:
+    """Logarithms of the library's time over that of what is chosen."""
+    selector = compiled(entry.model(device))
+    gains = []
+    for column in columns:
+        pick, _, _ = selector.choose(*shapes[column])
+        seconds = library[column]
+        if pick != LIBRARY:
+            seconds = times[entry.stored[pick].configuration][column]
+        gains.append(math.log(library[column] / seconds) if math.isfinite(seconds) else 0.0)
+    return gains
+
+
+def _unused(entry: Entry, shapes: Sequence[Shape]) -> list[tuple[Entry, list[int]]]:
+    """Entries, and which shapes each was not made from."""
+    if entry.library is None:
+        return []
+    points = {point: number for number, point in enumerate(entry.library.points)}
+    places = [_point(shape) for shape in shapes]
+    parts = [(entry, [column for column, place in enumerate(places) if place not in points])]
+    for axis, sizes in ((1, entry.library.n), (2, entry.library.k)):
+        for size in sizes[1:-1]:
+            columns = [
+                column
+                for column, place in enumerate(places)
+                if place in points and place[axis] == size
+            ]
+            parts.append((_without(entry, axis, size), columns))
+    return [(one, columns) for one, columns in parts if columns]
+
+
+def _without(entry: Entry, axis: int, size: int) -> Entry:
+    """An entry as if the points of its library's table with this size had not been measured."""
+    assert entry.library is not None
+    kept = [number for number, point in enumerate(entry.library.points) if point[axis] != size]
+    sizes = [entry.library.m, entry.library.n, entry.library.k]
+    sizes[axis] = tuple(one for one in sizes[axis] if one != size)
+    m, n, k = sizes
+    library = Library(m, n, k, tuple(entry.library.seconds[number] for number in kept))
+    stored = (
+        replace(one, residuals=tuple(one.residuals[number] for number in kept))
+        if one.residuals
+        else one
+        for one in entry.stored
+    )
+    return replace(entry, library=library, stored=tuple(stored))
 
 
 def taken_over(entry: Entry, other: Entry) -> Entry:

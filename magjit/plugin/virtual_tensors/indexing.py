@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping as MappingType
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import sympy
@@ -40,6 +40,9 @@ __all__ = [
 
 Ranges = MappingType[sympy.Symbol, sympy.Expr]
 """Index symbol → its size: the symbol is at least 0 and less than that."""
+
+_KEPT = 1 << 14
+"""How many answers are kept: the layers of a model ask the same, for the same symbols."""
 
 
 class Load(sympy.Function):
@@ -196,8 +199,15 @@ def _most_quotient(high: sympy.Expr | None, divisor: sympy.Expr) -> sympy.Expr |
 
 def simplify(expr: sympy.Expr, ranges: Ranges) -> sympy.Expr:
     """The same value for every index in ``ranges``, with as few divisions as can be proved."""
+    symbols = expr.free_symbols
+    return _simplified(expr, tuple(pair for pair in ranges.items() if pair[0] in symbols))
+
+
+@lru_cache(_KEPT)
+def _simplified(expr: sympy.Expr, known: tuple[tuple[sympy.Symbol, sympy.Expr], ...]) -> sympy.Expr:
     if not expr.has(FloorDiv, Mod, Load, At, Wrapped):
         return sympy.expand(expr)
+    ranges = dict(known)
     if isinstance(expr, FloorDiv):
         return _divide(simplify(expr.args[0], ranges), expr.args[1], ranges)
     if isinstance(expr, Mod):
@@ -230,6 +240,7 @@ def _split(
     return quotient, rest, inside
 
 
+@lru_cache(_KEPT)
 def _divide_sizes(
     coefficient: sympy.Expr, divisor: sympy.Expr, *, constant: bool
 ) -> tuple[sympy.Expr, sympy.Expr]:

@@ -1,0 +1,257 @@
+"""From the torch-level graph of a program to functional ATen, without AOTAutograd's cost.
+
+Where no gradient is asked for, one trace over fake tensors does.  Programs that write
+intermediate tensors are traced through functionalisation.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from magjit.plugin.context import BackendContext
+from magjit.plugin.fx_helpers import runnable
+from magjit.plugin.recording import NotRecorded, record
+
+__all__ = ["draw_in_place", "lower_for_inference", "needs_gradients", "order_of"]
+
+aten = torch.ops.aten
+
+Decompositions = Mapping[Any, Callable[..., Any]]
+
+
+def needs_gradients(example_inputs: Sequence[Any], context: BackendContext) -> bool:
+    """Whether a graph of these inputs has a backward."""
+    return context.grad_enabled and any(
+        isinstance(one, torch.Tensor) and one.requires_grad for one in example_inputs
+    )
+
+
+def lower_for_inference(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    fake_mode: FakeTensorMode | None,
+    decompositions: Decompositions,
+    *,
+    with_writes: bool = True,
+) -> GraphModule | None:
+    """The ATen graph that ``gm`` runs for inputs like these fake ones.
+
+    Args:
+        gm, example_inputs: as ``Backend.compile`` is given them.
+        fake_mode: the context's.
+        decompositions: ATen operator to function.
+        with_writes: whether to trace programs that write intermediate tensors, too.
+
+    Returns:
+        None where the program writes its inputs, or writes anything while sizes are symbols:
+        what then holds of them (which of them overlap) is for AOTAutograd to find out.
+    """
+    function = runnable(gm)
+    symbolic = any(_has_symbols(one) for one in example_inputs)
+    lowered = _recorded(function, example_inputs, fake_mode, decompositions)
+    if lowered is None:
+        lowered = _traced(function, example_inputs, fake_mode, decompositions)
+    if _written(lowered):
+        if symbolic or not with_writes:
+            return None
+        functional = torch.func.functionalize(function, remove="mutations")
+        lowered = _traced(functional, example_inputs, fake_mode, decompositions)
+        if any(node.op == "placeholder" for node in _written(lowered)):
+            return None
+    return lowered
+
+
+def _recorded(
+    function: Callable[..., Any],
+    example_inputs: Sequence[Any],
+    fake_mode: FakeTensorMode | None,
+    decompositions: Decompositions,
+) -> GraphModule | None:
+    if fake_mode is None:
+        return None
+    try:
+        with _taking_constants(fake_mode), _following_symbols(example_inputs):
+            return _cleaned(record(function, example_inputs, fake_mode, decompositions))
+    except NotRecorded:
+        return None
+
+
+def _traced(
+    function: Callable[..., Any],
+    example_inputs: Sequence[Any],
+    fake_mode: FakeTensorMode | None,
+    decompositions: Decompositions,
+) -> GraphModule:
+    def flat(*inputs: Any) -> Any:  # make_fx counts parameters, which bound methods hide
+        return function(*inputs)
+
+    with torch.no_grad(), _taking_constants(fake_mode), _following_symbols(example_inputs):
+        lowered: GraphModule = make_fx(flat, dict(decompositions), _allow_non_fake_inputs=True)(
+            *example_inputs
+        )
+    return _cleaned(lowered)
+
+
+def _following_symbols(example_inputs: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Composite operators in C++ ask for sizes as numbers; their Python counterparts do not."""
+    symbolic = any(_has_symbols(one) for one in example_inputs)
+    return enable_python_dispatcher() if symbolic else nullcontext()
+
+
+def _cleaned(lowered: GraphModule) -> GraphModule:
+    _make_functional(lowered.graph)
+    lowered.graph.eliminate_dead_code(_has_effects)
+    return lowered
+
+
+def _written(gm: GraphModule) -> list[Node]:
+    """What the operators of an ATen graph write."""
+    found: list[Node] = []
+    for node in gm.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op == "call_function" and schema is not None and schema.is_mutable:
+            found += node.all_input_nodes
+    return found
+
+
+def _has_symbols(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(size, torch.SymInt) for size in value.shape)
+    return isinstance(value, (torch.SymInt, torch.SymFloat))
+
+
+def _has_effects(node: Node) -> bool:
+    """Whether a node matters although nothing uses its result."""
+    if node.op in ("placeholder", "output"):
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+@contextmanager
+def _taking_constants(fake_mode: FakeTensorMode | None) -> Iterator[None]:
+    """Tensors that the graph holds are real; the mode's owner does not expect any."""
+    if fake_mode is None:
+        yield
+        return
+    before = fake_mode.allow_non_fake_inputs
+    fake_mode.allow_non_fake_inputs = True
+    try:
+        with fake_mode:
+            yield
+    finally:
+        fake_mode.allow_non_fake_inputs = before
+
+
+# -- writes to tensors of the graph itself ---------------------------------------------------------
+
+
+def _make_functional(graph: Graph) -> None:
+    """Replace writes to tensors that the graph itself has made and that nothing else shares."""
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    drawn: list[Node] = []
+    for node in order:
+        functional = _functional(node)
+        if functional is None:
+            continue
+        base, here = node.args[0], order[node]
+        node.target = functional
+        if functional is aten.bernoulli.p:
+            node.args = (base, *(node.args[1:] or (0.5,)))  # a default of the other alone
+            drawn.append(node)
+        # Whoever comes after reads the new value.
+        base.replace_all_uses_with(node, delete_user_cb=lambda user, here=here: order[user] > here)
+    for node in drawn:
+        draw_in_place(graph, node)
+
+
+def _functional(node: Node) -> Any:
+    """The operator that computes what ``node`` writes into its first operand, if that is all."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable or node.kwargs.get("out") is not None:
+        return None
+    base = node.args[0] if node.args else None
+    if not isinstance(base, Node) or not _is_fresh(base):
+        return None
+    packet, _, overload = str(node.target).removeprefix("aten.").partition(".")
+    overload = "p" if node.target is aten.bernoulli_.float else overload
+    found = getattr(getattr(aten, packet.removesuffix("_"), None), overload, None)
+    if not packet.endswith("_") or found is None or found._schema.is_mutable:
+        return None
+    written = base.meta["val"]
+    for other in node.all_input_nodes:
+        value = other.meta["val"]
+        if isinstance(value, torch.Tensor) and value.dtype != written.dtype:
+            return None
+    names = [one.name for one in schema.arguments]
+    return found if [one.name for one in found._schema.arguments] == names else None
+
+
+def _is_fresh(node: Node) -> bool:
+    """Whether nobody but direct users of ``node`` sees its memory."""
+    maker = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(maker, Node) or not _makes_new(maker):
+        return False
+    return all(_makes_new(user) or _writes_only_first(user, node) for user in node.users)
+
+
+def _makes_new(node: Node) -> bool:
+    if node.op == "output":
+        return True
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or schema.is_mutable:
+        return False
+    return all(one.alias_info is None for one in schema.returns)
+
+
+def _writes_only_first(node: Node, base: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable or node.args[0] is not base:
+        return False
+    return str(node.target).split(".")[1].endswith("_")
+
+
+def draw_in_place(graph: Graph, node: Node) -> None:
+    """Draw into a new tensor in the order of its memory, as the operator that writes it does.
+
+    Lowering has made it one that returns a contiguous tensor, drawn in that order.
+    """
+    blank = node.args[0]
+    assert isinstance(blank, Node)
+    order = order_of(blank.meta["val"])
+    if order == tuple(range(len(order))):
+        return
+    back = sorted(range(len(order)), key=order.__getitem__)
+    with graph.inserting_before(node):
+        turned = graph.call_function(aten.permute.default, (blank, list(order)))
+        turned.meta["val"] = blank.meta["val"].permute(order)
+        drawn = graph.call_function(aten.bernoulli.p, (turned, *node.args[1:]), node.kwargs)
+        drawn.meta["val"] = turned.meta["val"]
+        made = graph.call_function(aten.permute.default, (drawn, back))
+        made.meta["val"] = drawn.meta["val"].permute(back)
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
+
+
+def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """A tensor's dimensions from the outermost in memory inwards."""
+    strides = [_magnitude(stride) for stride in tensor.stride()]
+    return tuple(sorted(range(len(strides)), key=lambda k: (-strides[k], k)))
+
+
+def _magnitude(stride: Any) -> int:
+    """A stride, or of a symbolic one that of the example."""
+    if isinstance(stride, torch.SymInt):
+        hint = stride.node.hint
+        return 0 if hint is None else int(hint)
+    return int(stride)
