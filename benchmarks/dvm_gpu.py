@@ -340,6 +340,8 @@ def part_gpu(benchmark: Benchmark, options: argparse.Namespace) -> None:
             for case in cases():
                 if case.group not in options.programs:
                     continue
+                if options.only and not any(text in case.name for text in options.only):
+                    continue
                 if options.widths and not {*case.name.split()} & {*map(str, options.widths)}:
                     continue
                 if time.monotonic() > until:
@@ -355,6 +357,7 @@ def chosen(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtypes", nargs="+", choices=_DTYPES, default=list(_DTYPES))
     parser.add_argument("--sizes", nargs="+", choices=_SIZES, default=list(_SIZES))
     parser.add_argument("--widths", nargs="+", type=int, help="only programs of these")
+    parser.add_argument("--only", nargs="+", help="only programs whose names have one of these")
     parser.add_argument("--peers", nargs="*", choices=_PEERS, default=list(_PEERS))
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no case after so long")

@@ -16,6 +16,7 @@ import torch
 from torch.fx import Graph
 from torch.fx import Node as FxNode
 
+from magjit_dvm.alone import gains_alone
 from magjit_dvm.builder import Builder, NotFusable
 from magjit_dvm.groups import VIEWS, FusedGroup, Fusion
 from magjit_dvm.joining import join_parts
@@ -305,7 +306,8 @@ class _Fuser:
 def _is_one_kernel(group: FusedGroup) -> bool:
     """Whether ATen does a group on a GPU as fast: nothing is fused, so no traffic is saved."""
     tags = getattr(group.nodes[0].target, "tags", ())
-    return len(group.nodes) == 1 and torch.Tag.pointwise in tags and group.on_gpu
+    lone = len(group.nodes) == 1 and torch.Tag.pointwise in tags and group.on_gpu
+    return lone and not gains_alone(group.nodes[0])
 
 
 def _drawn_before(graph: Graph) -> dict[FxNode, tuple[FxNode]]:

@@ -274,12 +274,11 @@ _ADDCDIV: dict[bool, Form] = {False: torch.addcdiv, True: _addcdiv_in_place}
 
 
 def _scaled(call: _Call) -> FloatForm | None:
-    """A sum with a factor, which rounds once, as ``addcmul`` does."""
-    addcmul = _ADDCMUL[call.in_place]
-    options = {} if call.name == "add" else {"value": -1}
+    """A sum with a factor, which rounds once, as ``addcmul`` does where it has no other factor."""
+    addcmul, subtracted = _ADDCMUL[call.in_place], call.name != "add"
 
     def form(input: Any, other: Any, *, alpha: Any) -> Any:
-        return addcmul(input, other, alpha, **options)
+        return addcmul(input, other, -alpha if subtracted else alpha)
 
     dtype = call.alike("input", "other")
     if dtype not in _SINGLE or call.autocast or call.lifted != {"alpha"}:
@@ -342,10 +341,14 @@ def _clamp_in_place(input: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def _at_least(input: Any, min: Any) -> Any:
+    if isinstance(min, (int, float)):
+        return torch.clamp_min(input, min)
     return torch.where(input >= min, input, torch.maximum(input.detach(), min))
 
 
 def _at_most(input: Any, max: Any) -> Any:
+    if isinstance(max, (int, float)):
+        return torch.clamp_max(input, max)
     return torch.where(input <= max, input, torch.minimum(input.detach(), max))
 
 

@@ -172,6 +172,9 @@ class _Warp:
 
     def step(self, opcode: str, operands: list[str], mask: Array) -> None:
         parts = opcode.split(".")
+        if parts[0] == "prefetch":
+            self.kernel.places(self.address(operands[0])[mask], 1)
+            return
         if parts[0] in ("ld", "st"):
             self.move(parts, operands, mask)
             return

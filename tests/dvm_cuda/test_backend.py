@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from magjit_dvm.cuda import build
 from magjit_dvm.cuda.launch import DeviceFused, gpu
@@ -62,6 +64,82 @@ def test_an_operator_alone_is_atens() -> None:
     schedule = schedule_of(lambda x, y: (x.sin(), y.sum(-1)), (8,), (9, 9))
     assert "alone: ATen has a kernel for it" in schedule.fusion.reasons.values()
     assert len(list(schedule.programs())) == 1
+
+
+def alone(function: Any, *given: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]) -> bool:
+    """Whether a function of tensors of these sizes, strides and dtypes is left to ATen."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        tensors = [torch.empty_strided(*one[:2], dtype=one[2], device="cuda") for one in given]
+        graph = make_fx(lambda *ones: (function(*ones),))(*tensors)
+    schedule = Schedule(graph, fuse(graph.graph))
+    is_atens = "alone: ATen has a kernel for it" in schedule.fusion.reasons.values()
+    assert is_atens is (not list(schedule.programs()))
+    return is_atens
+
+
+HALF, FLOAT = torch.float16, torch.float32
+WIDE = (4096, 2048), (2048, 1), HALF
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    "other",
+    [
+        ((2048,), (1,), HALF),
+        ((1, 2048), (2048, 1), FLOAT),
+        ((4096, 1), (1, 1), HALF),
+        ((4096, 2048), (0, 1), HALF),
+        ((4096, 2048), (1, 4096), HALF),
+        ((4096, 2048), (1, 4096), FLOAT),
+    ],
+)
+def test_what_is_broadcast_or_transposed_is_ours(other: Any) -> None:
+    assert not alone(torch.add, WIDE, other)
+    assert not alone(torch.add, other, WIDE)
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    ("x", "other"),
+    [
+        (WIDE, WIDE),
+        (WIDE, ((), (), HALF)),  # a number
+        (((4096, 2047), (2047, 1), HALF), ((2047,), (1,), HALF)),  # odd rows
+        (((512, 2048), (2048, 1), HALF), ((2048,), (1,), HALF)),  # a small result
+        (((4100, 2048), (2048, 1), HALF), ((4100, 2048), (1, 4100), HALF)),  # no squares
+        (WIDE, ((4096, 2048), (1, 4099), HALF)),  # columns that are not aligned
+        (WIDE, ((4096, 2048), (4096, 2), HALF)),  # every second element
+        (WIDE, ((4096, 2048), (2056, 1), HALF)),  # rows with gaps, all of them
+        (((4096, 2048), (2056, 1), HALF), ((2048,), (1,), HALF)),  # the result has no gaps
+    ],
+)
+def test_what_else_is_alone_is_atens(x: Any, other: Any) -> None:
+    assert alone(torch.add, x, other)
+
+
+@without_gpu
+def test_a_mask_of_all_heads_is_ours() -> None:
+    scores = (8, 12, 512, 512), (12 * 512 * 512, 512 * 512, 512, 1), HALF
+    mask = (8, 1, 512, 512), (512 * 512, 512 * 512, 512, 1), torch.bool
+    number = (), (), HALF
+    assert not alone(torch.where, mask, scores, number)
+
+
+@without_gpu
+@pytest.mark.parametrize("dynamic", [0, 1])
+def test_symbolic_sizes(dynamic: int) -> None:
+    """A number of rows may be symbolic, their length not; nothing is assumed of either."""
+    env = ShapeEnv()
+    symbol = env.create_symbol(4096, ConstantSource("n"), dynamic_dim=DimDynamic.DYNAMIC)
+    n = env.create_symintnode(symbol, hint=4096)
+    with FakeTensorMode(shape_env=env, allow_non_fake_inputs=True):
+        sizes = [n, 2048] if dynamic == 0 else [2048, n]
+        given = [torch.empty(sizes, device="cuda"), torch.empty(sizes[1], device="cuda")]
+        graph = make_fx(lambda x, y: (x + y,))(*given)
+        before = len(env.guards)
+        schedule = Schedule(graph, fuse(graph.graph))
+    is_atens = "alone: ATen has a kernel for it" in schedule.fusion.reasons.values()
+    assert is_atens is (dynamic == 1) and len(env.guards) == before
 
 
 @without_gpu

@@ -86,3 +86,11 @@ def test_what_is_compared_is_a_replay() -> None:
         assert dvm_gpu.agrees(found, wanted) and not dvm_gpu.agrees(case.function(*given), wanted)
         with magjit.set_stance("force_eager"):
             assert dvm_gpu.replayed(case, compiled, given)[1] == "magjit: runs eagerly"
+
+
+def test_programs_are_chosen_by_parts_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(dvm_gpu, "measure", lambda _, case, *rest: seen.append(case.name))
+    given = ["--dtypes", "float16", "--sizes", "64 MB", "--only", "a row", "log_softmax 4"]
+    dvm_gpu.part_gpu(None, dvm_gpu.chosen(given))  # type: ignore[arg-type]
+    assert seen == ["log_softmax 4096", "add, a row"]

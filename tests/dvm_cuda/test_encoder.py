@@ -51,6 +51,29 @@ def softmax(dtype: DType = F32) -> Program:
     return Program(2, (tensor(dtype, 0, 1),), tuple(nodes), (last, output(x + 4, 0)))
 
 
+def log_softmax(dtype: DType = F16) -> Program:
+    """The logarithm of ``softmax``; for float32 the differences from the largest too."""
+    nodes = [load(0, dtype)]
+    if dtype is not F32:
+        nodes.append(cast(F32, 0))
+    x = len(nodes) - 1
+    nodes += [
+        reduce("max", F32, x, 1),
+        compute("sub", F32, x, x + 1),
+        compute("exp", F32, x + 2),
+        reduce("sum", F32, x + 3, 1),
+        compute("log", F32, x + 4),
+        compute("sub", F32, x + 2, x + 5),
+    ]
+    outputs = [output(x + 6, 0, 1)]
+    if dtype is not F32:
+        nodes.append(cast(dtype, x + 6))
+        outputs = [output(x + 7, 0, 1)]
+    else:
+        outputs.append(output(x + 2, 0, 1))
+    return Program(2, (tensor(dtype, 0, 1),), tuple(nodes), tuple(outputs))
+
+
 def layer_norm(dtype: DType = F16) -> Program:
     def number(value: float) -> Node:
         return Node(NodeKind.CONSTANT, F32, number=value)
@@ -154,6 +177,7 @@ def test_rows(dtype: DType, machine: Machine) -> None:
     for shape in SHAPES:
         x, weight = values(dtype, *shape), values(dtype, shape[1])
         check_words(softmax(dtype), [x], machine)
+        check_words(log_softmax(dtype), [x], machine)
         check_words(layer_norm(dtype), [x, weight, weight], machine)
 
 
@@ -200,6 +224,36 @@ def test_exponentials_below_the_largest() -> None:
     for dtype, word in ((F16, "fk.sub_exp_small"), (BF16, "fk.sub_exp_small"), (F32, "fk.sub_exp")):
         image = check_words(softmax(dtype), [values(dtype, 3, 300) * 20])
         assert image is not None and word in [one.second for one in image.words]
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=lambda one: one.text)
+def test_differences_from_a_row_value_are_made_again(dtype: DType) -> None:
+    """What an exponential and something else use is not saved, but computed where it is used."""
+    x = values(dtype, 6, 600) * 20
+    x[0], x[1, 5], x[2, 7], x[3, 9] = 3.0, float("-inf"), float("nan"), float("inf")
+    x[4] = torch.linspace(-11, 0, 600).to(dtype.torch)
+    image = check_words(log_softmax(dtype), [x])
+    assert image is not None and image.scratch == 0
+    names = [one.second for one in image.words]
+    assert ("fk.sub_exp" if dtype is F32 else "fk.sub_exp_small") in names
+    check_words(log_softmax(dtype), [values(dtype, 2, 31001)], SMALL)
+
+
+def test_a_difference_that_is_there_is_used() -> None:
+    """The exponential of one that is held or saved takes it from there."""
+    nodes = (
+        load(0, F32),
+        reduce("max", F32, 0, 1),
+        compute("sub", F32, 0, 1),
+        compute("tanh", F32, 2),
+        compute("exp", F32, 2),
+        compute("mul", F32, 3, 4),
+        compute("mul", F32, 5, 2),
+    )
+    program = Program(2, (tensor(F32, 0, 1),), nodes, (output(2, 0, 1), output(6, 0, 1)))
+    for machine in (BIG, SMALL):
+        image = check_words(program, [values(F32, 3, 700)], machine)
+        assert image is not None and "f.exp" in [one.first for one in image.words]
 
 
 def test_older_machines_have_fewer_elements_a_lane() -> None:

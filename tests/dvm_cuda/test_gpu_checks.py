@@ -15,7 +15,7 @@ from magjit_dvm.instructions import DType
 from magjit_dvm.program import Input, InputKind, Output, Program
 from tests.dvm.checking import compute, fresh, load, require_results, tensor
 from tests.dvm_cuda.checking import simulated
-from tests.dvm_gpu import test_gpu
+from tests.dvm_gpu import test_gpu, test_views
 
 F32 = DType.F32
 
@@ -40,6 +40,14 @@ def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_random_programs(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With parts of results that other programs write the rest of."""
     test_gpu.test_random_programs(part, monkeypatch)
+
+
+def test_views_of_all_kinds() -> None:
+    test_views.test_rows_and_columns(DType.F16, (301, 4100))
+    test_views.test_rows_and_columns(DType.I64, (3, 4))
+    test_views.test_transposed(DType.F16, (256, 256))
+    test_views.test_batches_of_transposed(F32)
+    test_views.test_log_softmax(DType.BF16, (600, 1024))
 
 
 def placed() -> Program:

@@ -35,6 +35,7 @@ def _by_ptx(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_rows(dtype: DType, shape: tuple[int, int]) -> None:
     x, weight = words.values(dtype, *shape), words.values(dtype, shape[1])
     checking.check_words(words.softmax(dtype), [x])
+    checking.check_words(words.log_softmax(dtype), [x])
     checking.check_words(words.layer_norm(dtype), [x, weight, weight])
 
 

@@ -18,6 +18,7 @@ void Encoder::run()
         encoded.verdict = NOTHING;
         return;
     }
+    in_squares();
     survey();
     if (!stopped()) {
         arrange();
@@ -83,6 +84,9 @@ void Encoder::emit()
         if (chunked) {
             forget();
         }
+        if (each_of_squares && p == 0) {
+            ask_ahead();
+        }
         emit_pass(p, passes);
     }
     if (!passes) {
@@ -93,6 +97,21 @@ void Encoder::emit()
         image.epilogue = NO_WORD;
     }
     put(words.end);
+}
+
+/* Squares of all operands but the first are on their way to the L2 cache meanwhile. */
+void Encoder::ask_ahead()
+{
+    for (size_t k = 1; k < prepared.loads.size() && !stopped(); k++) {
+        int number = prepared.loads[k];
+        const Operand &one = inputs[number];
+        if (stage_of(number) >= 0 || !(is_near(one) || is_transposed(one))) {
+            continue;
+        }
+        Where where{};
+        Way way = way_of(number, where);
+        put(way == WAY_near ? words.ask_near : words.ask_transposed).set_place(where);
+    }
 }
 
 void Encoder::emit_pass(int pass, int passes)
@@ -149,6 +168,13 @@ bool Encoder::available(int n) const
     return facts[n].number || in_row(n) || facts[n].load || slot[n] >= 0;
 }
 
+/* Whether a tile has been computed and is still there. */
+bool Encoder::is_made(int n) const
+{
+    n = canonical[n];
+    return held == n || slot[n] >= 0;
+}
+
 /* An available value into A or T; then `second`. */
 void Encoder::bring(int n, Bank bank, uint8_t second)
 {
@@ -182,10 +208,10 @@ void Encoder::bring_load(int n, Bank bank, uint8_t second)
     if (bank == BANK_a && !direct) {
         second = words.take;
     }
-    if (way == WAY_columns) {
-        Word &word = put(words.load_columns[what], second);
+    if (way >= N_WAYS) {
+        Word &word = put(words.load_few[way - N_WAYS][what], second);
         word.set_place(where);
-        word.described = false; /* the number of columns instead */
+        word.described = way != WAY_columns; /* the number of columns instead */
         return;
     }
     Word &word = put(direct ? words.load_a[what] : words.load[way][what], second);
@@ -219,6 +245,10 @@ Way Encoder::way_of(int number, Where &where)
     if (of_columns(one)) {
         where = {(int)image.cols, one.argument, one.offset};
         return WAY_columns;
+    }
+    if (each_of_squares && (is_near(one) || is_transposed(one))) {
+        where = viewed(one, dims_in_order, n_order, true);
+        return is_near(one) ? WAY_near : WAY_transposed;
     }
     where = viewed(one, dims_in_order, n_order);
     if (stopped()) {
@@ -349,7 +379,7 @@ void Encoder::compute_operator(int n)
     }
     if (op.binary) {
         compute_binary(op, node.args[0], node.args[1]);
-    } else if (node.op == OP_exp && is_difference(node.args[0])) {
+    } else if (node.op == OP_exp && is_difference(node.args[0]) && !is_made(node.args[0])) {
         const int16_t *args = program.nodes[canonical[node.args[0]]].args;
         Operators exp = words.of[OP_sub_exp][REGISTERS_f];
         if (below_largest(args[0], args[1]) || facts[n].shorter) {
@@ -506,8 +536,10 @@ void Encoder::store_tile(int o)
         word.pointer = one.argument;
         word.offset = one.offset;
     } else {
-        Where where = viewed(one, dims_in_order, n_order);
-        put(words.store[STORE_each][stored(n)]).set_place(where);
+        Where where = viewed(one, dims_in_order, n_order, each_of_squares != 0);
+        int what = stored(n);
+        put(each_of_squares ? words.store_near[what] : words.store[STORE_each][what])
+            .set_place(where);
     }
     done_with(n);
 }

@@ -1,6 +1,7 @@
 /* The encoder for NVIDIA GPUs: a fused operator and its arguments to the words of one launch. It does
  * what cuda/encode.py does in the same order, bit by bit:
  * cuda_prepare.cpp what the program alone says; cuda_shapes.cpp sizes and places in memory;
+ * cuda_tiling.cpp squares for what lies in memory otherwise than results;
  * cuda_plan.cpp how a launch divides its work; cuda_values.cpp what values are, and numbers;
  * cuda_rows.cpp words of row values; cuda_encode.cpp all others; cuda_image.cpp the kernel's parameter. */
 #ifndef MAGJIT_DVM_CUDA_ENCODER_H
@@ -18,7 +19,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 4, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 5, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 336,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 136,
@@ -28,7 +29,9 @@ enum : int {
     MAX_REGISTERS = 16,
     MAX_ACCUMULATORS = 16,
     MOST_WORDS = 224,   /* before the last of them */
-    MAX_DESCRIBED = 256 /* sizes and descriptors: more do not fit an image */
+    MAX_DESCRIBED = 256, /* sizes and descriptors: more do not fit an image */
+    SQUARE_PARTS = 6,    /* dimensions that take the place of two, see cuda/tiling.py */
+    MAX_PARTS = MAX_DIMS + SQUARE_PARTS
 };
 enum : uint32_t { NO_WORD = 0xffffffffu };
 
@@ -43,8 +46,19 @@ enum Loaded : uint8_t {
     N_LOADED
 };
 enum : int { N_STORED = LOADED_i64b, N_REDUCTIONS = 6 }; /* stores make all but the last */
-enum : int { N_OF_COLUMNS = LOADED_bf16 + 1 };           /* loads of what all rows share */
-enum Way : uint8_t { WAY_staged, WAY_shifted, WAY_four, WAY_broadcast, WAY_each, N_WAYS, WAY_columns = N_WAYS };
+enum : int { N_OF_COLUMNS = LOADED_bf16 + 1 }; /* loads of what all rows share, and of squares */
+enum Way : uint8_t {
+    WAY_staged,
+    WAY_shifted,
+    WAY_four,
+    WAY_broadcast,
+    WAY_each,
+    N_WAYS,
+    WAY_columns = N_WAYS, /* these know the first three of what is loaded */
+    WAY_near,
+    WAY_transposed,
+    N_ALL_WAYS
+};
 enum Store : uint8_t { STORE_aligned, STORE_shifted, STORE_each, N_STORES };
 enum Bank : uint8_t { BANK_t, BANK_a };
 enum Registers : uint8_t { REGISTERS_f, REGISTERS_i };
@@ -64,7 +78,8 @@ struct Words {
     uint8_t scalar_row;                    /* lk.r */
     uint8_t load[N_WAYS][N_LOADED], load_a[3];
     uint8_t store[N_STORES][N_STORED];
-    uint8_t load_columns[N_OF_COLUMNS];
+    uint8_t load_few[N_ALL_WAYS - N_WAYS][N_OF_COLUMNS], store_near[N_OF_COLUMNS];
+    uint8_t ask_near, ask_transposed;
     uint8_t reduce[N_REDUCTIONS], finish[N_REDUCTIONS];
     uint8_t row_reduce[N_REDUCTIONS], row_squares, row_stat; /* of a row in one stage */
     uint8_t scaled_rsqrt, sub_exp_small, sub_exp_small_number;
@@ -175,7 +190,7 @@ struct Word {
 };
 
 struct Operand {
-    int64_t strides[MAX_DIMS]; /* bytes */
+    int64_t strides[MAX_PARTS]; /* bytes */
     int64_t offset;
     int16_t argument;
     uint8_t low, size; /* of the address modulo 16; bytes an element */
@@ -252,8 +267,16 @@ struct Encoder {
     void place(int o);
     void order();
     bool contiguous(const Operand &one) const;
-    int describe(const Operand &one, const int8_t *dims, int n);
+    int describe(const Operand &one, const int8_t *dims, int n, bool apart);
     bool over_nothing() const;
+
+    /* cuda_tiling.cpp */
+    void in_squares();
+    bool is_near(const Operand &one) const;
+    bool is_transposed(const Operand &one) const;
+    bool in_steps(const Operand &one, const int8_t *dims, int n, int64_t step) const;
+    int down_of(const Operand &one, int64_t lanes_rows) const;
+    void divide_squares(int down, int across);
 
     /* cuda_plan.cpp */
     void arrange();
@@ -289,6 +312,7 @@ struct Encoder {
     Word &put(uint8_t first) { return put(first, words.nop); }
     void emit();
     void emit_pass(int pass, int passes);
+    void ask_ahead();
     int count_passes() const;
     bool is_reduced(int n) const;
     void forget();
@@ -299,9 +323,9 @@ struct Encoder {
     int register_of(int n);
     int new_register(int n);
     Where row_view(const Operand &one);
-    Where viewed(const Operand &one, const int8_t *dims, int n);
+    Where viewed(const Operand &one, const int8_t *dims, int n, bool apart = false);
     void store_row(int o);
-    bool available(int n) const;
+    bool available(int n) const, is_made(int n) const;
     void bring(int n, Bank bank, uint8_t second);
     void bring_load(int n, Bank bank, uint8_t second);
     Way way_of(int number, Where &where);
@@ -325,10 +349,11 @@ struct Encoder {
     void pack_header();
     void pack_words();
 
-    int64_t size[MAX_DIMS];
+    int64_t size[MAX_PARTS];
+    int64_t each_of_squares = 0; /* R, where the space is divided into squares; otherwise 0 */
     uint32_t active = 0, reduced = 0; /* dimensions of a size other than 1; those reduced */
     int n_order = 0, n_kept = 0;
-    int8_t dims_in_order[MAX_DIMS]; /* active ones from the outermost inwards: kept, then reduced */
+    int8_t dims_in_order[MAX_PARTS]; /* active ones from the outermost inwards: kept, then reduced */
     bool empty = false, chunked = false;
     Operand inputs[MAX_INPUTS], outputs[MAX_OUTPUTS];
 

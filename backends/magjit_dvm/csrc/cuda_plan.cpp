@@ -69,8 +69,8 @@ void Encoder::divide(int64_t widest, int64_t together)
 {
     int64_t most = widest >= 4 || together > 8 ? 16 : 32;
     if (!image.by_rows) {
-        image.each = most;
-        while (image.each > 8 && image.elements < 32 * image.each * machine.multiprocessors) {
+        image.each = each_of_squares ? each_of_squares : most;
+        while (!each_of_squares && image.each > 8 && image.elements < 32 * image.each * machine.multiprocessors) {
             image.each /= 2;
         }
         int64_t slices = quotient_up(image.elements, image.slice());

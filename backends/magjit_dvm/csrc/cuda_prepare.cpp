@@ -52,7 +52,10 @@ void find_tables(Names &names, Words &found)
     }
     for (int what = 0; what < 3; what++) {
         names.find(found.load_a[what], "la.s.%s", LOADS[what]);
-        names.find(found.load_columns[what], "lt.c.%s", LOADS[what]);
+        names.find(found.load_few[WAY_columns - N_WAYS][what], "lt.c.%s", LOADS[what]);
+        names.find(found.load_few[WAY_near - N_WAYS][what], "lt.n.%s", LOADS[what]);
+        names.find(found.load_few[WAY_transposed - N_WAYS][what], "lt.t.%s", LOADS[what]);
+        names.find(found.store_near[what], "st.n.%s", LOADS[what]);
     }
     for (int k = 0; k < N_REDUCTIONS; k++) {
         names.find(found.reduce[k], "red.%s", REDUCTIONS[k]);
@@ -78,6 +81,8 @@ void find_singles(Names &names, Words &found)
     names.find(found.select, "select");
     names.find(found.save, "save");
     names.find(found.scalar_row, "lk.r");
+    names.find(found.ask_near, "pf.n");
+    names.find(found.ask_transposed, "pf.t");
     names.find(found.row_number, "s.k");
     names.find(found.row_take, "s.take");
     names.find(found.to_half, "f.to_half");

@@ -164,9 +164,9 @@ Where Encoder::row_view(const Operand &one)
     return viewed(one, dims_in_order, reduced ? n_kept : 0);
 }
 
-Where Encoder::viewed(const Operand &one, const int8_t *dims, int n)
+Where Encoder::viewed(const Operand &one, const int8_t *dims, int n, bool apart)
 {
-    return {describe(one, dims, n), one.argument, one.offset};
+    return {describe(one, dims, n, apart), one.argument, one.offset};
 }
 
 void Encoder::store_row(int o)

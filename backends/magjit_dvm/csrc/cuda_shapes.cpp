@@ -75,7 +75,7 @@ void Encoder::lay_out()
 
 void Encoder::sizes()
 {
-    std::fill(size, size + MAX_DIMS, -1);
+    std::fill(size, size + MAX_PARTS, -1);
     for (int i = 0; i < n_inputs(); i++) {
         const Input &in = program.inputs[i];
         const Argument &value = given[i];
@@ -300,14 +300,14 @@ bool Encoder::contiguous(const Operand &one) const
 }
 
 /* The number of a descriptor: size and stride of each of `dims`, innermost first, neighbours in memory
- * as one. */
-int Encoder::describe(const Operand &one, const int8_t *dims, int n)
+ * as one if not apart. */
+int Encoder::describe(const Operand &one, const int8_t *dims, int n, bool apart)
 {
-    int64_t sizes[MAX_DIMS], strides[MAX_DIMS];
+    int64_t sizes[MAX_PARTS], strides[MAX_PARTS];
     int count = 0;
     for (int k = n; k-- > 0;) {
         int64_t own = size[dims[k]], stride = one.strides[dims[k]];
-        if (count && stride == (__int128)strides[count - 1] * sizes[count - 1]) {
+        if (count && !apart && stride == (__int128)strides[count - 1] * sizes[count - 1]) {
             if (__builtin_mul_overflow(sizes[count - 1], own, &sizes[count - 1])) {
                 sizes[count - 1] = INT64_MAX;
             }

@@ -148,12 +148,17 @@ int Encoder::reduction(int n)
 
 /* ---- patterns ---- */
 
-/* Whether a value is a difference of floats that is used once. */
+/* Whether a value is a difference of floats that is used once, or as cheaply made again: of a tensor and
+ * a row value. */
 bool Encoder::is_difference(int n) const
 {
     n = canonical[n];
     const Node &node = program.nodes[n];
-    return node.kind == NODE_compute && node.op == OP_sub && uses[n] == 1 && facts[n].floating;
+    if (node.kind != NODE_compute || node.op != OP_sub || !facts[n].floating) {
+        return false;
+    }
+    int minuend = canonical[node.args[0]], subtrahend = canonical[node.args[1]];
+    return uses[n] == 1 || (facts[minuend].load && in_row(subtrahend) && !in_row(n));
 }
 
 /* Whether `row` is the largest of `n`, and tiles are stored in 16 bits alone. */

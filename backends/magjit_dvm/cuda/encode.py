@@ -22,6 +22,7 @@ from magjit_dvm.cuda.plan import Machine, arrange
 from magjit_dvm.cuda.rows import MOST_REGISTERS, MOST_WORDS, REVERSED, Place, RowEncoder
 from magjit_dvm.cuda.shapes import Layout, Operand, laid_out
 from magjit_dvm.cuda.support import in_halves
+from magjit_dvm.cuda.tiling import in_squares, is_near, is_transposed
 from magjit_dvm.cuda.values import float_bits
 from magjit_dvm.cuda.words import WITH_IMMEDIATE, Image
 from magjit_dvm.instructions import DType
@@ -33,6 +34,7 @@ __all__ = ["LIMITS", "WRAPS", "Encoded", "Machine", "encode"]
 WRAPS = frozenset({"neg", "add", "sub", "mul", "shift_left", "bitwise_not"})
 """Results that may leave the 8 bits of a uint8."""
 _MOST_ACCUMULATORS = 16
+_DESCRIBED = ("lt.v", "lt.b", "lt.e", "lt.n", "lt.t", "st.e", "st.n", "pf", "s.ld", "s.st")
 LIMITS = (MOST_REGISTERS, _MOST_ACCUMULATORS, MOST_WORDS)
 
 
@@ -60,6 +62,7 @@ def encode(program: Program, arguments: Sequence[Any], machine: Machine) -> Enco
         if any(0 in [space.size[d] for d in node.dims] for node in program.nodes if node.op):
             raise NotEncodable("a reduction over nothing")
         return Encoded(None, layouts)
+    in_squares(space)
     return Encoded(_Encoder(space, arguments, machine).run(), layouts)
 
 
@@ -97,6 +100,8 @@ class _Encoder(RowEncoder):
                 self.image.first.append(len(self.image.words))
             if chunked:
                 self.forget()
+            if self.space.each and p == 0:
+                self.ask_ahead()
             for n in range(len(self.nodes)):
                 if self.phase[n] == p and self.is_row_value(n):
                     self.emit_row_value(n)
@@ -121,6 +126,17 @@ class _Encoder(RowEncoder):
             self.image.epilogue = Image().epilogue
         self.put("end")
 
+    def ask_ahead(self) -> None:
+        """Squares of all operands but the first are on their way to the L2 cache meanwhile."""
+        loads = sorted({node.aux for node in self.nodes if node.kind is NodeKind.LOAD})
+        for number in loads[1:]:
+            one = self.operand(number)
+            if number in image_arguments(self.image):
+                continue
+            if is_near(self.space, one) or is_transposed(self.space, one):
+                how, place = self.placed(number)
+                self.put(f"pf.{how}", place=place)
+
     def forget(self) -> None:
         """Scratch memory and counts do not outlive a pass over chunks: all is computed again."""
         for slot in self.saved.values():
@@ -135,6 +151,11 @@ class _Encoder(RowEncoder):
         """Whether one word brings a value into A or T."""
         n = self.canonical[n]
         return self.is_number(n) or self.in_row(n) or self.is_load(n) or n in self.saved
+
+    def made(self, n: int) -> bool:
+        """Whether a tile has been computed and is still there."""
+        n = self.canonical[n]
+        return self.held == n or n in self.saved
 
     def bring(self, n: int, bank: str, second: str = "nop") -> None:
         """An available value into A or T; then ``second``."""
@@ -168,6 +189,9 @@ class _Encoder(RowEncoder):
             return "s" if aligned else "u", (0, number, 0)
         if self.of_columns(one):
             return "c", (space.cols, one.argument, one.offset)
+        if space.each and (is_near(space, one) or is_transposed(space, one)):
+            how = "n" if is_near(space, one) else "t"
+            return how, self.viewed(one, space.order, apart=True)
         place = self.viewed(one, space.order)
         dims = image.descriptors[place[0]]
         inner, stride = dims[0]
@@ -252,7 +276,7 @@ class _Encoder(RowEncoder):
                 raise NotEncodable(f"no words for {node.op} of {self.dtype(node.args[0]).text}")
             if is_binary(node.op, kind):
                 self.compute_binary(node.op, kind, *node.args)
-            elif node.op == "exp" and self.difference(node.args[0]):
+            elif node.op == "exp" and self.difference(node.args[0]) and not self.made(node.args[0]):
                 left, right = self.nodes[self.canonical[node.args[0]]].args
                 small = self.below_largest(left, right) or in_halves(self.program, n)
                 name = "sub_exp_small" if small else "sub_exp"
@@ -381,7 +405,10 @@ class _Encoder(RowEncoder):
             how = "g" if aligned else "u"
             self.put(f"st.{how}.{what}", place=(0, one.argument, one.offset))
         else:
-            self.put(f"st.e.{what}", place=self.viewed(one, self.space.order))
+            squares = self.space.each > 0
+            how = "n" if squares else "e"
+            place = self.viewed(one, self.space.order, apart=squares)
+            self.put(f"st.{how}.{what}", place=place)
         self.done_with(out.node)
 
     # -- places --
@@ -389,7 +416,7 @@ class _Encoder(RowEncoder):
     def place(self) -> None:
         """Offsets in shared memory, now that all words are there."""
         for word in self.image.words:
-            viewed = word.first.startswith(("lt.v", "lt.b", "lt.e", "st.e", "s.ld", "s.st"))
+            viewed = word.first.startswith(_DESCRIBED)
             if viewed:
                 word.w1 = self.image.descriptor_at(word.w1)
         self.machine.place(self.image)

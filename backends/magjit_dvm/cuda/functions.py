@@ -281,8 +281,9 @@ def _to_byte(b: Body, a: Reg) -> Reg:
     return b.bits("and", low, 255)
 
 
-# ``sub_exp_small`` is for differences d of at most 0 whose exponentials are stored in 16 bits: it
-# is off by |d| · 2^-24 of the result, which is less than 2^-24.
+# ``sub_exp_small`` is for differences d of at most 0 whose exponentials are stored in 16 bits, or
+# summed for what is: it is off by |d| · 2^-24 of the result, which is less than 2^-24; a sum of n,
+# by log(n) · 2^-24 of itself.
 _COMPARES = {name: _compare(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 
 FLOATS: dict[str, Function] = {

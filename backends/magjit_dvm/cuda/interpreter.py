@@ -14,18 +14,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from magjit_dvm.cuda.elements import (
-    BYTES,
-    CONVERT,
-    from_global,
-    from_shared,
-    one_from_global,
-    one_to_global,
-    to_global,
-)
+from magjit_dvm.cuda.elements import BYTES, one_from_global, one_to_global, to_global
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
+from magjit_dvm.cuda.loads import Loads
 from magjit_dvm.cuda.ptx import single
-from magjit_dvm.cuda.reductions import Reductions
 from magjit_dvm.cuda.shell import ENTRY, SHELL
 from magjit_dvm.cuda.short_functions import LARGEST
 from magjit_dvm.cuda.words import NUMBER, OPCODES
@@ -128,7 +120,7 @@ def inner_loop(each: int, approximate: bool = False) -> list[str]:
     return _Loop(each, approximate).lines()
 
 
-class _Loop(Reductions):
+class _Loop(Loads):
     def lines(self) -> list[str]:
         """All of it."""
         names = {name: f"%{k}" for k, name in enumerate(_OPERANDS)}
@@ -170,6 +162,7 @@ class _Loop(Reductions):
             "la": lambda one: self.load("A", one),
             "lk": lambda _: self.load_number(),
             "st": self.store,
+            "pf": self.ask_ahead,
             "red": self.reduce,
             "fin": self.finish,
             "row": self.row,
@@ -253,135 +246,19 @@ class _Loop(Reductions):
         self.put(f"setp.ge.f32 q,f0,{single(LARGEST[name])}; vote.sync.any.pred q,q,-1;")
         self.put(f"@q bra.uni L{whole};")
 
-    # -- loads --
-
-    def load(self, bank: str, name: str) -> None:
-        """Fill a tile from a stage, global memory, scratch or a number."""
-        how, _, what = name.partition(".")
-        if how == "scratch":
-            self.put("add.u32 ad,{SCR},i1;")
-            for j in range(self.J):
-                a = ",".join(f"{bank}{4 * j + i}" for i in range(4))
-                self.put(f"ld.shared.v4.b32 {{{{{a}}}}},[ad+{512 * j}];")
-        elif how in ("k", "r"):
-            if how == "r":
-                self.row_register("F0", 20)
-            self.put(*(f"mov.b32 {bank}{r},F0;" for r in range(self.R)))
-        elif how in ("s", "u"):
-            self.from_stage(bank, what, how == "s")
-        elif how == "e":
-            self.each_global(bank, what)
-        elif how == "c":
-            self.of_columns(bank, what)
-        else:
-            self.four_global(bank, what, how == "v")
-        self.second()
-
-    def load_number(self) -> None:
-        """F0 ← S[y]."""
-        self.row_register("F0", 20)
-        self.second()
-
-    def from_stage(self, bank: str, what: str, aligned: bool) -> None:
-        """Four elements at a time of what the producer has copied, from its 16-byte boundary on."""
-        size = BYTES[what]
-        self.put(
-            f"cvt.u32.u64 ad,{{EL}}; sub.u32 ad,ad,{{LOC}}; mad.lo.u32 ad,ad,{size},F0; "
-            f"and.b32 ad,ad,15; add.u32 ad,ad,i1; add.u32 ad,ad,{{STAGE}}; "
-            f"mad.lo.u32 ad,{{LOC}},{size},ad;"
-        )
-        if not aligned and size < 4:
-            self.put("and.b32 k0,ad,3; shl.b32 k0,k0,3; and.b32 ad,ad,-4;")
-        for j in range(self.J):
-            to = [f"{bank}{4 * j + i}" for i in range(4)]
-            at = 128 * size * j
-            if size >= 4:
-                self.put(from_shared(what, to, at, aligned))
-            elif aligned:
-                vector = "v2.b32 {{{{u0,u1}}}}" if size == 2 else "b32 u0"
-                self.put(f"ld.shared.{vector.format()},[ad+{at}];", CONVERT[what].format(*to))
-            else:
-                words = 3 if size == 2 else 2
-                self.put("".join(f"ld.shared.b32 u{w},[ad+{at + 4 * w}]; " for w in range(words)))
-                self.put(
-                    "".join(f"shf.r.wrap.b32 u{w},u{w},u{w + 1},k0; " for w in range(words - 1))
-                )
-                self.put(CONVERT[what].format(*to))
-
-    def of_columns(self, bank: str, what: str) -> None:
-        """Elements that are side by side and the same in all rows, of i1 columns."""
-        size, tail, head = BYTES[what], self.label("TAIL"), self.label("HEAD")
-        self.put(
-            "cvt.u32.u64 c0,{EL}; mul.lo.u32 c1,{ROW},i1; sub.u32 c0,c0,c1; mov.b64 p,{{F0,F1}};",
-            f"mul.wide.u32 e,c0,{size}; add.u64 p,p,e; @!full bra.uni {tail};",
-        )
-        for guarded in (False, True):
-            if guarded:
-                self.from_lane()
-            for j in range(self.J):
-                to = [f"{bank}{4 * j + i}" for i in range(4)]
-                if guarded:
-                    self.put(f"setp.gt.s32 q,nvl,{128 * j}; mov.b32 u0,0; mov.b32 u1,0;")
-                    self.put("".join(f"mov.b32 {one},0; " for one in to))
-                self.put(*from_global(what, to, f"p+{128 * size * j}", "@q " * guarded))
-            self.put(f"bra.uni {head};" if guarded else f"{head}:")
-            if not guarded:
-                self.second()
-                self.put(f"{tail}:")
-
-    def four_global(self, bank: str, what: str, vector: bool) -> None:
-        """Four elements side by side have one address: of the first one."""
-        self.from_lane()
-        self.put("cvt.u32.u64 c0,{EL};")
-        for first in range(0, self.J, 4):
-            group = range(first, min(first + 4, self.J))
-            self.addresses([(f"n{j - first}", f"o{j - first}", 128 * j) for j in group])
-            for j in group:
-                to = [f"{bank}{4 * j + i}" for i in range(4)]
-                self.put(f"setp.gt.s32 q,nvl,{128 * j}; mov.b32 u0,0; mov.b32 u1,0;")
-                self.put("".join(f"mov.b32 {one},0; " for one in to))
-                at = f"o{j - first}"
-                if vector:
-                    self.put(*from_global(what, to, at, "@q "))
-                else:
-                    self.put(*one_from_global(what, to[0], at, "q"))
-                    self.put("".join(f"mov.b32 {one},{to[0]}; " for one in to[1:]))
-
-    def each_global(self, bank: str, what: str) -> None:
-        """Each element has an address of its own."""
-        self.from_lane()
-        with self.turning(bank):
-            self.put("shl.b32 c0,c1,5; cvt.u32.u64 u3,{EL}; add.u32 u3,u3,c0; sub.s32 u2,nvl,c0;")
-            self.addresses([(f"n{i}", f"o{i}", i) for i in range(4)], "u3")
-            for i in range(4):
-                self.put(f"setp.gt.s32 q,u2,{i}; mov.b32 {bank}{i},0;")
-                self.put(*one_from_global(what, f"{bank}{i}", f"o{i}", "q"))
-
-    def addresses(self, elements: list[tuple[str, str, int]], of: str = "c0") -> None:
-        """Addresses of elements ``of`` + offset through the word's descriptor, pointer included."""
-        label = self.label("DIM")
-        self.put(
-            "mov.u32 ad,mj_shared; add.u32 ad,ad,i1; ld.shared.b32 k0,[ad]; mov.b64 p,{{F0,F1}};"
-        )
-        for n, o, offset in elements:
-            self.put(f"add.u32 {n},{of},{offset}; mov.b64 {o},p;")
-        done = self.label("ALL")
-        self.put(f"setp.eq.u32 q1,k0,0; @q1 bra.uni {done};", f"{label}:")
-        self.put("add.u32 ad,ad,16; ld.shared.v4.b32 {{w0,w1,w2,w3}},[ad];")
-        for k, (n, o, _) in enumerate(elements):
-            self.put(
-                f"mul.hi.u32 y{k},{n},w1; add.u32 y{k},y{k},{n}; shr.u32 y{k},y{k},w2; "
-                f"mul.lo.u32 k1,y{k},w0; sub.u32 k1,{n},k1; mad.wide.s32 {o},k1,w3,{o}; "
-                f"mov.b32 {n},y{k};"
-            )
-        self.put(f"sub.u32 k0,k0,1; setp.ne.u32 q1,k0,0; @q1 bra.uni {label};", f"{done}:")
-
     # -- stores --
 
     def store(self, name: str) -> None:
         """A to global memory, of what is there."""
         how, _, what = name.partition(".")
         size = BYTES[what]
+        if how == "n":
+            self.of_square(2)
+            for j in range(self.J):
+                self.put(*to_global(what, [f"A{4 * j + i}" for i in range(4)], 0, ""))
+                self.put("add.u64 p,p,e;" * (j + 1 < self.J))
+            self.fetch()
+            return
         if how == "e":
             self.from_lane()
             with self.turning("A"):

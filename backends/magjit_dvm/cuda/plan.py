@@ -75,7 +75,7 @@ def arrange(space: Space, image: Image, machine: Machine) -> bool:
     image.stages = _STAGES if staged else 2
     _refuse_slow(space, image, [number for number, _ in staged], loads, machine)
     widest = max((size for _, size in staged), default=4)
-    _divide(image, machine, widest, sum(size for _, size in staged))
+    _divide(space, image, machine, widest, sum(size for _, size in staged))
     return image.chunks > 1
 
 
@@ -97,11 +97,15 @@ def _refuse_slow(
         raise NotEncodable("a reduction of few long rows")
 
 
-def _divide(image: Image, machine: Machine, widest: int, together: int) -> None:
+def _divide(space: Space, image: Image, machine: Machine, widest: int, together: int) -> None:
     most = 16 if widest >= 4 or together > 8 else 32
     if not image.by_rows:
-        image.each = most
-        while image.each > 8 and image.elements < 32 * image.each * machine.multiprocessors:
+        image.each = space.each or most
+        while (
+            not space.each
+            and image.each > 8
+            and image.elements < 32 * image.each * machine.multiprocessors
+        ):
             image.each //= 2
         slices = -(-image.elements // image.slice)
         wanted = -(-slices // machine.multiprocessors)

@@ -157,8 +157,8 @@ class RowEncoder(Values):
         assert found is not None
         return found
 
-    def viewed(self, one: Operand, dims: Sequence[int]) -> Place:
-        described = self.space.descriptor(one, dims)
+    def viewed(self, one: Operand, dims: Sequence[int], apart: bool = False) -> Place:
+        described = self.space.descriptor(one, dims, apart)
         if self.space.rows * self.space.cols >= 1 << 31:
             raise NotEncodable("a view of more than 31 bits")
         if described not in self.image.descriptors:

@@ -60,6 +60,7 @@ class Space:
         reduced: those that reductions go over.
         order: active ones from the outermost to the innermost.
         rows, cols: products of the sizes that are kept and reduced.
+        each: elements a lane, R, where the space is divided into squares; otherwise 0.
         inputs, outputs: where tensors are; None for numbers.
         layouts: of outputs that a call makes.
     """
@@ -72,6 +73,7 @@ class Space:
     order: list[int] = field(default_factory=list)
     rows: int = 1
     cols: int = 1
+    each: int = 0
     inputs: list[Operand | None] = field(default_factory=list)
     outputs: list[Operand] = field(default_factory=list)
     layouts: list[Layout] = field(default_factory=list)
@@ -90,8 +92,10 @@ class Space:
             expected *= self.size[d]
         return True
 
-    def descriptor(self, one: Operand, dims: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        """(size, stride) of ``dims``, innermost first, neighbours in memory as one.
+    def descriptor(
+        self, one: Operand, dims: Sequence[int], apart: bool = False
+    ) -> tuple[tuple[int, int], ...]:
+        """(size, stride) of ``dims``, innermost first, neighbours in memory as one if not apart.
 
         Raises:
             NotEncodable: a size or stride has more than 31 bits.
@@ -99,7 +103,7 @@ class Space:
         found: list[tuple[int, int]] = []
         for d in reversed(dims):
             size, stride = self.size[d], one.strides[d]
-            if found and stride == found[-1][1] * found[-1][0]:
+            if found and not apart and stride == found[-1][1] * found[-1][0]:
                 found[-1] = (found[-1][0] * size, found[-1][1])
             else:
                 found.append((size, stride))

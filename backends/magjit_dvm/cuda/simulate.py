@@ -290,6 +290,9 @@ class _Kernel:
             addresses = self.described(self.element)
             value[self.valid] = self.read(addresses[self.valid], what)
             return value
+        if how in ("n", "t"):
+            value[:] = self.read(self.of_squares(how, _BYTES[what]), what)
+            return value
         if (self.valid.sum(1) % 4).any():
             raise ImageError("a part of four elements")
         first = self.described(self.element).reshape(self.group, -1, 4)[..., :1]
@@ -300,6 +303,26 @@ class _Kernel:
         addresses = (first + step).reshape(value.shape)
         value[self.valid] = self.read(addresses[self.valid], what)
         return value
+
+    def of_squares(self, how: str, size: int) -> Array:
+        """Addresses of a whole slice: rows equally far apart, of a lane's columns no space between.
+
+        Lanes, rows and the elements of a row are 128·j + 4·lane + i.
+        """
+        addresses = self.described(self.element)
+        count, *sizes = self.program[self.w1 // 16 :][:4, 0].tolist()
+        if not self.valid.all() or count < 6 or sizes != [64, 2, self.each // 4]:
+            raise ImageError("a part of a slice, or squares of another size")
+        parts = addresses.reshape(self.group, self.each // 4, 32, 4)
+        along, step = (parts.swapaxes(1, 3), 4) if how == "n" else (parts, self.each // 4)
+        if (np.diff(along, axis=1) != size).any():
+            raise ImageError("elements that are not side by side")
+        if (along[:, 0] % min(step * size, 16)).any():
+            raise ImageError("elements that are not aligned")
+        others = np.diff(parts, axis=1 if how == "n" else 3)
+        if (others != (others[:, :1] if how == "n" else others[..., :1])).any():
+            raise ImageError("elements that are not equally far apart")
+        return addresses
 
     def from_columns(self, what: str) -> Array:
         """A vector that all rows share."""
@@ -325,6 +348,8 @@ class _Kernel:
             self.apply(rest, head[0], np.full_like(self.A, self.F0))
         elif head == "st":
             self.store(*rest.split("."))
+        elif head == "pf":
+            self.places(self.described(self.element), 1)
         elif head == "red":
             self.reduce(rest)
         elif head == "fin":
@@ -363,7 +388,9 @@ class _Kernel:
 
     def store(self, how: str, what: str) -> None:
         size = _BYTES[what]
-        if how == "e":
+        if how == "n":
+            addresses = self.of_squares(how, size)
+        elif how == "e":
             addresses = self.described(self.element)
         else:
             addresses = self.pointer + self.element * size

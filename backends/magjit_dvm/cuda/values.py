@@ -187,9 +187,16 @@ class Values:
     # -- patterns --
 
     def difference(self, n: int) -> bool:
-        """Whether a value is a difference of floats that is used once."""
+        """Whether a value is a difference of floats that is used once, or as cheaply made again.
+
+        That is one of a tensor and a row value.
+        """
         n = self.canonical[n]
-        return self.nodes[n].op == "sub" and self.uses[n] == 1 and self.kind(n) == "f"
+        if self.nodes[n].op != "sub" or self.kind(n) != "f":
+            return False
+        left, right = (self.canonical[arg] for arg in self.nodes[n].args)
+        again = self.is_load(left) and self.in_row(right) and not self.in_row(n)
+        return self.uses[n] == 1 or again
 
     def below_largest(self, n: int, row: int) -> bool:
         """Whether ``row`` is the largest of ``n``, and tiles are stored in 16 bits alone."""

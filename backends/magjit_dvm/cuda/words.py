@@ -53,7 +53,7 @@ LOADED = ("32", "f16", "bf16", "u8", "i64", "i64f", "i64b")
 STORED = ("32", "f16", "bf16", "u8", "i64", "i64f")
 """What stores make of A: ``i64`` is an int32 extended, ``i64f`` a float truncated."""
 OF_COLUMNS = ("32", "f16", "bf16")
-"""What loads of vectors that all rows share know."""
+"""What loads of vectors that all rows share know, and loads and stores of squares."""
 REDUCTIONS = ("f.sum", "f.prod", "f.max", "f.min", "i.max", "i.min")
 ROW_REDUCTIONS = (*REDUCTIONS, "f.squares", "f.stat")
 """Of a row in one stage, all at once."""
@@ -78,10 +78,12 @@ OPCODES: tuple[str, ...] = (
     *(f"{kind}k.{name}" for kind, names in WITH_IMMEDIATE.items() for name in names),
     *("swap", "keep", "take", "mask", "select", "save"),
     *(f"lt.{how}.{what}" for how in "suvbe" for what in LOADED),
-    *(f"lt.c.{what}" for what in OF_COLUMNS),
+    *(f"lt.{how}.{what}" for how in "cnt" for what in OF_COLUMNS),
     *("la.s.32", "la.s.f16", "la.s.bf16"),
     *("lt.scratch", "la.scratch", "lt.k", "la.k", "lt.r", "la.r", "lk.r"),
     *(f"st.{how}.{what}" for how in "gue" for what in STORED),
+    *(f"st.n.{what}" for what in OF_COLUMNS),
+    *("pf.n", "pf.t"),
     *(f"red.{name}" for name in REDUCTIONS),
     *(f"fin.{name}" for name in REDUCTIONS),
     *(f"row.{name}" for name in ROW_REDUCTIONS),
@@ -95,13 +97,14 @@ OPCODES: tuple[str, ...] = (
 """All operators; their places are their numbers.  Loads from stages are ``s`` where four elements
 are aligned and ``u`` where not; from global memory through a descriptor, ``v`` four elements at a
 time, ``b`` one element for four, ``e`` each by itself; ``c`` contiguous along columns and the same
-in all rows, with the number of columns in w1.  Stores are ``g`` contiguous and aligned,
-``u`` contiguous, ``e`` through a descriptor."""
+in all rows, with the number of columns in w1; of squares, see ``tiling``, ``n`` four elements of a
+row at a time, ``t`` those of a lane's column.  Stores are ``g`` contiguous and aligned, ``u``
+contiguous, ``e`` through a descriptor, ``n`` as loads.  ``pf`` asks for what a load will read."""
 
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 4
+FORM = 5
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4

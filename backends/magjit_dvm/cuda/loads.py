@@ -1,0 +1,255 @@
+"""Cases of the inner loop that load: a tile from a stage, global memory or scratch, or a number."""
+
+from __future__ import annotations
+
+from magjit_dvm.cuda.elements import (
+    BYTES,
+    CONVERT,
+    from_global,
+    from_shared,
+    one_from_global,
+)
+from magjit_dvm.cuda.reductions import Reductions
+
+__all__ = ["Loads"]
+
+
+class Loads(Reductions):
+    """The words ``lt``, ``la`` and ``lk``, and addresses through descriptors."""
+
+    def load(self, bank: str, name: str) -> None:
+        """Fill a tile from a stage, global memory, scratch or a number."""
+        how, _, what = name.partition(".")
+        if how == "scratch":
+            self.put("add.u32 ad,{SCR},i1;")
+            for j in range(self.J):
+                a = ",".join(f"{bank}{4 * j + i}" for i in range(4))
+                self.put(f"ld.shared.v4.b32 {{{{{a}}}}},[ad+{512 * j}];")
+        elif how in ("k", "r"):
+            if how == "r":
+                self.row_register("F0", 20)
+            self.put(*(f"mov.b32 {bank}{r},F0;" for r in range(self.R)))
+        elif how in ("s", "u"):
+            self.from_stage(bank, what, how == "s")
+        elif how == "e":
+            self.each_global(bank, what)
+        elif how == "c":
+            self.of_columns(bank, what)
+        elif how == "n":
+            self.near_global(bank, what)
+        elif how == "t":
+            self.transposed_global(bank, what)
+        else:
+            self.four_global(bank, what, how == "v")
+            return
+        self.second()
+
+    def load_number(self) -> None:
+        """F0 ← S[y]."""
+        self.row_register("F0", 20)
+        self.second()
+
+    def from_stage(self, bank: str, what: str, aligned: bool) -> None:
+        """Four elements at a time of what the producer has copied, from its 16-byte boundary on."""
+        size = BYTES[what]
+        self.put(
+            f"cvt.u32.u64 ad,{{EL}}; sub.u32 ad,ad,{{LOC}}; mad.lo.u32 ad,ad,{size},F0; "
+            f"and.b32 ad,ad,15; add.u32 ad,ad,i1; add.u32 ad,ad,{{STAGE}}; "
+            f"mad.lo.u32 ad,{{LOC}},{size},ad;"
+        )
+        if not aligned and size < 4:
+            self.put("and.b32 k0,ad,3; shl.b32 k0,k0,3; and.b32 ad,ad,-4;")
+        for j in range(self.J):
+            to = [f"{bank}{4 * j + i}" for i in range(4)]
+            at = 128 * size * j
+            if size >= 4:
+                self.put(from_shared(what, to, at, aligned))
+            elif aligned:
+                vector = "v2.b32 {{{{u0,u1}}}}" if size == 2 else "b32 u0"
+                self.put(f"ld.shared.{vector.format()},[ad+{at}];", CONVERT[what].format(*to))
+            else:
+                words = 3 if size == 2 else 2
+                self.put("".join(f"ld.shared.b32 u{w},[ad+{at + 4 * w}]; " for w in range(words)))
+                self.put(
+                    "".join(f"shf.r.wrap.b32 u{w},u{w},u{w + 1},k0; " for w in range(words - 1))
+                )
+                self.put(CONVERT[what].format(*to))
+
+    def of_columns(self, bank: str, what: str) -> None:
+        """Elements that are side by side and the same in all rows, of i1 columns."""
+        size, tail, head = BYTES[what], self.label("TAIL"), self.label("HEAD")
+        self.put(
+            "cvt.u32.u64 c0,{EL}; mul.lo.u32 c1,{ROW},i1; sub.u32 c0,c0,c1; mov.b64 p,{{F0,F1}};",
+            f"mul.wide.u32 e,c0,{size}; add.u64 p,p,e; @!full bra.uni {tail};",
+        )
+        for guarded in (False, True):
+            if guarded:
+                self.from_lane()
+            for j in range(self.J):
+                to = [f"{bank}{4 * j + i}" for i in range(4)]
+                if guarded:
+                    self.put(f"setp.gt.s32 q,nvl,{128 * j}; mov.b32 u0,0; mov.b32 u1,0;")
+                    self.put("".join(f"mov.b32 {one},0; " for one in to))
+                self.put(*from_global(what, to, f"p+{128 * size * j}", "@q " * guarded))
+            self.put(f"bra.uni {head};" if guarded else f"{head}:")
+            if not guarded:
+                self.second()
+                self.put(f"{tail}:")
+
+    def four_global(self, bank: str, what: str, vector: bool) -> None:
+        """Four elements side by side have one address: of the first one.
+
+        Where the innermost dimension is no shorter than a warp's slice, two addresses make all.
+        """
+        short, made = self.label("SHORT"), self.label("MADE")
+        self.from_lane()
+        self.put(
+            "cvt.u32.u64 c0,{EL}; mov.u32 ad,mj_shared; add.u32 ad,ad,i1;",
+            "ld.shared.v4.b32 {{w0,w1,w2,w3}},[ad+16];",
+            f"setp.gt.u32 q,{32 * self.R},w0; @q bra.uni {short};",
+        )
+        self.four_of_two_runs(bank, what, vector)
+        self.put(f"{made}:")
+        self.second()
+        self.put(f"{short}:")
+        for first in range(0, self.J, 4):
+            group = range(first, min(first + 4, self.J))
+            self.addresses([(f"n{j - first}", f"o{j - first}", 128 * j) for j in group])
+            for j in group:
+                to = [f"{bank}{4 * j + i}" for i in range(4)]
+                self.put(f"setp.gt.s32 q,nvl,{128 * j}; mov.b32 u0,0; mov.b32 u1,0;")
+                self.put("".join(f"mov.b32 {one},0; " for one in to))
+                at = f"o{j - first}"
+                if vector:
+                    self.put(*from_global(what, to, at, "@q "))
+                else:
+                    self.put(*one_from_global(what, to[0], at, "q"))
+                    self.put("".join(f"mov.b32 {one},{to[0]}; " for one in to[1:]))
+        self.put(f"bra.uni {made};")
+
+    def four_of_two_runs(self, bank: str, what: str, vector: bool) -> None:
+        """A slice has parts of two runs of the innermost dimension at most.
+
+        w0 to w2 are its size and how to divide by it; c1 is how many elements are left of the run
+        that the lane's first one is in; o0 leads on within that run, o1 within the next.
+        """
+        size = BYTES[what]
+        self.put(
+            "mul.hi.u32 k1,c0,w1; add.u32 k1,k1,c0; shr.u32 k1,k1,w2; mul.lo.u32 k1,k1,w0; "
+            "sub.u32 c1,c0,k1; sub.u32 c1,w0,c1;"
+        )
+        self.addresses([("n0", "o0", 0), ("n1", "o1", "c1")])
+        if not vector:
+            self.put("setp.gt.s32 q,nvl,0; mov.b32 S0,0;", *one_from_global(what, "S0", "o0", "q"))
+            self.put("setp.gt.s32 q,nvl,c1; mov.b32 S1,0;", *one_from_global(what, "S1", "o1", "q"))
+            for j in range(self.J):
+                self.put(f"setp.gt.s32 q,c1,{128 * j}; selp.b32 {bank}{4 * j},S0,S1,q;")
+                self.put("".join(f"mov.b32 {bank}{4 * j + i},{bank}{4 * j}; " for i in (1, 2, 3)))
+            return
+        self.put(f"mad.wide.s32 o1,c1,-{size},o1;")
+        for j in range(self.J):
+            to = [f"{bank}{4 * j + i}" for i in range(4)]
+            at = f"p+{128 * size * j}"
+            self.put(f"setp.gt.s32 q1,c1,{128 * j}; mov.b64 p,o1; @q1 mov.b64 p,o0;")
+            if size == 8:  # each element has an offset of its own
+                self.put(f"add.u64 p,p,{128 * size * j};")
+                at = "p"
+            self.put(f"setp.gt.s32 q,nvl,{128 * j}; mov.b32 u0,0; mov.b32 u1,0;")
+            self.put("".join(f"mov.b32 {one},0; " for one in to))
+            self.put(*from_global(what, to, at, "@q "))
+
+    def of_square(self, step: int) -> None:
+        """P ← the address of the lane's first element, e ← the stride of that dimension.
+
+        The descriptor has 64 elements, 2 and R / 4 rows first, then three more dimensions or more.
+        """
+        loop, done = self.label("DIM"), self.label("ALL")
+        strides = "".join(f"ld.shared.b32 f{k},[ad+{28 + 16 * k}]; " for k in range(3))
+        dims = [("w", 64), ("n", 80), ("y", 96)]
+        self.put(
+            "mov.u32 ad,mj_shared; add.u32 ad,ad,i1; ld.shared.b32 k0,[ad]; mov.b64 p,{{F0,F1}};",
+            strides,
+            *(f"ld.shared.v4.b32 {{{{{r}0,{r}1,{r}2,{r}3}}}},[ad+{at}];" for r, at in dims),
+            f"cvt.u32.u64 c0,{{EL}}; shr.u32 c0,c0,{(32 * self.R).bit_length() - 1}; "
+            # The row registers' address tells the lane.
+            "and.b32 u0,{ROWS},60; mad.wide.s32 p,u0,f0,p; "
+            "bfe.u32 u0,{ROWS},6,1; mad.wide.s32 p,u0,f1,p;",
+            f"cvt.s64.s32 e,f{step};",
+        )
+        for r, _ in dims:
+            self.put(self.divided(r))
+        self.put(
+            f"add.u32 ad,ad,96; setp.eq.u32 q1,k0,6; @q1 bra.uni {done};",
+            f"{loop}:",
+            f"add.u32 ad,ad,16; ld.shared.v4.b32 {{{{w0,w1,w2,w3}}}},[ad]; {self.divided('w')}",
+            f"sub.u32 k0,k0,1; setp.ne.u32 q1,k0,6; @q1 bra.uni {loop};",
+            f"{done}:",
+        )
+
+    def divided(self, r: str) -> str:
+        """One dimension of a descriptor: p leads to the place along it, c0 is what is left."""
+        return (
+            f"mul.hi.u32 k1,c0,{r}1; add.u32 k1,k1,c0; shr.u32 k1,k1,{r}2; mul.lo.u32 c1,k1,{r}0; "
+            f"sub.u32 c1,c0,c1; mad.wide.s32 p,c1,{r}3,p; mov.b32 c0,k1;"
+        )
+
+    def near_global(self, bank: str, what: str) -> None:
+        """A square's row after row, four elements at a time: rows are equally far apart."""
+        self.of_square(2)
+        for j in range(self.J):
+            self.put(*from_global(what, [f"{bank}{4 * j + i}" for i in range(4)], "p", ""))
+            self.put("add.u64 p,p,e;" * (j + 1 < self.J))
+
+    def ask_ahead(self, how: str) -> None:
+        """What ``near_global`` or ``transposed_global`` will read, to the L2 cache."""
+        self.of_square(2 if how == "n" else 0)
+        for k in range(self.J if how == "n" else 4):
+            self.put("add.u64 p,p,e; " * (k > 0) + "prefetch.global.L2 [p];")
+        self.fetch()
+
+    def transposed_global(self, bank: str, what: str) -> None:
+        """What a lane has of one column of a square is side by side in memory."""
+        self.of_square(0)
+        size, words = BYTES[what], self.J * BYTES[what] // 4
+        for i in range(4):
+            column = [f"{bank}{4 * j + i}" for j in range(self.J)]
+            for first in range(0, words, 4):
+                count = min(words - first, 4)
+                to = column[first : first + count] if size == 4 else [f"w{k}" for k in range(count)]
+                vector = f"v{count}.b32 {{{{{','.join(to)}}}}}" if count > 1 else f"b32 {to[0]}"
+                self.put(f"ld.global.{vector},[p+{4 * first}];")
+                for k in range(0, count if size == 2 else 0, 2):
+                    more = k + 1 < count
+                    self.put(f"mov.b32 u0,w{k}; " + f"mov.b32 u1,w{k + 1};" * more)
+                    places = column[2 * (first + k) : 2 * (first + k) + 4]
+                    self.put(CONVERT[what].format(*places, *["f0", "f1"] * (not more)))
+            self.put("add.u64 p,p,e;" * (i < 3))
+
+    def each_global(self, bank: str, what: str) -> None:
+        """Each element has an address of its own."""
+        self.from_lane()
+        with self.turning(bank):
+            self.put("shl.b32 c0,c1,5; cvt.u32.u64 u3,{EL}; add.u32 u3,u3,c0; sub.s32 u2,nvl,c0;")
+            self.addresses([(f"n{i}", f"o{i}", i) for i in range(4)], "u3")
+            for i in range(4):
+                self.put(f"setp.gt.s32 q,u2,{i}; mov.b32 {bank}{i},0;")
+                self.put(*one_from_global(what, f"{bank}{i}", f"o{i}", "q"))
+
+    def addresses(self, elements: list[tuple[str, str, int | str]], of: str = "c0") -> None:
+        """Addresses of elements ``of`` + offset through the word's descriptor, pointer included."""
+        label = self.label("DIM")
+        self.put(
+            "mov.u32 ad,mj_shared; add.u32 ad,ad,i1; ld.shared.b32 k0,[ad]; mov.b64 p,{{F0,F1}};"
+        )
+        for n, o, offset in elements:
+            self.put(f"add.u32 {n},{of},{offset}; mov.b64 {o},p;")
+        done = self.label("ALL")
+        self.put(f"setp.eq.u32 q1,k0,0; @q1 bra.uni {done};", f"{label}:")
+        self.put("add.u32 ad,ad,16; ld.shared.v4.b32 {{w0,w1,w2,w3}},[ad];")
+        for k, (n, o, _) in enumerate(elements):
+            self.put(
+                f"mul.hi.u32 y{k},{n},w1; add.u32 y{k},y{k},{n}; shr.u32 y{k},y{k},w2; "
+                f"mul.lo.u32 k1,y{k},w0; sub.u32 k1,{n},k1; mad.wide.s32 {o},k1,w3,{o}; "
+                f"mov.b32 {n},y{k};"
+            )
+        self.put(f"sub.u32 k0,k0,1; setp.ne.u32 q1,k0,0; @q1 bra.uni {label};", f"{done}:")

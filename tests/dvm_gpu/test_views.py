@@ -1,0 +1,103 @@
+"""Operands on a GPU that are broadcast, or lie across the results: kernels and the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import magjit
+from magjit_dvm.instructions import DType
+from tests.dvm_cuda.test_broadcasts import binary
+from tests.dvm_cuda.test_encoder import log_softmax, values
+from tests.dvm_cuda.test_squares import transposed
+from tests.dvm_gpu.test_gpu import check_gpu
+
+pytestmark = pytest.mark.gpu
+
+F32, F16, BF16, I32 = DType.F32, DType.F16, DType.BF16, DType.I32
+OTHERS = (F32, F16, BF16, I32, DType.U8, DType.BOOL, DType.I64)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+BOTH = ((0, 1), (0, 1))
+
+
+def named(dtype: DType) -> str:
+    return dtype.text
+
+
+@pytest.mark.parametrize("dtype", OTHERS, ids=named)
+@pytest.mark.parametrize(
+    "shape", [(700, 1024), (301, 4100), (5000, 516), (64, 70004), (900, 1023), (3, 4)]
+)
+def test_rows_and_columns(dtype: DType, shape: tuple[int, int]) -> None:
+    x, row, column = values(dtype, *shape), values(dtype, shape[1]), values(dtype, shape[0])
+    check_gpu(binary(dtype, ((0, 1), (1,), (0,)), 2), [x, row, column])
+    check_gpu(binary(dtype, ((0, 1), (1,)), 2), [x, values(dtype, shape[1] + 8)[8:]])
+    check_gpu(binary(dtype, ((0, 1), (0,)), 2), [x, values(dtype, shape[0], 3)[:, 1]])
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16, I32], ids=named)
+@pytest.mark.parametrize("shape", [(256, 256), (1984, 1088), (64, 8192), (8192, 64), (1000, 1000)])
+def test_transposed(dtype: DType, shape: tuple[int, int]) -> None:
+    x, y = values(dtype, *shape), transposed(dtype, *shape)
+    for given in ([x, y], [y, x]):
+        check_gpu(binary(dtype, BOTH, 2), given)
+    whole = values(dtype, shape[1], shape[0] + 16)
+    for first in (0, 8, 1):
+        check_gpu(binary(dtype, BOTH, 2), [x, whole[:, first : first + shape[0]].t()])
+
+
+@pytest.mark.parametrize("dtype", [F32, F16], ids=named)
+def test_batches_of_transposed(dtype: DType) -> None:
+    shape = (7, 320, 448)
+    program = binary(dtype, ((0, 1, 2), (0, 1, 2), (2,), (1,)), 3)
+    given = [values(dtype, *shape), transposed(dtype, *shape), values(dtype, 448)]
+    check_gpu(program, [*given, values(dtype, 320)])
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=named)
+@pytest.mark.parametrize("shape", [(700, 512), (600, 1024), (300, 4095), (200, 16384), (9, 70001)])
+def test_log_softmax(dtype: DType, shape: tuple[int, int]) -> None:
+    x = values(dtype, *shape) * 8
+    x[1], x[2, 5], x[3, 6] = 2.0, float("-inf"), float("nan")
+    check_gpu(log_softmax(dtype), [x])
+
+
+def kinds(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What is added to a square matrix."""
+    n, like = len(x), {"dtype": x.dtype, "device": x.device}
+    return {
+        "row": torch.randn(n, **like),
+        "column": torch.randn(n, 1, **like),
+        "transposed": torch.randn(n, n, **like).t(),
+        "number": torch.randn((), **like),
+    }
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("n", [2048, 3008, 3004, 3001])
+def test_single_operators(dtype: torch.dtype, n: int) -> None:
+    """Taken from ATen where sizes suit, left to it otherwise: eager's results, bit by bit."""
+    x = torch.randn(n, n, dtype=dtype, device="cuda")
+
+    def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+    for other in kinds(x).values():
+        compiled: Any = magjit.compile(add, backend="dvm")
+        for _ in range(3):
+            assert torch.equal(compiled(x, other), x + other)
+            assert compiled(x, other).stride() == (x + other).stride()
+
+
+def test_masks_of_all_heads() -> None:
+    scores = torch.randn(4, 16, 512, 512, dtype=torch.float16, device="cuda")
+    mask = torch.rand(4, 1, 512, 512, device="cuda") > 0.3
+
+    def masked(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return scores.masked_fill(mask, -65504.0)
+
+    compiled: Any = magjit.compile(masked, backend="dvm")
+    for _ in range(3):
+        assert torch.equal(compiled(scores, mask), masked(scores, mask))
