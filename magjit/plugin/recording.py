@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
-from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.functions import FloatTrueDiv, FloorDiv, IntTrueDiv, ToFloat
 
 __all__ = ["NotRecorded", "record"]
 
@@ -27,9 +27,17 @@ _FOLDED: dict[Any, Callable[..., Any]] = {
     sympy.Add: operator.add,
     sympy.Mul: operator.mul,
     FloorDiv: operator.floordiv,
+    IntTrueDiv: operator.truediv,
+    FloatTrueDiv: operator.truediv,
+    ToFloat: torch.sym_float,
 }
+_EXACT_ONLY = (sympy.Add, sympy.Mul)
+"""An expression keeps no order of its terms, which matters where each step rounds."""
 
 _DATA_DEPENDENT = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+
+
+_MASKS = (torch.bool, torch.uint8)
 
 
 class NotRecorded(Exception):
@@ -96,10 +104,10 @@ class _Recorder(TorchDispatchMode):
 
     def node_of(self, value: Any) -> Any:
         """The node of a tensor; other values stand for themselves."""
-        if isinstance(value, torch.SymInt):
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
             return self.number(value.node.expr)
-        if isinstance(value, (torch.SymFloat, torch.SymBool)):
-            raise NotRecorded("a symbolic number")
+        if isinstance(value, torch.SymBool):
+            raise NotRecorded("a symbolic bool")
         if not isinstance(value, torch.Tensor):
             return value
         node = self.nodes.get(id(value))
@@ -113,18 +121,35 @@ class _Recorder(TorchDispatchMode):
         """The node of an expression of symbols."""
         if expr.is_Integer:
             return int(expr)
+        if expr.is_Float:
+            return float(expr)
         node = self.numbers.get(expr)
         if node is None:
             if expr.is_Symbol and expr in self.symbols:
                 node = self.read(*self.symbols[expr])
-            elif expr.func in _FOLDED:
-                node = reduce(
-                    partial(self.computed, _FOLDED[expr.func]), map(self.number, expr.args)
-                )
             else:
-                raise NotRecorded(f"a number computed from sizes: {expr}")
+                func, parts = self.folded(expr)
+                made = map(self.number, parts)
+                node = (
+                    reduce(partial(self.computed, func), made)
+                    if len(parts) > 1
+                    else (self.computed(func, *made))
+                )
             self.numbers[expr] = node
         return node
+
+    @staticmethod
+    def folded(expr: Any) -> tuple[Callable[..., Any], Sequence[Any]]:
+        """A function, and what it folds to the expression.
+
+        Raises:
+            NotRecorded: there is none.
+        """
+        if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0 and expr.base.is_integer:
+            return operator.mul, [expr.base] * int(expr.exp)
+        if expr.func not in _FOLDED or (expr.func in _EXACT_ONLY and not expr.is_integer):
+            raise NotRecorded(f"a number computed from sizes: {expr}")
+        return _FOLDED[expr.func], expr.args
 
     def read(self, node: Node, dim: int | None) -> Node:
         """The node of a symbol."""
@@ -168,9 +193,9 @@ class _Recorder(TorchDispatchMode):
             result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if self.symbols and not _DATA_DEPENDENT.isdisjoint(func.tags):
+        if self.symbols and _has_size_of_data(func, args):
             # A size that nobody knows yet is made once only, which make_fx is then to do.
-            raise NotRecorded("a size that depends on data")
+            raise NotRecorded(f"a size that depends on data: {func}")
         given, named = tree_map(self.node_of, (args, kwargs))
         result = func(*args, **kwargs)
         if isinstance(result, torch.SymInt):
@@ -194,3 +219,10 @@ class _Recorder(TorchDispatchMode):
                     raise NotRecorded("results within results")
         elif isinstance(result, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise NotRecorded("a symbolic size")
+
+
+def _has_size_of_data(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the size of a result depends on data."""
+    if func is torch.ops.aten.index.Tensor:  # whose tag is for masks
+        return any(one is not None and one.dtype in _MASKS for one in args[1])
+    return not _DATA_DEPENDENT.isdisjoint(func.tags)

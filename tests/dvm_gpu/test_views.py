@@ -57,7 +57,7 @@ def test_batches_of_transposed(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=named)
-@pytest.mark.parametrize("shape", [(700, 512), (600, 1024), (300, 4095), (200, 16384), (9, 70001)])
+@pytest.mark.parametrize("shape", [(700, 512), (600, 1024), (300, 4095), (200, 16384), (40, 70001)])
 def test_log_softmax(dtype: DType, shape: tuple[int, int]) -> None:
     x = values(dtype, *shape) * 8
     x[1], x[2, 5], x[3, 6] = 2.0, float("-inf"), float("nan")

@@ -31,7 +31,7 @@ from magjit_triton.codegen.layout import reach_of
 from magjit_triton.codegen.matmul.configuration import Configuration, Work
 from magjit_triton.codegen.matmul.family import Family, MatmulKernel
 from magjit_triton.codegen.matmul.fusing import ProductFusion
-from magjit_triton.codegen.matmul.steps import ProductKernels, product_kernels
+from magjit_triton.codegen.matmul.steps import ProductKernels, family_of, product_kernels
 from magjit_triton.codegen.passes import PASSES
 from magjit_triton.macro.errors import UnknownFamilyError
 
@@ -48,7 +48,6 @@ __all__ = [
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 ROLES = ("batch", "m", "n", "k")
-_PLAIN = Configuration(64, 64, 32)
 _HINTS = {"batch": 6, "m": 1040, "n": 2064, "k": 4096}
 
 K_UNIT = 128
@@ -183,9 +182,7 @@ class MacroFamily:
     @cached_property
     def family(self) -> Family:
         """Operands, epilogue and sizes."""
-        kernel = self.kernels(_PLAIN).kernels[0]
-        assert isinstance(kernel, MatmulKernel)
-        return kernel.family
+        return family_of(self.fusion, self.group.nodes, self.kept)
 
     @property
     def work(self) -> Work:

@@ -25,7 +25,7 @@ from magjit_triton.codegen.matmul.fusing import AXES, ProductFusion, flat_dims, 
 from magjit_triton.codegen.matmul.precision import float32_precision
 from magjit_triton.codegen.matmul.products import extent_of, operands_of
 
-__all__ = ["ProductKernels", "product_kernels"]
+__all__ = ["ProductKernels", "family_of", "product_kernels"]
 
 Hint = Callable[[sympy.Expr], int]
 
@@ -61,7 +61,7 @@ def product_kernels(
         configuration: of the product; by default one for the likely sizes.
     """
     products = fusion.products_in(nodes)
-    family = _family(fusion, nodes, kept, products)
+    family = family_of(fusion, nodes, kept)
     extent = extent_of(products[0], fusion.hint)
     cut = configuration or default(extent, family.work, fusion.device.multiprocessors)
     if cut.split_k == 1:
@@ -92,9 +92,14 @@ def _made(
     return matmul_kernel(name, family, cut, reach, wide=wide)
 
 
-def _family(
-    fusion: ProductFusion, nodes: Sequence[Node], kept: Sequence[Node], products: Sequence[Node]
-) -> Family:
+def family_of(fusion: ProductFusion, nodes: Sequence[Node], kept: Sequence[Node]) -> Family:
+    """What the kernels of a group compute, in any configuration.
+
+    Args:
+        nodes, kept: as ``product_kernels`` is given them.
+    """
+    products = fusion.products_in(nodes)
+
     def given(builder: Builder, number: int, point: tuple[sympy.Expr, ...]) -> int:
         return builder.emit("given", (), f"product{number}", torch.float32)
 
