@@ -128,6 +128,7 @@ def tuned_row(found: dict[str, Any]) -> Row:
     facts = found["facts"]
     note = f"{facts['measured']} measured, " if "measured" in facts else "times taken over, "
     note += f"{len(found['configurations'])} kept, hedge {facts.get('hedge')}"
+    note += f", between sizes {facts['hedge_between']}" if "hedge_between" in facts else ""
     if facts["wrong"]:
         note += f"; wrong: {', '.join(facts['wrong'])}"
     return Row(found["name"], "tune_s", "s", facts["tuned_s"], note=note)

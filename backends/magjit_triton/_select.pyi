@@ -11,6 +11,8 @@ class Selector:
         candidates: ``Candidate.numbers()`` of each.
         knots, values: of the library's table; ``None`` where it was not measured.
         residuals: of each candidate one for each value, or none.
+        between: ``Model.between``, 0 to 1: the library's time is multiplied by it where n or k is
+            no knot.
     """
 
     def __new__(
@@ -25,6 +27,7 @@ class Selector:
         products: int,
         itemsize: int,
         unit: int,
+        between: float = 1.0,
     ) -> Selector: ...
     def choose(self, batch: int, m: int, n: int, k: int, /) -> tuple[int, int, float]: ...
     def estimates(self, batch: int, m: int, n: int, k: int, /) -> tuple[float, ...]: ...

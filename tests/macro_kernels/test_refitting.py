@@ -25,6 +25,7 @@ from magjit_triton.macro.refitting import (
     HEDGES,
     choices,
     corrected,
+    hedge_of,
     hedged,
     refitted,
     shapes_of,
@@ -238,6 +239,86 @@ def test_a_time_that_is_missing_is_no_gain_and_no_loss() -> None:
     assert hedge_where(SHARES, {16: -math.inf, 64: 0.1}) == 0.04
 
 
+# The hedge between sizes: told shares of each n on the points, real ones there and between.
+
+N = (512, 1024, 2048, 4096)
+
+
+def hedges_of(
+    told: tuple[float, ...],
+    rows: dict[int, float],
+    middle: tuple[float, float] | None = None,
+    off: dict[int, float] | None = None,
+) -> tuple[float, float, float]:
+    """Of a kernel that wins by shares.
+
+    Args:
+        told: by the model, on the points of each n.
+        rows: really, on rows between them.
+        middle: really, on the points of the inner n; without them the points were not measured.
+        off: really, on sizes of n that the table has not.
+
+    Returns:
+        ``hedge``, ``hedge_between`` and the one hedge for all.
+    """
+    (one, *_) = (one for one in made().stored if one.configuration == CUTS[3])
+    residuals = tuple(math.log2(1 - share) for _ in range(2) for share in told)
+    one = replace(one, wave=Wave(FLAT, FLAT, FLAT, FLAT), residuals=residuals)
+    entry = replace(made(), stored=(one,), library=Library((32, 64), N, (1024,), (1e-5,) * 8))
+    real = {(1, 48, n, 1024): share for n, share in {**rows, **(off or {})}.items()}
+    if middle is not None:
+        real |= {(1, 64, n, 1024): share for n, share in zip(N[1:3], middle, strict=True)}
+    times = {CUTS[3]: [1e-5 * (1 - share) for share in real.values()]}
+    measured = H200, list(real), times, [1e-5] * len(real)
+    found = hedged(entry, *measured)
+    assert found.hedges == (found.facts["hedge"], found.facts["hedge_between"])
+    return *found.hedges, hedge_of(entry, *measured)
+
+
+TOLD = (0.19, 0.19, 0.0, 0.1)
+ROWS = {512: 0.19, 1024: 0.19, 4096: 0.1}
+"""As told: of the left-out sizes 1024 is told .1, 2048 .146."""
+
+
+def test_where_left_out_sizes_win_both_hedges_are_alike() -> None:
+    assert hedges_of(TOLD, ROWS, (0.1, 0.15)) == (0.09, 0.09, 0.09)
+
+
+@pytest.mark.parametrize(("loss", "between"), [(0.012, 0.09), (0.015, 1.0)])
+def test_between_sizes_a_loss_counts_sixteen_times(loss: float, between: float) -> None:
+    """Log(1 / 0.81) is 16 log(1.0132); one hedge for all would take the loss."""
+    assert hedges_of(TOLD, ROWS, (0.19, -loss)) == (0.09, between, 0.09)
+
+
+def test_where_all_left_out_sizes_lose_ours_is_never_chosen_between() -> None:
+    assert hedges_of(TOLD, ROWS, (-0.2, -0.2))[:2] == (0.09, 1.0)
+
+
+def test_a_loss_that_a_hedge_avoids_is_avoided() -> None:
+    assert hedges_of(TOLD, ROWS, (-0.05, 0.1))[:2] == (0.09, 0.13)
+
+
+def test_left_out_sizes_do_not_change_the_hedge_of_measured_ones() -> None:
+    narrow = {**ROWS, 4096: -0.05}
+    assert hedges_of(TOLD, narrow, (0.1, 0.15))[0] == 0.13
+    assert hedges_of(TOLD, narrow, (-0.2, -0.2))[0] == 0.13
+
+
+def test_between_sizes_the_hedge_is_no_less() -> None:
+    """Left-out sizes alone would have 0.09."""
+    assert hedges_of(TOLD, {**ROWS, 4096: -0.05}, (0.19, 0.05))[:2] == (0.13, 0.13)
+    assert hedges_of(TOLD, {}, (0.19, 0.05))[:2] == (0.09, 0.09)
+
+
+def test_without_left_out_sizes_there_is_one_hedge() -> None:
+    assert hedges_of(TOLD, ROWS) == (0.09, 0.09, 0.09)
+
+
+@pytest.mark.parametrize(("real", "between"), [(0.1, 0.13), (-0.1, 1.0)])
+def test_sizes_off_the_table_are_between(real: float, between: float) -> None:
+    assert hedges_of(TOLD, ROWS, off={768: real})[:2] == (0.09, between)
+
+
 # What a table lacks; batches; other types and devices.
 
 
@@ -290,9 +371,10 @@ def test_another_types_residuals_are_taken_over() -> None:
     taken = taken_over(other, found)
     assert taken.signature == other.signature and taken.facts["dtype"] == "bfloat16"
     assert taken.facts["times_of"] == found.name
-    assert [taken.facts[one] for one in ("hedge", "hedge_of_waves")] == [
-        found.facts[one] for one in ("hedge", "hedge_of_waves")
-    ]
+    hedges = ("hedge", "hedge_between", "hedge_of_waves")
+    assert [taken.facts[one] for one in hedges] == [found.facts[one] for one in hedges]
+    before = {name: one for name, one in found.facts.items() if name != "hedge_between"}
+    assert "hedge_between" not in taken_over(taken, replace(found, facts=before)).facts
     assert taken.library == found.library
     for one, mine, theirs in zip(taken.stored, other.stored, found.stored[::-1][:3], strict=True):
         assert (one.assembled, one.occupancy) == (mine.assembled, 1)
@@ -306,12 +388,20 @@ def test_another_device_has_the_waves_alone() -> None:
     found = refitted(entry, H200, erring(entry))
     other = DEVICES["h100"]
     target = retargeted(found, other)
-    facts = {**found.facts, "hedge": 0.02, "hedge_of_waves": 0.3}
+    facts = {**found.facts, "hedge": 0.02, "hedge_between": 0.2, "hedge_of_waves": 0.3}
     made_of = converted(replace(found, facts=facts), H200, target, other)
     assert not any(one.residuals for one in made_of.stored)
-    assert made_of.facts["hedge"] == 0.3
+    assert made_of.hedges == (0.3, 0.3)
+
+    def hedges() -> tuple[float, float]:
+        return converted(replace(found, facts=facts), H200, target, other).hedges
+
+    facts["hedge_between"] = 1.0
+    assert hedges() == (0.3, 1.0)
     del facts["hedge_of_waves"]  # As files have it that were written before.
-    assert converted(replace(found, facts=facts), H200, target, other).facts["hedge"] == 0.1
+    assert hedges() == (0.1, 1.0)
+    del facts["hedge_between"]
+    assert hedges() == (0.1, 0.1)
 
 
 # The command line.

@@ -249,6 +249,8 @@ DAMAGE = {
     "another digest": "UPDATE parts SET digest = 'ab'",
     "no parts": "DELETE FROM parts",
     "facts": "UPDATE families SET facts = '{'",
+    "a hedge": "UPDATE families SET facts = json_set(facts, '$.hedge_between', 1.5)",
+    "text as a hedge": "UPDATE families SET facts = json_set(facts, '$.hedge', 'abc')",
     "a cut": "UPDATE configurations SET cut = '[1, 2]'",
     "a wave": "UPDATE configurations SET wave = '{}'",
     "a table": "DROP TABLE parts",

@@ -27,6 +27,7 @@ from magjit_triton.macro.building import built
 from magjit_triton.macro.device import DEVICES, Device
 from magjit_triton.macro.families import named
 from magjit_triton.macro.heuristics import HEDGE
+from magjit_triton.macro.refitting import HEDGES
 from magjit_triton.macro.repository import Entry, Repository
 from magjit_triton.macro.selector import compiled
 
@@ -114,7 +115,7 @@ def test_another_device_of_the_same_machine_code_has_converted_times(
     with silent():
         entry = found(own, shipped, device=slow)
     assert entry is not None and entry.measured and entry.device == "slow"
-    assert entry.facts["hedge"] == HEDGE
+    assert entry.hedges == (HEDGE, HEDGE)
     before, after = measured().stored[0].wave, entry.stored[0].wave
     assert before is not None and after is not None
     assert after.full.per_step == pytest.approx(2 * before.full.per_step)
@@ -177,7 +178,28 @@ def test_the_wheels_choices_are_corrected() -> None:
         assert all(len(one.residuals) == len(entry.library.points) for one in entry.stored)
         reference = entry.model(H200)
         selector = compiled(reference)
-        for _ in range(50):
+        for number in range(80):
             m = int(2 ** random_.uniform(0, 15))
             n, k = 16 * random_.randint(1, 1024), 128 * random_.randint(1, 128)
+            if number % 2:
+                n, k = random_.choice(entry.library.n), random_.choice(entry.library.k)
             assert selector.choose(1, m, n, k) == reference.choose(1, m, n, k)
+
+
+def test_the_wheels_kernels_of_plain_products_are_for_measured_sizes() -> None:
+    """Where a size was left out they lost to cuBLAS: nobody shall be slower for having them."""
+    (path,) = sources.shipped_paths()
+    with Repository(path, read_only=True) as repository:
+        found = {one.name: one for one in repository.entries(H200.name)}
+    for entry in found.values():
+        hedge, between = entry.hedges
+        assert hedge in HEDGES and between in (*HEDGES, 1.0) and hedge <= between
+        assert {"hedge", "hedge_between", "hedge_of_waves"} <= set(entry.facts)
+    for dtype in ("float16", "bfloat16"):
+        entry = found[f"linear {dtype}"]
+        assert entry.library is not None and 8192 not in entry.library.n
+        selector = compiled(entry.model(H200))
+        rows = [2**one for one in range(14)]
+        assert {selector.choose(1, m, 8192, 3072)[0] for m in rows} == {-1}
+        sizes = [(n, k) for n in entry.library.n for k in entry.library.k]
+        assert any(selector.choose(1, m, *size)[0] >= 0 for m in rows for size in sizes)

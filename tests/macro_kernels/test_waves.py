@@ -55,6 +55,51 @@ def test_c_and_python_agree_to_the_last_bit(seed: int, corrected: bool) -> None:
     assert len(chosen) > 1
 
 
+@pytest.mark.parametrize("hedges", [(0.0, 0.3), (0.06, 0.2), (0.02, 1.0), (0.5, 0.13), (1.0, 1.0)])
+@pytest.mark.parametrize("seed", range(8))
+def test_c_and_python_agree_on_measured_sizes_and_between(
+    seed: int, hedges: tuple[float, float]
+) -> None:
+    reference = model(seed, corrected=True, hedges=hedges)
+    single = model(seed, corrected=True, hedges=(hedges[0], hedges[0]))
+    selector = compiled(reference)
+    random_ = random.Random(2000 + seed)
+    met = set()
+    for _ in range(300):
+        batch, m, n, k = shape(random_)
+        measured = True
+        if reference.library is not None:
+            sizes = reference.library.n, reference.library.k
+            n, k = (
+                random_.choice(axis) if random_.random() < 0.7 else one
+                for axis, one in zip(sizes, (n, k), strict=True)
+            )
+            measured = all(
+                one in axis or len(axis) == 1 for axis, one in zip(sizes, (n, k), strict=True)
+            )
+        chosen = reference.choose(batch, m, n, k)
+        assert selector.choose(batch, m, n, k) == chosen, (batch, m, n, k)
+        if not reference.fits(batch, m, n, k):
+            continue
+        estimates = [reference.seconds(i, batch, m, n, k) for i in range(24)]
+        seconds = reference.library_seconds(batch, m, n, k)
+        assert selector.estimates(batch, m, n, k) == (*estimates, seconds), (batch, m, n, k)
+        expected = single.library_seconds(batch, m, n, k) * (
+            1.0 if measured else single_share(hedges)
+        )
+        assert seconds == expected, (batch, m, n, k)
+        if hedges[1] == 1.0 and not measured:
+            assert chosen[0] == LIBRARY or hedges[0] == 1.0
+        met.add(measured)
+    assert met == ({True} if reference.library is None else {True, False})
+
+
+def single_share(hedges: tuple[float, float]) -> float:
+    """What is left of the library's time between measured sizes, of what is left on them."""
+    hedge, between = hedges
+    return (1.0 - between) / (1.0 - hedge) if between > hedge else 1.0
+
+
 FLAT = Affine(0.0, 1e-6)
 PLAIN = Wave(FLAT, FLAT, FLAT, FLAT)
 TILE = Configuration(64, 64, 64)
@@ -222,6 +267,55 @@ def test_residuals_that_no_measurement_gives_are_refused() -> None:
         Selector([numbers], table.knots, table.values, [], **SETTINGS)
     with pytest.raises(TypeError):
         Selector([numbers], table.knots, table.values, [None], **SETTINGS)
+
+
+def test_between_measured_sizes_is_a_hedge_of_its_own() -> None:
+    table = replace(GRID, seconds=(1e-5,) * 12)
+    flat = Affine(8e-6, 0.0)
+    one = Candidate(TILE, 1, Wave(flat, flat, flat, flat))
+    settings = {"multiprocessors": 2000, "bandwidth": 1e15}
+
+    def ours(between: float | None, n: int, k: int, hedge: float = 0.1, m: int = 20) -> bool:
+        selector = compiled(Model([one], table, hedge=hedge, hedge_between=between, **settings))
+        return selector.choose(1, m, n, k)[0] == 0
+
+    for n, k in ((512, 128), (4096, 128), (512, 1024), (4096, 1024)):
+        assert all(ours(between, n, k) for between in (None, 0.0, 0.1, 0.19, 0.21, 1.0))
+        assert ours(1.0, n, k, m=1) and ours(1.0, n, k, m=600)  # Rows, on the table or not.
+        assert not ours(1.0, n, k, hedge=0.21) and not ours(0.1, n, k, hedge=0.21)
+    # Between, and beyond the ends; of one axis or of both.
+    for n, k in ((528, 128), (512, 256), (1024, 512), (256, 128), (512, 2048), (8192, 1024)):
+        assert all(ours(between, n, k) for between in (None, 0.0, 0.1, 0.19))
+        assert not any(ours(between, n, k) for between in (0.21, 0.5, 1.0))
+        assert not ours(0.1, n, k, hedge=0.21)
+        assert not ours(1.0, n, k, hedge=0.0)
+
+
+def test_an_axis_of_one_size_is_measured_everywhere() -> None:
+    table = Library((1, 256), (512,), (128, 1024), (1e-3,) * 4)
+    flat = Affine(8e-6, 0.0)
+    one = Candidate(TILE, 1, Wave(flat, flat, flat, flat))
+    found = Model([one], table, multiprocessors=100, bandwidth=1e15, hedge_between=1.0)
+    for n, k, expected in ((512, 128, 0), (2048, 1024, 0), (16, 128, 0), (512, 256, LIBRARY)):
+        assert found.choose(1, 10, n, k)[0] == expected
+        assert compiled(found).choose(1, 10, n, k)[0] == expected
+
+
+def test_without_the_librarys_times_there_is_nothing_to_hedge() -> None:
+    found = Model(
+        [Candidate(TILE, 1, PLAIN)], None, multiprocessors=9, bandwidth=1e15, hedge_between=1.0
+    )
+    assert found.choose(1, 64, 512, 128)[0] == compiled(found).choose(1, 64, 512, 128)[0] == 0
+
+
+def test_hedges_that_are_no_shares_are_refused() -> None:
+    with pytest.raises(ValueError, match="hedge"):
+        Model([], None, multiprocessors=1, bandwidth=1.0, hedge_between=1.01)
+    for between in (-0.1, 1.1, math.nan, math.inf):
+        with pytest.raises(ValueError, match="between"):
+            Selector([], None, None, **SETTINGS, between=between)
+    with pytest.raises(ValueError, match="device"):
+        Selector([], None, None)
 
 
 def test_the_library_is_chosen_where_it_is_faster() -> None:

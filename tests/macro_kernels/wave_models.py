@@ -45,7 +45,12 @@ def residuals(random_: random.Random, table: Library) -> tuple[float, ...]:
     return tuple(random_.gauss(0.0, 0.3) for _ in table.points)
 
 
-def model(seed: int, candidates: int = 24, corrected: bool = False) -> Model:
+def model(
+    seed: int,
+    candidates: int = 24,
+    corrected: bool = False,
+    hedges: tuple[float, float] = (0.0, 0.0),
+) -> Model:
     """Of every fifth seed without a library; where it is corrected, some candidates are not."""
     random_ = random.Random(seed)
     made = [candidate(random_) for _ in range(candidates)]
@@ -64,4 +69,6 @@ def model(seed: int, candidates: int = 24, corrected: bool = False) -> Model:
         products=random_.choice((1, 1, 2)),
         itemsize=random_.choice((2, 4)),
         unit=random_.choice((16, 64, 128)),
+        hedge=hedges[0],
+        hedge_between=hedges[1],
     )

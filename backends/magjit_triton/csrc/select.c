@@ -42,6 +42,7 @@ typedef struct {
     PyObject_HEAD
     int64_t multiprocessors, products, itemsize, unit;
     double bandwidth;
+    double between; /* of the library's time, at sizes of n and k that its table has not */
     int count;
     Candidate candidates[MOST_CANDIDATES];
     Knots knots[3];
@@ -153,13 +154,16 @@ static double along_n(const Selector *self, int row, int j, double v, int l, dou
     return first + (along_k(self, row, j + 1, l, w) - first) * v;
 }
 
+static inline int on_knot(double part) { return part == 0.0 || part == 1.0; }
+
 static double library_seconds(const Selector *self, const Place *where) {
     if (self->values == NULL) return INFINITY;
     int i = where->at[0], j = where->at[1], l = where->at[2];
     double u = where->part[0], v = where->part[1], w = where->part[2];
+    double hedged = on_knot(v) && on_knot(w) ? 1.0 : self->between;
     double first = along_n(self, i, j, v, l, w);
-    if (self->knots[0].count == 1) return exp2(first);
-    return exp2(first + (along_n(self, i + 1, j, v, l, w) - first) * u);
+    if (self->knots[0].count == 1) return hedged * exp2(first);
+    return hedged * exp2(first + (along_n(self, i + 1, j, v, l, w) - first) * u);
 }
 
 static Surroundings surroundings_of(const Selector *self, const Shape *shape) {
@@ -362,21 +366,26 @@ done:
 
 static PyObject *selector_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     static char *names[] = {"candidates", "knots",    "values",   "residuals", "multiprocessors",
-                            "bandwidth",  "products", "itemsize", "unit",      NULL};
+                            "bandwidth",  "products", "itemsize", "unit",      "between", NULL};
     PyObject *candidates, *knots, *values, *residuals = NULL;
-    long long multiprocessors, products, itemsize, unit;
-    double bandwidth;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO|O$LdLLL", names, &candidates, &knots,
+    long long multiprocessors = 0, products = 0, itemsize = 0, unit = 0;
+    double bandwidth = 0.0, between = 1.0;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO|O$LdLLLd", names, &candidates, &knots,
                                      &values, &residuals, &multiprocessors, &bandwidth, &products,
-                                     &itemsize, &unit))
+                                     &itemsize, &unit, &between))
         return NULL;
     if (multiprocessors < 1 || multiprocessors > 65536 || !(bandwidth > 0) || products < 1 ||
         itemsize < 1 || unit < 1) {
         PyErr_SetString(PyExc_ValueError, "a device has multiprocessors and bandwidth");
         return NULL;
     }
+    if (!(between >= 0.0 && between <= 1.0)) {
+        PyErr_SetString(PyExc_ValueError, "between: a share of the library's time");
+        return NULL;
+    }
     Selector *self = (Selector *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
+    self->between = between;
     self->multiprocessors = multiprocessors, self->bandwidth = bandwidth;
     self->products = products, self->itemsize = itemsize, self->unit = unit;
     PyObject *fast = PySequence_Fast(candidates, "candidates: a sequence");

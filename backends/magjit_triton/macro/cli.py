@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--tables", type=Path, metavar="FOLDER", help="write the times of each family and file"
     )
-    one = command("refit", _refit, "the library's times, residuals and the hedge, without a GPU")
+    one = command("refit", _refit, "the library's times, residuals and the hedges, without a GPU")
     one.add_argument("families", nargs="+", choices=FAMILIES, metavar="FAMILY")
     one.add_argument("--dtype", choices=DTYPES, default="float16")
     wanted = one.add_mutually_exclusive_group(required=True)

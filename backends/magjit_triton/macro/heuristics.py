@@ -136,7 +136,7 @@ def guessed(entry: Entry, device: Device) -> Entry:
         for k in _KNOTS[2]
         for flops, moved in [_bounds(work, device, m, n, k)]
     )
-    facts = {**entry.facts, "hedge": HEDGE, "search": "heuristic"}
+    facts = {**entry.facts, "hedge": HEDGE, "hedge_between": HEDGE, "search": "heuristic"}
     return replace(entry, stored=tuple(stored), library=Library(*_KNOTS, times), facts=facts)
 
 
@@ -144,7 +144,8 @@ def converted(entry: Entry, measured_on: Device, target: Entry, device: Device) 
     """What was measured on a device, as it would be on another that runs the same machine code.
 
     A wave's time goes with the clock; the library's with what bounds it, operations or bytes.
-    Residuals are of one device: the waves stand alone.
+    Residuals are of one device: the waves stand alone, with their hedge.  Between measured sizes it
+    is no less than on the device that they were measured on.
 
     Args:
         target: the entry for the other device, ``building.retargeted``.
@@ -168,6 +169,7 @@ def converted(entry: Entry, measured_on: Device, target: Entry, device: Device) 
             times.append(seconds * after[bound] / before[bound])
         library = replace(library, seconds=tuple(times))
     facts = {**entry.facts, "search": "heuristic"}
-    hedge = entry.facts.get("hedge_of_waves", entry.facts.get("hedge", 0.0))
-    facts["hedge"] = max(HEDGE, float(hedge))
+    hedge, between = entry.hedges
+    facts["hedge"] = max(HEDGE, float(entry.facts.get("hedge_of_waves", hedge)))
+    facts["hedge_between"] = max(facts["hedge"], between)
     return replace(target, stored=tuple(stored), library=library, facts=facts)

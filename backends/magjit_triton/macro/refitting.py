@@ -2,7 +2,7 @@
 
     entry → shapes (points of the library's table, random rows between them) → recorded Table
     Table → choices: what would be chosen, beside the best and the library
-    Table → refitted: the library's table, the scale of waves, residuals and the hedge anew
+    Table → refitted: the library's table, the scale of waves, residuals and the hedges anew
 
 Tables are recorded on a device; everything else needs none.
 """
@@ -30,6 +30,7 @@ __all__ = [
     "calibrated",
     "choices",
     "corrected",
+    "hedge_of",
     "hedged",
     "refitted",
     "shapes_of",
@@ -40,10 +41,21 @@ __all__ = [
 HEDGES = (0.02, 0.04, 0.06, 0.09, 0.13, 0.2, 0.3, 0.5)
 """Shares by which a kernel must be faster than the library; see ``hedged``."""
 
+_Parts = list[tuple[Entry, list[int]]]
+"""Entries, and on which shapes each is judged."""
+_Measured = tuple[Device, Sequence[Shape], Mapping[Configuration, Sequence[float]], Sequence[float]]
+"""Where, on what, seconds of configurations and of the library."""
+
+_ALIKE = tuple((hedge, hedge) for hedge in HEDGES)
 _BEYOND = 4 / 3
 """Of the last rows of a table: as far as random rows go."""
+_NEVER = 1.0
+"""The hedge that nothing meets."""
 _LOSS = 4.0
 """A loss against what users had before weighs so many gains."""
+_LOSS_BETWEEN = 16.0
+"""The same between measured sizes: few of them can be left out, and a model that errs there errs
+more at those that nobody saw."""
 _STEPS = 4096.0
 """Of a residual's unit; far finer than times are measured, and few bytes when compressed."""
 
@@ -121,8 +133,8 @@ def choices(entry: Entry, device: Device, table: Table) -> list[dict[str, Any]]:
 def refitted(entry: Entry, device: Device, table: Table) -> Entry:
     """An entry with the library's times, the scales of waves, residuals and hedges from a table.
 
-    Its fact ``hedge`` is of the corrected model, ``hedge_of_waves`` of the waves alone, for devices
-    that residuals do not hold on.
+    Its facts ``hedge`` and ``hedge_between`` are of the corrected model, ``hedge_of_waves`` of the
+    waves alone, for devices that residuals do not hold on; see ``hedged`` and ``hedge_of``.
 
     Args:
         table: with times of the entry's configurations on the points of the library's table.
@@ -145,8 +157,8 @@ def refitted(entry: Entry, device: Device, table: Table) -> Entry:
     seconds = tuple(found[one] for one in points)
     entry = replace(entry.bare, library=replace(library, seconds=seconds))
     entry = calibrated(entry, device, table.shapes, table.times)
-    bare = hedged(entry, device, table.shapes, table.times, table.library)
-    entry = replace(entry, facts={**entry.facts, "hedge_of_waves": bare.facts["hedge"]})
+    alone = hedge_of(entry, device, table.shapes, table.times, table.library)
+    entry = replace(entry, facts={**entry.facts, "hedge_of_waves": alone})
     entry = corrected(entry, device, table.shapes, table.times)
     return hedged(entry, device, table.shapes, table.times, table.library)
 
@@ -242,44 +254,73 @@ def hedged(
 
     Of ``HEDGES`` the one whose choices gain most over the library, as a sum of logarithms in which
     a loss counts four times: the library is what users had before.  Only shapes count that the
-    model was not made from: those between the points of the library's table; and the points at a
-    size of n or k, as the model chooses there that is made from the other sizes.  Where there are
-    none, all count.  Of hedges that are worth the same there, the one whose choices gain most on
-    all shapes; of those that choose the same everywhere the greatest, since what wins narrowly
-    elsewhere was not seen.
+    model was not made from.
+
+    The fact ``hedge`` is for the sizes of n and k that the library's table has: it is chosen on
+    rows between the points.  ``hedge_between`` is for all others, and no less: it is chosen on the
+    points at a size of n or k, as the model chooses there that is made from the other sizes, and on
+    shapes off the table.  There a loss counts sixteen times, and "never" is one more hedge.  Where
+    the first has no shapes, it takes those of the second, or else all; where the second has none,
+    it is the first.
+
+    Of hedges that are worth the same there, the one whose choices gain most on all shapes; of those
+    that choose the same everywhere the greatest, since what wins narrowly elsewhere was not seen.
 
     Args:
         times: configuration → seconds for each shape; what is infinite tells nothing.
         library: seconds for each shape.
     """
-    parts = _unused(entry, shapes) or [(entry, list(range(len(shapes))))]
-    measured = times, library
-    found = []
-    for hedge in HEDGES:
-        gains = [
-            gain
-            for part, columns in parts
-            for gain in _gains(_with_hedge(part, hedge), device, shapes, columns, *measured)
-        ]
-        worth = math.fsum(min(gain, _LOSS * gain) for gain in gains)
-        every = _gains(_with_hedge(entry, hedge), device, shapes, range(len(shapes)), *measured)
-        found.append((worth, math.fsum(every), hedge))
-    return _with_hedge(entry, max(found)[-1])
+    measured = device, shapes, times, library
+    rows, sizes = _unused(entry, shapes)
+    hedge, between = _worth_most(entry, _ALIKE, rows or sizes, _LOSS, measured)
+    if sizes:
+        hedges = [(hedge, one) for one in (*HEDGES, _NEVER) if one >= hedge]
+        hedge, between = _worth_most(entry, hedges, sizes, _LOSS_BETWEEN, measured)
+    return _with_hedges(entry, hedge, between)
 
 
-def _with_hedge(entry: Entry, hedge: float) -> Entry:
-    return replace(entry, facts={**entry.facts, "hedge": hedge})
-
-
-def _gains(
+def hedge_of(
     entry: Entry,
     device: Device,
     shapes: Sequence[Shape],
-    columns: Iterable[int],
     times: Mapping[Configuration, Sequence[float]],
     library: Sequence[float],
-) -> list[float]:
+) -> float:
+    """The one hedge for all sizes: what ``hedged`` chooses on all its shapes together."""
+    rows, sizes = _unused(entry, shapes)
+    measured = device, shapes, times, library
+    return _worth_most(entry, _ALIKE, [*rows, *sizes], _LOSS, measured)[0]
+
+
+def _worth_most(
+    entry: Entry,
+    hedges: Sequence[tuple[float, float]],
+    parts: _Parts,
+    loss: float,
+    measured: _Measured,
+) -> tuple[float, float]:
+    """Of hedges on measured sizes and between them; on all shapes where there are no parts."""
+    everything = list(range(len(measured[1])))
+    found = []
+    for one in hedges:
+        gains = [
+            gain
+            for part, columns in parts or [(entry, everything)]
+            for gain in _gains(_with_hedges(part, *one), columns, measured)
+        ]
+        worth = math.fsum(min(gain, loss * gain) for gain in gains)
+        every = _gains(_with_hedges(entry, *one), everything, measured)
+        found.append((worth, math.fsum(every), one))
+    return max(found)[-1]
+
+
+def _with_hedges(entry: Entry, hedge: float, between: float) -> Entry:
+    return replace(entry, facts={**entry.facts, "hedge": hedge, "hedge_between": between})
+
+
+def _gains(entry: Entry, columns: Iterable[int], measured: _Measured) -> list[float]:
     """Logarithms of the library's time over that of what is chosen."""
+    device, shapes, times, library = measured
     selector = compiled(entry.model(device))
     gains = []
     for column in columns:
@@ -291,22 +332,32 @@ def _gains(
     return gains
 
 
-def _unused(entry: Entry, shapes: Sequence[Shape]) -> list[tuple[Entry, list[int]]]:
-    """Entries, and which shapes each was not made from."""
+def _unused(entry: Entry, shapes: Sequence[Shape]) -> tuple[_Parts, _Parts]:
+    """Entries, and which shapes each was not made from: at measured sizes of n and k; elsewhere."""
     if entry.library is None:
-        return []
+        return [], []
+    known = entry.library.n, entry.library.k
     points = set(entry.library.points)
     places = [_point(shape) for shape in shapes]
-    parts = [(entry, [column for column, place in enumerate(places) if place not in points])]
-    for axis, sizes in ((1, entry.library.n), (2, entry.library.k)):
+    rows: list[int] = []
+    off: list[int] = []
+    for column, place in enumerate(places):
+        if place not in points:
+            met = all(
+                size in sizes or len(sizes) == 1
+                for size, sizes in zip(place[1:], known, strict=True)
+            )
+            (rows if met else off).append(column)
+    elsewhere = [(entry, off)]
+    for axis, sizes in enumerate(known, 1):
         for size in sizes[1:-1]:
             columns = [
                 column
                 for column, place in enumerate(places)
                 if place in points and place[axis] == size
             ]
-            parts.append((_without(entry, axis, size), columns))
-    return [(one, columns) for one, columns in parts if columns]
+            elsewhere.append((_without(entry, axis, size), columns))
+    return [(entry, rows)] if rows else [], [part for part in elsewhere if part[1]]
 
 
 def _without(entry: Entry, axis: int, size: int) -> Entry:
@@ -346,7 +397,7 @@ def taken_over(entry: Entry, other: Entry) -> Entry:
             f"{other.name} has times of no configuration of {entry.name}",
             remedy=f"tune {entry.name.split()[0]} --times-of",
         )
-    taken = ("search", "hedge", "hedge_of_waves")
+    taken = ("search", "hedge", "hedge_between", "hedge_of_waves")
     facts = {name: one for name, one in entry.facts.items() if name not in taken}
     facts.update({name: other.facts[name] for name in taken if name in other.facts})
     facts["times_of"] = other.name

@@ -126,7 +126,8 @@ class Entry:
         name: for people.
         device: the name of the GPU.
         facts: ``dtype``, ``products``, ``itemsize``, ``unit``, ``fixed`` sizes, ``buffers``,
-            ``hedge``, ``tuned_s`` and whatever else is worth knowing; JSON values.
+            ``hedge`` and ``hedge_between`` (see ``Model``), ``tuned_s`` and whatever else is worth
+            knowing; JSON values.
         stored: configurations, the most useful first.
         library: the library's times.
         versions: of the packages when it was made.
@@ -167,8 +168,15 @@ class Entry:
             products=int(self.facts["products"]),
             itemsize=int(self.facts["itemsize"]),
             unit=int(self.facts["unit"]),
-            hedge=float(self.facts.get("hedge", 0.0)),
+            hedge=self.hedges[0],
+            hedge_between=self.hedges[1],
         )
+
+    @property
+    def hedges(self) -> tuple[float, float]:
+        """On sizes of the library's table, and elsewhere, where it is never less."""
+        hedge = float(self.facts.get("hedge", 0.0))
+        return hedge, max(hedge, float(self.facts.get("hedge_between", hedge)))
 
     @property
     def bare(self) -> Entry:
@@ -381,9 +389,12 @@ class Repository:
             table = None if library is None else Library.from_json(json.loads(library))
             points = 0 if table is None else len(table.seconds)
             stored = tuple(self._stored(one, points) for one in rows)
-            return Entry(
+            found = Entry(
                 signature, name, device, json.loads(facts), stored, table, json.loads(made)
             )
+            if not all(0.0 <= one <= 1.0 for one in found.hedges):
+                raise ValueError(f"a hedge of {name} is out of range")
+            return found
 
     def _stored(self, row: tuple[Any, ...], points: int) -> Stored:
         number, cut, workspace, occupancy, wave, sums = row

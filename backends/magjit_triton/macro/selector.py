@@ -25,4 +25,5 @@ def compiled(model: Model) -> Selector:
         products=model.products,
         itemsize=model.itemsize,
         unit=model.unit,
+        between=model.between,
     )

@@ -176,9 +176,13 @@ class Model:
         unit: what ``k`` must be a multiple of.
         hedge: by which share a candidate must be faster than the library: the model errs, and the
             library is what users had before.
+        hedge_between: the same where n or k is no size of the library's table, at most 1, which
+            no candidate meets; None, or less than ``hedge``, is ``hedge``.  An axis of one size
+            has all.
 
     Raises:
-        ValueError: residuals are not one for each point of the library's table, or out of range.
+        ValueError: residuals are not one for each point of the library's table, or out of range;
+            or a hedge is.
     """
 
     def __init__(
@@ -192,9 +196,15 @@ class Model:
         itemsize: int = 2,
         unit: int = 128,
         hedge: float = 0.0,
+        hedge_between: float | None = None,
     ) -> None:
         self.candidates = tuple(candidates)
         self.library = library.times(1.0 - hedge) if library is not None and hedge else library
+        self.between = 1.0
+        if hedge_between is not None and hedge_between > hedge:
+            if hedge_between > 1.0:
+                raise ValueError("a hedge is a share")
+            self.between = (1.0 - hedge_between) / (1.0 - hedge)
         self.multiprocessors = multiprocessors
         self.bandwidth = bandwidth
         self.products = products
@@ -300,7 +310,7 @@ class Model:
     # </formula>
 
     def library_seconds(self, batch: int, m: int, n: int, k: int) -> float:
-        """The library's time; a batch counts as more rows."""
+        """The library's time, less the hedges; a batch counts as more rows."""
         if self.library is None:
             return math.inf
         values = self.library.values
@@ -310,6 +320,7 @@ class Model:
             for knots, size in zip(self.library.knots, (batch * m, n, k), strict=True)
         ]
         (i, u), (j, v), (o, w) = places
+        hedged = 1.0 if v in (0.0, 1.0) and w in (0.0, 1.0) else self.between
 
         def along_k(row: int, column: int) -> float:
             at = (row * len(columns) + column) * len(depth) + o
@@ -323,8 +334,8 @@ class Model:
 
         first = along_n(i)
         if len(self.library.m) == 1:
-            return float(math.exp2(first))
-        return float(math.exp2(first + (along_n(i + 1) - first) * u))
+            return hedged * math.exp2(first)
+        return hedged * math.exp2(first + (along_n(i + 1) - first) * u)
 
     def choose(self, batch: int, m: int, n: int, k: int) -> tuple[int, int, float]:
         """The index of the fastest, its programs, and its time; ``LIBRARY`` has no programs."""
