@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -77,6 +78,11 @@ _NORMALISING = (
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """ATen operator → its decomposition into pointwise operators, reductions and movements."""
+    return dict(_table())
+
+
+@cache
+def _table() -> dict[Any, Callable[..., Any]]:
     table = dict(core_aten_decompositions())
     table.update(get_decompositions(list(_ALSO)))
     for kept in _KEPT:

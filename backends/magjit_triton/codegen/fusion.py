@@ -77,6 +77,7 @@ class Fusion:
 
     def __post_init__(self) -> None:
         self._fusible: dict[Node, bool] = {}
+        self._lowers: dict[Node, bool] = {}  # which no plan changes
         self._unit_of: dict[Node, Group | Node] = {}
         self._before: dict[int, set[int]] = {}
         self._reads: dict[Node, frozenset[Node]] = {}
@@ -113,6 +114,13 @@ class Fusion:
 
     def _can_lower(self, node: Node) -> bool:
         """Try: one kernel that reads all inputs of the node from memory."""
+        if node in self.updates or node in self.placed:
+            return self._lowers_alone(node)
+        if node not in self._lowers:
+            self._lowers[node] = self._lowers_alone(node)
+        return self._lowers[node]
+
+    def _lowers_alone(self, node: Node) -> bool:
         memory = {one: Layout.of(one.name, one.meta["val"]) for one in tensors_read(node)}
         domain = self.domain_of(node)
         try:

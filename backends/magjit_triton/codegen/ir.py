@@ -123,7 +123,8 @@ class Builder:
         dtype: torch.dtype = torch.float32,
     ) -> int:
         """The number of this value, which is made where it is new."""
-        key = (op, tuple(args), type(attribute), repr(attribute), dtype)
+        known = attribute if isinstance(attribute, (str, Load, sympy.Basic)) else repr(attribute)
+        key = (op, tuple(args), type(attribute), known, dtype)
         if key not in self._known:
             self._known[key] = len(self.instructions)
             self.instructions.append(self._instruction(op, tuple(args), attribute, dtype))

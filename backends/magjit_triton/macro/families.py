@@ -20,16 +20,17 @@ from typing import Any
 import sympy
 import torch
 import torch.nn.functional as F
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
+from magjit.plugin.recording import record
 from magjit.plugin.virtual_tensors.indexing import FloorDiv, Mod
 from magjit_triton.codegen.decompositions import decompositions
 from magjit_triton.codegen.fusion import Group
 from magjit_triton.codegen.ir import Builder, Load, Store
 from magjit_triton.codegen.layout import reach_of
 from magjit_triton.codegen.matmul.configuration import Configuration, Work
-from magjit_triton.codegen.matmul.family import Family, MatmulKernel
+from magjit_triton.codegen.matmul.family import Family
 from magjit_triton.codegen.matmul.fusing import ProductFusion
 from magjit_triton.codegen.matmul.steps import ProductKernels, family_of, product_kernels
 from magjit_triton.codegen.passes import PASSES
@@ -280,8 +281,8 @@ def traced(
         dims = [DimDynamic.STATIC if role in fixed else DimDynamic.DUCK for role in shape]
         context: Any = StatelessSymbolicContext(dynamic_sizes=dims)
         fakes.append(mode.from_tensor(tensor, symbolic_context=context))
-    with mode:
-        return make_fx(function, decomposition_table=decompositions())(*fakes)
+    with enable_python_dispatcher():
+        return record(function, fakes, mode, decompositions())
 
 
 def families_of(

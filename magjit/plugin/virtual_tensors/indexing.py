@@ -249,6 +249,10 @@ def _divide_sizes(
         if coefficient % divisor == 0 or constant:
             return coefficient // divisor, coefficient % divisor
         return sympy.S.Zero, coefficient
+    if divisor.is_Add:  # Which divides all terms together, or none.
+        ratio = sympy.cancel(coefficient / divisor)
+        if ratio.is_integer and sympy.denom(ratio) == 1:
+            return ratio, sympy.S.Zero
     whole, over = sympy.S.Zero, sympy.S.Zero
     for part in sympy.Add.make_args(sympy.expand(coefficient)):
         ratio = sympy.cancel(part / divisor)
