@@ -19,9 +19,10 @@ from magjit_triton.macro.building import entry_of, retargeted
 from magjit_triton.macro.device import DEVICES
 from magjit_triton.macro.errors import CorruptRepositoryError
 from magjit_triton.macro.families import named
-from magjit_triton.macro.heuristics import analytic, converted
+from magjit_triton.macro.heuristics import analytic, converted, least_seconds
 from magjit_triton.macro.measuring import Shape
 from magjit_triton.macro.refitting import (
+    cautious,
     HEDGES,
     choices,
     corrected,
@@ -152,6 +153,17 @@ def test_times_that_are_absurd_are_kept_within_bounds() -> None:
     found = corrected(entry, H200, table.shapes, table.times)
     assert {one for stored in found.stored for one in stored.residuals} == {32.0}
     assert compiled(found.model(H200)).choose(1, 100, 1024, 1024)[0] == -1
+
+
+def test_where_the_library_changes_its_kernel_it_is_taken_for_the_better_one() -> None:
+    """Between 32 and 48 rows it falls back by a half, and has caught up at 192."""
+    entry, rows = made(), (1, 16, 32, 48, 96, 192, 512)
+    least = [least_seconds(entry, H200, m, 1024, 4096) for m in rows]
+    shares = (0.1, 0.3, 0.4, 0.2, 0.2, 0.35, 0.6)
+    seconds = tuple(one / share for one, share in zip(least, shares, strict=True))
+    found = cautious(replace(entry, library=Library(rows, (1024,), (4096,), seconds)), H200)
+    told = [one / cautiously for one, cautiously in zip(least, found.seconds, strict=True)]
+    assert told == pytest.approx([0.1, 0.4, 0.4, 0.4, 0.35, 0.35, 0.6])
 
 
 # The hedge: ours is told to win by a share on each pair of points, and on the rows between them.

@@ -18,7 +18,14 @@ from magjit_triton.macro.repository import Entry
 from magjit_triton.macro.space import Space
 from magjit_triton.macro.waves import Affine, Candidate, Library, Wave
 
-__all__ = ["analytic", "converted", "default_configurations", "default_occupancy", "guessed"]
+__all__ = [
+    "analytic",
+    "converted",
+    "default_configurations",
+    "default_occupancy",
+    "guessed",
+    "least_seconds",
+]
 
 _LAUNCH = 2.5e-6
 _LATENCY = 0.8e-6
@@ -106,6 +113,11 @@ def _bounds(work: Work, device: Device, m: int, n: int, k: int) -> tuple[float, 
     flops = 2.0 * m * columns * k / device.flops(work.dtype.itemsize, exact=work.exact)
     moved = (m * k + columns * k + m * n) * work.dtype.itemsize
     return flops, moved / device.bandwidth
+
+
+def least_seconds(entry: Entry, device: Device, m: int, n: int, k: int) -> float:
+    """Of a product that begins, computes at the peak and moves its bytes at the bandwidth."""
+    return _LAUNCH + max(_bounds(_work_of(entry), device, m, n, k))
 
 
 def _work_of(entry: Entry) -> Work:

@@ -19,6 +19,7 @@ from typing import Any
 from magjit_triton.codegen.matmul.configuration import Configuration
 from magjit_triton.macro.device import Device
 from magjit_triton.macro.errors import CorruptRepositoryError
+from magjit_triton.macro.heuristics import least_seconds
 from magjit_triton.macro.measuring import Shape
 from magjit_triton.macro.repository import Entry
 from magjit_triton.macro.selector import compiled
@@ -28,6 +29,7 @@ from magjit_triton.macro.waves import LIBRARY, MOST_RESIDUAL, Affine, Library, W
 __all__ = [
     "HEDGES",
     "calibrated",
+    "cautious",
     "choices",
     "corrected",
     "hedge_of",
@@ -156,11 +158,36 @@ def refitted(entry: Entry, device: Device, table: Table) -> Entry:
         )
     seconds = tuple(found[one] for one in points)
     entry = replace(entry.bare, library=replace(library, seconds=seconds))
+    entry = replace(entry, library=cautious(entry, device))
     entry = calibrated(entry, device, table.shapes, table.times)
     alone = hedge_of(entry, device, table.shapes, table.times, table.library)
     entry = replace(entry, facts={**entry.facts, "hedge_of_waves": alone})
     entry = corrected(entry, device, table.shapes, table.times)
     return hedged(entry, device, table.shapes, table.times, table.library)
+
+
+def cautious(entry: Entry, device: Device) -> Library:
+    """The library as if it were at each point as efficient as at the best of its neighbours.
+
+    With the number of rows the library changes its kernels, and its times jump: what was measured
+    on both sides of a jump says little of the rows between.  Efficiency is the least time that the
+    device allows over that of the library; neighbours are the next points with up to twice the rows
+    or half of them.
+
+    Raises:
+        CorruptRepositoryError: the entry has no times of the library.
+    """
+    library = _library_of(entry)
+    least = [least_seconds(entry, device, *point) for point in library.points]
+    shares = [bound / seconds for bound, seconds in zip(least, library.seconds, strict=True)]
+    row = len(library.n) * len(library.k)
+    best = list(shares)
+    for place, (fewer, more) in enumerate(zip(library.points, library.points[row:], strict=False)):
+        if more[0] <= 2 * fewer[0]:
+            best[place] = max(best[place], shares[place + row])
+            best[place + row] = max(best[place + row], shares[place])
+    seconds = (bound / share for bound, share in zip(least, best, strict=True))
+    return replace(library, seconds=tuple(seconds))
 
 
 def calibrated(
