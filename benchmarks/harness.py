@@ -287,11 +287,13 @@ def in_fresh_process(script: str, *arguments: str, seconds: float | None = None)
 
 
 def measured_within(seconds: float | None, script: str, *arguments: str) -> dict[str, Any]:
-    """The metrics that a script's process writes, or a note alone where it takes too long."""
+    """The metrics that a script's process writes, or a note alone where it fails or takes long."""
     try:
         found: dict[str, Any] = in_fresh_process(script, *arguments, seconds=seconds)
     except subprocess.TimeoutExpired:
         found = {"notes": [f"not done after {seconds:g} s"]}
+    except RuntimeError as error:
+        found = {"notes": [f"failed: {str(error).splitlines()[-1][:160]}"]}
     return found
 
 

@@ -22,8 +22,8 @@ from magjit_triton.macro.families import named
 from magjit_triton.macro.heuristics import analytic, converted, least_seconds
 from magjit_triton.macro.measuring import Shape
 from magjit_triton.macro.refitting import (
-    cautious,
     HEDGES,
+    cautious,
     choices,
     corrected,
     hedge_of,
