@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import sympy
@@ -103,9 +104,8 @@ class Fusion:
                 return False
             if value.device.type not in self.fusible_devices or is_empty(value):
                 return False
-        if node.target is operator.getitem and is_moments(node.args[0]):
-            return self._can_lower(node)
-        if movement_of(node) is not None:
+        is_part = node.target is operator.getitem and is_moments(node.args[0])
+        if is_part or movement_of(node) is not None:
             return self._can_lower(node)
         name = operator_name(node)
         if "out" in node.kwargs or node.kwargs.get("dtype") in _NO_DTYPES:
@@ -123,13 +123,9 @@ class Fusion:
     def _lowers_alone(self, node: Node) -> bool:
         memory = {one: Layout.of(one.name, one.meta["val"]) for one in tensors_read(node)}
         domain = self.domain_of(node)
-        try:
-            if domain is None:
-                return False
-            self.lowered(domain, [node], memory)
-        except (Unfusible, NotImplementedError):
-            return False
-        return True
+        with suppress(Unfusible, NotImplementedError):
+            return domain is not None and bool(self.lowered(domain, [node], memory).stores)
+        return False
 
     def domain_of(self, node: Node) -> Domain | None:
         """The nest in which a node alone would be computed."""
