@@ -4,7 +4,8 @@ LSTM       ten layers written as Python loops, hidden 256, over sequences of cha
 BlockDrop  a residual network that skips blocks where a policy network says so
 decoding   greedy decoding with a cache that grows; stops at an end token
 
-With the backend `dvm`, which is MagJIT's own, the peers have Inductor.
+With the backend `dvm`, which is MagJIT's own, the peers have Inductor. A mode after a comma is
+everybody's.
 
 Each compiler runs in a process of its own that has compiled another function before; the order
 alternates. `cell` is torch.compile of the part that is repeated: the cell, the block, the layer.
@@ -38,6 +39,7 @@ CALLS = 20
 ROUNDS = 1
 TOLERANCE = (2e-3, 2e-3)
 COMPILERS = ("magjit", "torch.compile", "cell", "eager")
+BACKENDS = ("eager", "inductor", "dvm", "dvm, reduce-overhead")
 
 
 class Cell(nn.Module):
@@ -181,16 +183,16 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[random.Random], torch.
 }
 
 
-def compiled_by(compiler: str, model: Any, backend: str) -> Callable[..., Any]:
+def compiled_by(compiler: str, model: Any, backend: str, mode: str | None) -> Callable[..., Any]:
     """The model as a compiler has it; ``cell`` compiles its parts."""
     if compiler == "cell":
         for k, part in enumerate(model.parts):
-            model.parts[k] = torch.compile(part, backend=backend)
+            model.parts[k] = torch.compile(part, backend=backend, mode=mode)
     if compiler in ("cell", "eager"):
         same: Callable[..., Any] = model
         return same
     whole: Callable[..., Any] = magjit.compile if compiler == "magjit" else torch.compile
-    compiled: Callable[..., Any] = whole(model, backend=backend)
+    compiled: Callable[..., Any] = whole(model, backend=backend, mode=mode)
     return compiled
 
 
@@ -203,7 +205,7 @@ def timed(call: Callable[..., Any], given: torch.Tensor) -> tuple[Any, float]:
     return result, time.perf_counter() - start
 
 
-def measure(compiler: str, backend: str, name: str, device: str) -> dict[str, Any]:
+def measure(compiler: str, backend: str, mode: str, name: str, device: str) -> dict[str, Any]:
     """All metrics of one compiler; for a process that has compiled nothing yet."""
     torch.manual_seed(0)
     make, make_input = CASES[name]
@@ -212,7 +214,7 @@ def measure(compiler: str, backend: str, name: str, device: str) -> dict[str, An
     calls = [make_input(chosen).to(device) for _ in range(CALLS)]
     expected = [model(call) for call in calls]
     warm_up("magjit" if compiler == "magjit" else "torch.compile", backend, device)
-    compiled = compiled_by(compiler, model, backend)
+    compiled = compiled_by(compiler, model, backend, mode or None)
     notes, taken = [], []
     for position, (call, wanted) in enumerate(zip(calls, expected, strict=True)):
         result, spent = timed(compiled, call)
@@ -239,8 +241,9 @@ def measure_case(benchmark: Benchmark, name: str, backend: str, options: Any) ->
     for turn in range(options.rounds):
         turned = COMPILERS[turn % 4 :] + COMPILERS[: turn % 4]
         for compiler in turned:
-            given = "inductor" if backend == "dvm" and compiler != "magjit" else backend
-            arguments = (compiler, given, name, options.device)
+            given, _, mode = backend.partition(", ")
+            given = "inductor" if given == "dvm" and compiler != "magjit" else given
+            arguments = (compiler, given, mode, name, options.device)
             run = measured_within(options.seconds, __file__, "--one", *arguments)
             found[compiler].append(run)
     metrics = (
@@ -256,12 +259,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument(
-        "--backends", nargs="+", choices=("eager", "inductor", "dvm"), default=["eager", "inductor"]
+        "--backends", nargs="+", choices=BACKENDS, default=["eager", "inductor"], metavar="NAME"
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seconds", type=float, help="what one compiler may take for a case")
-    parser.add_argument("--one", nargs=4, metavar="ARG", help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=5, metavar="ARG", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.device == "cpu":
         torch.set_num_threads(1)

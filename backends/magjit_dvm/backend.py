@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
 
-from magjit.plugin import BackendContext, CompiledGraph, uncollected
+from magjit.plugin import BackendContext, BackendOptionError, CompiledGraph, uncollected
+from magjit.plugin.aliases import results_are_their_own
 from magjit.plugin.aot import aot, dump_graph
+from magjit.plugin.cuda_graphs import Replaying, can_be_captured, without_symbols
 from magjit.plugin.floats_on_device import floats_on_device
 from magjit.plugin.inference import lower_for_inference, needs_gradients
 from magjit_dvm.fuser import fuse
@@ -18,7 +20,9 @@ from magjit_dvm.schedule import Schedule
 from magjit_dvm.simplify import simplify
 from magjit_dvm.streaming import Streamed
 
-__all__ = ["DvmBackend", "schedules"]
+__all__ = ["MODES", "DvmBackend", "schedules"]
+
+MODES = ("default", "reduce-overhead")
 
 _live: weakref.WeakSet[Schedule] = weakref.WeakSet()
 
@@ -33,6 +37,25 @@ class DvmBackend:
 
     name = "dvm"
     exact_random = True
+
+    def __init__(self, *, cuda_graphs: bool = False) -> None:
+        self.cuda_graphs = cuda_graphs
+
+    def configure(
+        self, mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None
+    ) -> DvmBackend:
+        """The backend, or with ``mode="reduce-overhead"`` one that replays CUDA graphs.
+
+        Raises:
+            BackendOptionError: another mode, or an option.
+        """
+        if mode not in (None, *MODES):
+            raise BackendOptionError(
+                f"Backend 'dvm' has no mode {mode!r}", remedy=f"modes: {', '.join(MODES)}"
+            )
+        if options:
+            raise BackendOptionError("Backend 'dvm' takes no options", remedy="leave options= out")
+        return DvmBackend(cuda_graphs=True) if mode == "reduce-overhead" else self
 
     def supports(self, gm: GraphModule) -> list[str]:
         """Every graph is taken: operators without instructions are ATen's."""
@@ -68,7 +91,33 @@ class DvmBackend:
                 decompositions=decompositions(),
             )
         dump_graph(context, "aten_inference.py", lowered)
+        if self.cuda_graphs and results_are_their_own(lowered):
+            parts = without_symbols(lowered)
+            if parts is not None and can_be_captured(parts[1]):
+                return self._replayed(*parts, context)
         return self._schedule(lowered, context)
+
+    def _replayed(
+        self, views: GraphModule, computed: GraphModule, context: BackendContext
+    ) -> CompiledGraph:
+        """The second graph as CUDA graphs, on what the first one makes of the inputs."""
+        given = [node for node in views.graph.nodes if node.op == "placeholder"]
+        (output,) = (node for node in views.graph.nodes if node.op == "output")
+        keeping = {given[k] for k in context.static_inputs}
+        taken = list(output.args[0])
+        static = [k for k, node in enumerate(taken) if node in keeping]
+        launched = self._schedule(computed, context)
+        unread: frozenset[int] = launched.unread  # type: ignore[attr-defined]
+        replaying = Replaying(launched, len(taken), writes=False, static=static, unread=unread)
+        if taken == given:
+            return replaying
+        viewed = self._schedule(views, context)
+
+        def call(*inputs: Any) -> Any:
+            return replaying(*viewed(*inputs))
+
+        call.unread = viewed.unread  # type: ignore[attr-defined]
+        return call
 
     def _schedule(self, gm: GraphModule, context: BackendContext) -> CompiledGraph:
         simplify(gm.graph)

@@ -10,8 +10,8 @@ from torch.fx import GraphModule
 
 from magjit.plugin import BackendContext, CompiledGraph, uncollected
 from magjit.plugin.aot import aot
+from magjit.plugin.cuda_graphs import Replaying, can_be_captured
 from magjit_triton.codegen.entry import compile_with_kernels, generates_kernels
-from magjit_triton.cuda_graphs import Replaying, can_be_captured
 from magjit_triton.passes import compiled_graph
 from magjit_triton.settings import DEFAULTS, Settings
 
@@ -59,7 +59,9 @@ class TritonBackend:
         def compile_inference(graph: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
             captured = self.settings.cuda_graphs and can_be_captured(graph)
             compiled = compile_aten(graph, inputs)
-            return Replaying(compiled) if captured else compiled
+            if not captured:
+                return compiled
+            return Replaying(compiled, len(inputs), writes=True)
 
         return aot(
             gm,

@@ -21,19 +21,13 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from magjit.plugin import make_graph_module
+from magjit.plugin.aliases import is_alias
 from magjit.plugin.virtual_tensors import Affine
 from magjit.plugin.virtual_tensors.calls import operand_nodes, result_nodes
 from magjit.plugin.virtual_tensors.costs import left_to_fill, left_to_move
 from magjit.plugin.virtual_tensors.indexing import size_expr
 from magjit.plugin.virtual_tensors.search import Strategy
-from magjit_triton.kernels import (
-    AtenKernels,
-    is_alias,
-    is_border,
-    out_variant,
-    same_layout,
-    strided,
-)
+from magjit_triton.kernels import AtenKernels, is_border, out_variant, same_layout, strided
 from magjit_triton.sizes import Sizes
 
 __all__ = ["emit"]

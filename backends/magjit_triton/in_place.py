@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from magjit.plugin.aliases import is_alias
 from magjit.plugin.virtual_tensors.calls import operand_nodes
-from magjit_triton.kernels import is_alias
 
 __all__ = ["update_in_place", "updated"]
 

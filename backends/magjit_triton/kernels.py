@@ -15,6 +15,7 @@ import sympy
 import torch
 from torch.fx import Node
 
+from magjit.plugin.aliases import is_alias
 from magjit.plugin.virtual_tensors import Affine, Mapping, VirtualTensor
 from magjit.plugin.virtual_tensors.costs import left_to_fill, left_to_move, tensor_bytes
 from magjit.plugin.virtual_tensors.indexing import is_nonnegative, size_expr
@@ -24,9 +25,7 @@ from magjit_triton.sizes import symbolic_size
 
 __all__ = [
     "AtenKernels",
-    "is_alias",
     "is_border",
-    "may_alias",
     "never_raises",
     "out_variant",
     "relu_out",
@@ -122,13 +121,6 @@ _COPYING = (
 _DENSE_ONLY = (aten.native_group_norm.default,)
 """Kernels that refuse other operands than dense ones."""
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
-_UNSAFE_VIEWS = (
-    aten._unsafe_view.default,
-    aten.unsafe_chunk.default,
-    aten.unsafe_split.Tensor,
-    aten.unsafe_split_with_sizes.default,
-)
-"""Operators that give views though their schemas say that they do not."""
 _ATTENTION = (
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_flash_attention.default,
@@ -172,33 +164,6 @@ def out_variant(node: Node) -> Callable[..., Any] | None:
         return relu_out
     found: Callable[..., Any] | None = _OUT.get(node.target)
     return found
-
-
-def is_alias(node: Node) -> bool:
-    """Whether the operator gives views of its operand."""
-    if node.target in _UNSAFE_VIEWS:
-        return True
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or schema.is_mutable:
-        return False
-    return any(one.alias_info is not None for one in schema.returns)
-
-
-def may_alias(node: Node) -> bool:
-    """Whether an operator's results may lie in its operands' memory, as far as can be known.
-
-    Only ATen's own kernels are trusted where a schema promises memory of the results' own.
-    """
-    if is_alias(node):
-        return True
-    target = node.target
-    if target is aten.scaled_dot_product_attention.default:
-        return False
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
-        return True
-    # What is made of other operators is as they are, which its schema need not say.
-    key = "CompositeImplicitAutograd"
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key))
 
 
 def never_raises(node: Node) -> bool:

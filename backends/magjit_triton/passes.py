@@ -10,6 +10,7 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 
 from magjit.plugin import BackendContext
+from magjit.plugin.aliases import is_alias
 from magjit.plugin.fx_helpers import copy_graph_module
 from magjit.plugin.virtual_tensors.accounts import Account, account, bytes_by_itself
 from magjit.plugin.virtual_tensors.calls import operand_nodes
@@ -26,7 +27,7 @@ from magjit_triton.decisions import Decisions
 from magjit_triton.direct import call_directly
 from magjit_triton.emit import emit
 from magjit_triton.in_place import update_in_place, updated
-from magjit_triton.kernels import AtenKernels, is_alias
+from magjit_triton.kernels import AtenKernels
 from magjit_triton.measuring import Stopwatch, example_inputs
 from magjit_triton.reuse import reuse_memory, write_directly
 from magjit_triton.settings import DEFAULTS, Settings

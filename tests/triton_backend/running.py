@@ -11,9 +11,9 @@ import torch
 from torch.fx import GraphModule
 
 import magjit
+from magjit.plugin.aliases import is_alias
 from magjit.plugin.virtual_tensors.rules import rules
 from magjit_triton import backend
-from magjit_triton.kernels import is_alias
 
 aten = torch.ops.aten
 

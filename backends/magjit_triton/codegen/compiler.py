@@ -15,6 +15,7 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
+from magjit.plugin.aliases import may_alias
 from magjit.plugin.virtual_tensors.indexing import size_expr
 from magjit_triton.codegen.attention import attend, attention_kernel
 from magjit_triton.codegen.deciding import Decide, Deciding
@@ -46,7 +47,7 @@ from magjit_triton.codegen.program_parts import (
 )
 from magjit_triton.codegen.runtime import Launcher, has_triton, interpreting
 from magjit_triton.decisions import Decisions
-from magjit_triton.kernels import may_alias, out_variant
+from magjit_triton.kernels import out_variant
 from magjit_triton.settings import DEFAULTS, Settings
 from magjit_triton.strides import correct_strides
 

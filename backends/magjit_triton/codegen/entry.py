@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule
 
 from magjit.plugin import BackendContext, CompiledGraph, uncollected
+from magjit.plugin.aliases import results_are_their_own
 from magjit.plugin.aot import aot, dump_graph
 from magjit.plugin.floats_on_device import floats_on_device
 from magjit.plugin.inference import lower_for_inference, needs_gradients
@@ -16,7 +17,7 @@ from magjit.plugin.virtual_tensors.accounts import account
 from magjit_triton.codegen.accounts import moved_by, virtual_in
 from magjit_triton.codegen.compiler import compile_graph
 from magjit_triton.codegen.decompositions import decompositions
-from magjit_triton.codegen.graphs import has_all_symbols, results_are_their_own
+from magjit_triton.codegen.graphs import has_all_symbols
 from magjit_triton.codegen.kernel import Kernel
 from magjit_triton.codegen.runtime import has_triton, interpreting
 from magjit_triton.macro.program import macro_parts

@@ -13,7 +13,6 @@ from magjit.plugin.virtual_tensors.calls import operand_nodes
 from magjit.plugin.virtual_tensors.mapping import Movement
 from magjit.plugin.virtual_tensors.rules import directions_of
 from magjit_triton.codegen.lowering import HANDLERS, operator_name
-from magjit_triton.kernels import may_alias
 
 ABSORBED = "magjit_absorbed"
 """In a node's ``meta`` where it is computed inside of an attention kernel only."""
@@ -27,7 +26,6 @@ __all__ = [
     "is_tensor",
     "movement_of",
     "mutates",
-    "results_are_their_own",
     "tensors_read",
 ]
 
@@ -132,30 +130,3 @@ def _numbers(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [number for one in value for number in _numbers(one)]
     return []
-
-
-def results_are_their_own(gm: GraphModule) -> bool:
-    """Whether all results are tensors, and none shares memory with an input or another result."""
-    (output,) = (node for node in gm.graph.nodes if node.op == "output")
-    seen: set[Node] = set()
-    for result in output.args[0]:
-        if not isinstance(result, Node) or not is_tensor(result):
-            return False
-        made_by = _makers(result)
-        if made_by & seen or any(node.op != "call_function" for node in made_by):
-            return False
-        seen |= made_by
-    return True
-
-
-def _makers(node: Node) -> set[Node]:
-    """Whose memory a tensor may lie in; of an operator with several results, any of them."""
-    found: set[Node] = set()
-    ways = [node]
-    while ways:
-        one = ways.pop()
-        if one.op == "call_function" and (one.target is operator.getitem or may_alias(one)):
-            ways += one.all_input_nodes
-        else:
-            found.add(one)
-    return found

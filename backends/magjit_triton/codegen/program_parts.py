@@ -11,9 +11,9 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
+from magjit.plugin.aliases import may_alias
 from magjit_triton.codegen.printer import expression
 from magjit_triton.codegen.runtime import interpreting
-from magjit_triton.kernels import may_alias
 
 __all__ = ["Step", "as_planned", "as_tuple", "attribute_of", "current_stream", "makes_memory"]
 

@@ -14,9 +14,9 @@ import sympy
 import torch
 from torch.fx import Node
 
+from magjit.plugin.aliases import is_alias
 from magjit.plugin.virtual_tensors.indexing import size_expr
 from magjit_triton.codegen.layout import Layout, sizes_of
-from magjit_triton.kernels import is_alias
 
 __all__ = ["owner_of", "shown_in", "views_of"]
 

@@ -1,0 +1,74 @@
+"""Whose memory the results of an ATen graph lie in, as far as can be known from it."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch.fx import GraphModule, Node
+
+__all__ = ["is_alias", "may_alias", "results_are_their_own"]
+
+aten = torch.ops.aten
+
+_UNSAFE_VIEWS = (
+    aten._unsafe_view.default,
+    aten.unsafe_chunk.default,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
+)
+"""Operators that give views though their schemas say that they do not."""
+
+
+def is_alias(node: Node) -> bool:
+    """Whether the operator gives views of its operand."""
+    if node.target in _UNSAFE_VIEWS:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or schema.is_mutable:
+        return False
+    return any(one.alias_info is not None for one in schema.returns)
+
+
+def may_alias(node: Node) -> bool:
+    """Whether an operator's results may lie in its operands' memory, as far as can be known.
+
+    Only ATen's own kernels are trusted where a schema promises memory of the results' own.
+    """
+    if is_alias(node):
+        return True
+    target = node.target
+    if target is aten.scaled_dot_product_attention.default:
+        return False
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
+        return True
+    # What is made of other operators is as they are, which its schema need not say.
+    key = "CompositeImplicitAutograd"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key))
+
+
+def results_are_their_own(gm: GraphModule) -> bool:
+    """Whether all results are tensors, and none shares memory with an input or another result."""
+    (output,) = (node for node in gm.graph.nodes if node.op == "output")
+    seen: set[Node] = set()
+    for result in output.args[0]:
+        if not isinstance(result, Node) or not isinstance(result.meta.get("val"), torch.Tensor):
+            return False
+        made_by = _makers(result)
+        if made_by & seen or any(node.op != "call_function" for node in made_by):
+            return False
+        seen |= made_by
+    return True
+
+
+def _makers(node: Node) -> set[Node]:
+    """Whose memory a tensor may lie in; of an operator with several results, any of them."""
+    found: set[Node] = set()
+    ways = [node]
+    while ways:
+        one = ways.pop()
+        if one.op == "call_function" and (one.target is operator.getitem or may_alias(one)):
+            ways += one.all_input_nodes
+        else:
+            found.add(one)
+    return found

@@ -1,0 +1,230 @@
+"""CUDA graphs for ``mode="reduce-overhead"``: what a call launches is captured, and replayed.
+
+    inputs = pinned | moving      pinned ones are read where they lie, moving ones are copied in
+    graphs: addresses of the pinned inputs → a captured graph
+
+The first call runs as it is. The next one tells which inputs lie elsewhere; those move, all others
+are read, and updated, where they were when the graph was captured: nothing else is copied in. A
+program that writes an input has no moving ones, since two inputs may overlap. What a graph returns
+is copied out, for the next replay writes over it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from magjit.plugin.aliases import is_alias
+
+__all__ = ["Replaying", "can_be_captured", "without_symbols"]
+
+_log = logging.getLogger(__name__)
+
+_MOST_GRAPHS = 8
+_MOST_CAPTURES = 16
+_MOST_ADDRESSES = 64
+
+Addresses = tuple[int, ...]
+_Key = tuple[Addresses, tuple[tuple[int, ...], ...]]
+
+
+def can_be_captured(gm: GraphModule) -> bool:
+    """Whether everything that a graph does is launched on one CUDA device and draws no numbers."""
+    devices: set[torch.device] = set()
+    for node in gm.graph.nodes:
+        if node.op == "placeholder" and not isinstance(node.meta.get("val"), torch.Tensor):
+            return False
+        if _is_symbolic(node):
+            return False
+        for one in _tensors(node):
+            devices.add(one.device)
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.nondeterministic_seeded in tags or torch.Tag.dynamic_output_shape in tags:
+            return False
+        if torch.Tag.data_dependent_output in tags:
+            return False
+    return len(devices) == 1 and next(iter(devices)).type == "cuda"
+
+
+def _tensors(node: Node) -> list[torch.Tensor]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else (value,)
+    return [one for one in values if isinstance(one, torch.Tensor)]
+
+
+def _is_symbolic(node: Node) -> bool:
+    value = node.meta.get("val")
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return True
+    return any(isinstance(size, torch.SymInt) for one in _tensors(node) for size in one.shape)
+
+
+def without_symbols(gm: GraphModule) -> tuple[GraphModule, GraphModule] | None:
+    """A graph as views of its inputs, and what is computed of them, in which no size is a symbol.
+
+    A program that takes step after step of a sequence, ``x[t]``, is of this kind.
+
+    Returns:
+        The first takes the inputs and gives a tuple of those of the second, which gives the
+        results; None where sizes that are symbols are computed with.
+    """
+    views: list[Node] = []
+    for node in gm.graph.nodes:
+        if node.op not in ("call_function", "output"):
+            continue
+        if any(map(_is_symbolic, node.all_input_nodes)):
+            if node.op == "output" or not (is_alias(node) or not _tensors(node)):
+                return None
+            if not all(one.op == "placeholder" or one in views for one in node.all_input_nodes):
+                return None
+            views.append(node)
+    outside = dict.fromkeys(
+        [*(node for node in gm.graph.nodes if node.op == "placeholder"), *views]
+    )
+    read = [node for node in outside if not set(node.users) <= set(views)]
+    if any(map(_is_symbolic, read)):
+        return None
+    first, copies = Graph(), dict[Node, Node]()
+    for node in outside:
+        copies[node] = first.node_copy(node, copies.__getitem__)
+    first.output(tuple(copies[node] for node in read))
+    second, copies = Graph(), {}
+    for node in read:
+        copies[node] = second.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for node in gm.graph.nodes:
+        if node not in outside:
+            copies[node] = second.node_copy(node, copies.__getitem__)
+    return GraphModule(gm, first), GraphModule(gm, second)
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    replay: Callable[[], None]
+    static: list[torch.Tensor]
+    outputs: Sequence[Any]
+    stream: int
+
+    def run(self, moved: list[torch.Tensor]) -> tuple[Any, ...]:
+        if moved:
+            torch._foreach_copy_(self.static, moved)
+        self.replay()
+        kept = [one for one in self.outputs if isinstance(one, torch.Tensor)]
+        if len(kept) < 2:
+            return tuple(one.clone() if kept and one is kept[0] else one for one in self.outputs)
+        made = [torch.empty_like(one) for one in kept]
+        torch._foreach_copy_(made, kept)
+        copies = iter(made)
+        return tuple(next(copies) if isinstance(one, torch.Tensor) else one for one in self.outputs)
+
+
+class Replaying:
+    """A function that captures itself when it is called again, and is replayed from then on.
+
+    Args:
+        function: launches work on the current device only; takes tensors, which keep their shapes,
+            and returns a tuple or list.
+        count: of its inputs.
+        writes: whether it may write them.
+        static: positions of inputs that keep their strides, too.
+        unread: positions of inputs that it does not read, which may be anything.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Sequence[Any]],
+        count: int,
+        *,
+        writes: bool,
+        static: Iterable[int] = (),
+        unread: Collection[int] = (),
+    ) -> None:
+        self.function, self.unread = function, frozenset(unread)
+        self._static = frozenset(static)
+        self._may_move = not writes
+        self._read = [k for k in range(count) if k not in self.unread]
+        self._last: Addresses | None = None
+        self._captures = 0
+        self._lock = threading.Lock()
+        self._move(())
+
+    def _move(self, positions: Iterable[int]) -> None:
+        """From now on inputs at these positions move: what was captured before holds no more."""
+        self._moving = sorted(positions)
+        self._pinned = [k for k in self._read if k not in self._moving]
+        self._laid_out = [k for k in self._pinned if k not in self._static]
+        self._seen: set[_Key] = set()
+        self._graphs: dict[_Key, _Captured] = {}
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        # A graph has its memory once: what other threads ask for meanwhile runs as it is.
+        if not self._lock.acquire(blocking=False):
+            return self.function(*inputs)
+        try:
+            captured = self._graphs.get(self._key(inputs))
+            if captured is None:
+                captured = self._captured(inputs)
+            if captured is not None and captured.stream == _stream():
+                return captured.run([inputs[k] for k in self._moving])
+        finally:
+            self._lock.release()
+        return self.function(*inputs)
+
+    def _key(self, inputs: Sequence[Any]) -> _Key:
+        """What a captured graph holds for: where the pinned inputs are, and how they lie there."""
+        addresses = tuple([inputs[k].data_ptr() for k in self._pinned])
+        return addresses, tuple([inputs[k].stride() for k in self._laid_out])
+
+    def _captured(self, inputs: Sequence[Any]) -> _Captured | None:
+        """A new graph for these inputs, where that is worth it."""
+        if self._captures >= _MOST_CAPTURES or torch.cuda.is_current_stream_capturing():
+            return None
+        self._learn(tuple([inputs[k].data_ptr() for k in self._read]))
+        key = self._key(inputs)
+        if key not in self._seen:
+            if len(self._seen) < _MOST_ADDRESSES:
+                self._seen.add(key)
+            return None
+        if len(self._graphs) >= _MOST_GRAPHS:
+            return None
+        self._captures += 1
+        try:
+            self._graphs[key] = _capture(self.function, inputs, self._moving)
+        except RuntimeError as error:
+            self._captures = _MOST_CAPTURES
+            _log.warning("launched one by one, since no CUDA graph can be captured: %s", error)
+        return self._graphs.get(key)
+
+    def _learn(self, addresses: Addresses) -> None:
+        """What lies elsewhere than at the last call moves."""
+        last, self._last = self._last, addresses
+        if last is None or not self._may_move:
+            return
+        places = zip(self._read, last, addresses, strict=True)
+        moved = {k for k, before, now in places if before != now}
+        if not moved <= set(self._moving):
+            self._move(moved.union(self._moving))
+
+
+def _capture(
+    function: Callable[..., Sequence[Any]], inputs: Sequence[Any], moving: Sequence[int]
+) -> _Captured:
+    """Nothing runs while it is captured: the replay that follows is the one execution."""
+    given = list(inputs)
+    for k in moving:
+        given[k] = inputs[k].clone()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        outputs = function(*given)
+    return _Captured(graph.replay, [given[k] for k in moving], outputs, _stream())
+
+
+def _stream() -> int:
+    return torch.cuda.current_stream().cuda_stream

@@ -1,0 +1,134 @@
+"""``mode="reduce-overhead"``: programs that are replayed as CUDA graphs compute what eager does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import magjit
+from magjit.plugin import cuda_graphs
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    found, capture = [], cuda_graphs._capture
+
+    def counted(*given: Any) -> Any:
+        found.append(capture(*given))
+        return found[-1]
+
+    monkeypatch.setattr(cuda_graphs, "_capture", counted)
+    return found
+
+
+class Cell(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.given, self.kept = nn.Linear(width, 4 * width), nn.Linear(width, 4 * width)
+
+    def forward(
+        self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        i, f, g, o = (self.given(x) + self.kept(h)).chunk(4, 1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return o.sigmoid() * c.tanh(), c
+
+
+class Looped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Cell(64) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        zeros = x.new_zeros(x.shape[1], 64)
+        h, c, y = [zeros] * 3, [zeros] * 3, zeros
+        for t in range(x.shape[0]):
+            y = x[t]
+            for k, cell in enumerate(self.parts):
+                h[k], c[k] = cell(y, h[k], c[k])
+                y = h[k]
+        return y
+
+
+def test_a_loop_of_any_length(captured: list[Any]) -> None:
+    torch.manual_seed(0)
+    model = Looped().cuda().eval()
+    compiled = magjit.compile(model, backend="dvm", mode="reduce-overhead")
+    with torch.no_grad():
+        for length in (5, 7, 4, 9, 6, 12, 5):
+            x = torch.randn(length, 4, 64, device="cuda")
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    assert captured
+
+
+def test_parameters_that_change_in_place_are_seen(captured: list[Any]) -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)).cuda().eval()
+    compiled = magjit.compile(model, backend="dvm", mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(5):
+            x = torch.randn(16, 32, device="cuda")
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+            model[0].weight.mul_(0.9)
+    assert len(captured) == 1
+
+
+def test_results_are_the_callers(captured: list[Any]) -> None:
+    compiled = magjit.compile(lambda x: (x.exp() + 1, x * 2), backend="dvm", mode="reduce-overhead")
+    given = [torch.randn(64, 64, device="cuda") for _ in range(6)]
+    with torch.no_grad():
+        results = [compiled(x) for x in given]
+    for x, (first, second) in zip(given, results, strict=True):
+        torch.testing.assert_close(first, x.exp() + 1)
+        torch.testing.assert_close(second, x * 2)
+    assert captured
+
+
+def viewed(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.t(), x + 1
+
+
+def written(x: torch.Tensor) -> torch.Tensor:
+    x += 1
+    return x.exp()
+
+
+def drawn(x: torch.Tensor) -> torch.Tensor:
+    return torch.dropout(x, 0.5, True).exp()
+
+
+@pytest.mark.parametrize("program", [viewed, written, drawn])
+def test_what_no_graph_can_stand_for_runs_as_it_is(
+    program: Callable[..., Any], captured: list[Any]
+) -> None:
+    compiled = magjit.compile(program, backend="dvm", mode="reduce-overhead")
+    with torch.no_grad():
+        for seed in range(5):
+            x = torch.randn(64, 64, device="cuda")
+            y = x.clone()
+            torch.manual_seed(seed)
+            made = compiled(x)
+            torch.manual_seed(seed)
+            torch.testing.assert_close(made, program(y))
+            torch.testing.assert_close(x, y)
+    assert not captured
+
+
+def test_training_is_not_captured(captured: list[Any]) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).cuda()
+    compiled = magjit.compile(model, backend="dvm", mode="reduce-overhead")
+    for _ in range(4):
+        x = torch.randn(6, 8, device="cuda")
+        compiled(x).square().sum().backward()
+        found = [one.grad.clone() for one in model.parameters()]
+        model.zero_grad()
+        model(x).square().sum().backward()
+        for one, parameter in zip(found, model.parameters(), strict=True):
+            torch.testing.assert_close(one, parameter.grad)
+        model.zero_grad()
+    assert not captured

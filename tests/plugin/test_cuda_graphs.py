@@ -1,0 +1,214 @@
+"""What is captured as a CUDA graph, and when; with graphs that are replayed in Python."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from magjit.plugin import cuda_graphs
+from magjit.plugin.cuda_graphs import Replaying, without_symbols
+from magjit.plugin.recording import record
+
+Function = Callable[..., Sequence[Any]]
+
+
+class Captures:
+    """In place of CUDA: a captured graph reads and writes the memory it was captured with."""
+
+    def __init__(self) -> None:
+        self.captured = self.replayed = 0
+        self.stream = 1
+
+    def capture(self, function: Function, inputs: Sequence[Any], moving: Sequence[int]) -> Any:
+        given = list(inputs)
+        for k in moving:
+            given[k] = inputs[k].clone()
+        self.captured += 1
+        # As in a capture, nothing that runs now counts.
+        outputs = [torch.empty_like(one) for one in function(*(one.clone() for one in given))]
+
+        def replay() -> None:
+            self.replayed += 1
+            for place, made in zip(outputs, function(*given), strict=True):
+                place.copy_(made)
+
+        static = [given[k] for k in moving]
+        return cuda_graphs._Captured(replay, static, outputs, self.stream)
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
+    made = Captures()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(cuda_graphs, "_capture", made.capture)
+    monkeypatch.setattr(cuda_graphs, "_stream", lambda: made.stream)
+    return made
+
+
+def step(x: torch.Tensor, h: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    kept = (x + h @ w).tanh()
+    return kept, kept * 2
+
+
+def step_of(x: torch.Tensor, h: torch.Tensor, t: int) -> tuple[torch.Tensor, ...]:
+    return (x.select(0, t + 1).view(2, 4) + h).tanh(), h * 2
+
+
+def all_of(x: torch.Tensor, h: torch.Tensor, t: int) -> tuple[torch.Tensor, ...]:
+    return (x.select(0, t) + x.sum(0), h * 2)
+
+
+def lengths_of(x: torch.Tensor, h: torch.Tensor, t: int) -> tuple[torch.Tensor, ...]:
+    return (x.select(0, t) * x.shape[0] + h,)
+
+
+def graph_of(program: Function, x: torch.Tensor, h: torch.Tensor) -> torch.fx.GraphModule:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+
+    def fake(one: torch.Tensor, *dynamic: int) -> torch.Tensor:
+        static, changing = DimDynamic.STATIC, DimDynamic.DYNAMIC
+        dims = [changing if k in dynamic else static for k in range(one.dim())]
+        context: Any = StatelessSymbolicContext(dynamic_sizes=dims)
+        return mode.from_tensor(one, symbolic_context=context)
+
+    fakes, t = [fake(x, 0), fake(h)], fake(torch.empty(3), 0).shape[0]
+    with enable_python_dispatcher():
+        return record(program, [*fakes, t], mode, {})
+
+
+def test_steps_of_a_sequence_are_views_and_a_static_graph() -> None:
+    x, h = torch.randn(9, 8), torch.randn(2, 4)
+    parts = without_symbols(graph_of(step_of, x, h))
+    assert parts is not None
+    views, computed = parts
+    assert {node.target for node in computed.graph.nodes if node.op == "call_function"} >= {
+        torch.ops.aten.tanh.default,
+        torch.ops.aten.view.default,
+    }
+    for length, t in ((9, 3), (5, 0), (7, 4)):
+        x = torch.randn(length, 8)
+        made = computed(*views(x, h, t))
+        for one, other in zip(made, step_of(x, h, t), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("program", [all_of, lengths_of])
+def test_sizes_that_are_computed_with_stay_symbols(program: Function) -> None:
+    assert without_symbols(graph_of(program, torch.randn(9, 4), torch.randn(4))) is None
+
+
+def test_states_that_move_are_copied_in(captures: Captures) -> None:
+    w, h, expected = torch.randn(4, 4), torch.zeros(2, 4), torch.zeros(2, 4)
+    run = Replaying(step, 3, writes=False, static=[2])
+    results = []
+    for _ in range(8):
+        x = torch.randn(2, 4)
+        (h, twice), (expected, wanted) = run(x, h, w), step(x, expected, w)
+        results.append((h, twice, expected, wanted))
+    for h, twice, expected, wanted in results:
+        torch.testing.assert_close(h, expected)
+        torch.testing.assert_close(twice, wanted)
+    assert (captures.captured, captures.replayed) == (1, 6)
+
+
+def test_inputs_that_stay_are_read_where_they_lie(captures: Captures) -> None:
+    x, w = torch.randn(2, 4), torch.randn(4, 4)
+    run = Replaying(lambda x, w: (x @ w,), 2, writes=False)
+    for _ in range(4):
+        x.normal_(), w.normal_()
+        torch.testing.assert_close(run(x, w)[0], x @ w)
+    assert (captures.captured, captures.replayed) == (1, 3)
+    other = torch.randn(4, 4)
+    for _ in range(3):
+        torch.testing.assert_close(run(x, other)[0], x @ other)
+    assert captures.captured == 2
+
+
+def test_the_same_place_laid_out_otherwise(captures: Captures) -> None:
+    x = torch.randn(3, 3)
+    run = Replaying(lambda x: (x * torch.arange(3.0),), 1, writes=False)
+    for _ in range(3):
+        for given in (x, x.t()):
+            torch.testing.assert_close(run(given)[0], given * torch.arange(3.0))
+    assert captures.captured == 2
+
+
+def test_what_is_written_is_never_copied(captures: Captures) -> None:
+    def add(x: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor]:
+        total += x
+        return (total * 2,)
+
+    run = Replaying(add, 2, writes=True)
+    total, expected, xs = torch.zeros(3), torch.zeros(3), [torch.randn(3) for _ in range(2)]
+    for turn in range(8):
+        (made,), (wanted,) = run(xs[turn % 2], total), add(xs[turn % 2], expected)
+        torch.testing.assert_close(made, wanted)
+        torch.testing.assert_close(total, expected)
+    assert (captures.captured, captures.replayed) == (2, 6)
+
+
+def test_inputs_that_nobody_reads_may_be_anything(captures: Captures) -> None:
+    run = Replaying(lambda x, _: (x + 1,), 2, writes=False, unread=[1])
+    for unread in (None, 3, torch.zeros(2), None):
+        x = torch.randn(3)
+        torch.testing.assert_close(run(x, unread)[0], x + 1)
+    assert captures.captured == 1
+
+
+def test_other_streams_and_threads_run_it_as_it_is(captures: Captures) -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    def slow(x: torch.Tensor) -> tuple[torch.Tensor]:
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            assert go.wait(10)
+        return (x + 1,)
+
+    run, x = Replaying(slow, 1, writes=False), torch.zeros(3)
+    for _ in range(3):
+        run(x)
+    replayed = captures.replayed
+    worker = threading.Thread(target=run, args=(x,))  # replays, and waits in there
+    worker.start()
+    assert inside.wait(10)
+    torch.testing.assert_close(run(x)[0], x + 1)
+    assert captures.replayed == replayed + 1
+    go.set()
+    worker.join()
+    captures.stream = 2
+    torch.testing.assert_close(run(x)[0], x + 1)
+    assert captures.replayed == replayed + 1
+
+
+def test_a_capture_that_fails_is_tried_once(monkeypatch, caplog) -> None:
+    tried = []
+
+    def failing(*given: Any) -> Any:
+        tried.append(given)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(cuda_graphs, "_capture", failing)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    run, x = Replaying(lambda x: (x + 1,), 1, writes=False), torch.zeros(3)
+    for _ in range(5):
+        torch.testing.assert_close(run(x)[0], x + 1)
+    assert len(tried) == 1
+    assert "not permitted" in caplog.text
+
+
+def test_inputs_that_keep_moving_one_by_one_end_the_captures(captures: Captures) -> None:
+    count = cuda_graphs._MOST_CAPTURES + 4
+    run = Replaying(lambda *given: (sum(given),), count, writes=False)
+    given = [torch.randn(2) for _ in range(count)]
+    for k in range(count):
+        given[k] = torch.randn(2)
+        for _ in range(3):
+            torch.testing.assert_close(run(*given)[0], sum(given))
+    assert captures.captured == cuda_graphs._MOST_CAPTURES
