@@ -58,8 +58,11 @@ def decompositions() -> dict[Any, Any]:
 def _native_dropout(
     given: torch.Tensor, p: float, train: bool | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mask is drawn by ATen, from eager's generator in eager's order; the rest is the VM's."""
-    if train is False or p == 0 or not given.dtype.is_floating_point:
+    """The mask is drawn by ATen, from eager's generator in eager's order; the rest is the VM's.
+
+    On GPUs eager mode draws in a kernel of this operator's own, in another order than bernoulli's.
+    """
+    if train is False or p == 0 or not given.dtype.is_floating_point or given.is_cuda:
         return NotImplemented  # type: ignore[no-any-return]
     if p == 1:  # for which eager's dropout draws nothing
         return given * 0, torch.zeros_like(given, dtype=torch.bool)
