@@ -200,12 +200,25 @@ def test_choices_of_the_shipped_kernels_are_recorded(commands: None, tmp_path: P
     assert 0 < found["Phi 3B up, float16", "selector_fraction"]["magjit"] <= 1
     # Of the first layer's sizes the table has none: plain products are the library's there.
     assert "ours at 0 of 9" in found["Phi 3B up, float16", "gemm_speedup"]["note"]
-    assert "least" in found["GPT-2 up, float16", "gemm_speedup"]["note"]
+    assert found["GPT-2 up, float16", "gemm_speedup"]["magjit"] == 1.0
     kept = tmp_path / "select-0-float16" / "linear.float16.Phi-3B-up.json"
     assert len(json.loads(kept.read_text())["shapes"]) == 9
     # No time at all: the reason is told.
     assert macro_kernels.main([*arguments, *files, "--seconds", "0"]) == 1
     assert "not done in 0 s" in rows_of(path)["all layers, float16", "failed"]["note"]
+
+
+def test_where_ours_is_chosen_it_is_told_by_how_much() -> None:
+    def choice(m: int, chosen: int, ours: float) -> dict[str, Any]:
+        seconds = {"chosen_s": ours, "best_s": min(ours, 1e-5), "library_s": 1e-5}
+        told = {"configuration": "64x64x64", "predicted_s": 8e-6}
+        return {"shape": [1, m, 1024, 1024], "chosen": chosen, **told, **seconds}
+
+    seen = [choice(16, 0, 8e-6), choice(32, 2, 1.25e-5), choice(64, -1, 1e-5)]
+    rows = {row.metric: row for row in macro_kernels.selected("linear", seen)}
+    assert rows["gemm_speedup"].magjit == pytest.approx(1.0)
+    assert "ours at 2 of 3: 1.000 there, least 0.800 (32 rows" in str(rows["gemm_speedup"].note)
+    assert rows["selector_fraction"].magjit == pytest.approx((1 + 0.8 + 1) / 3)
 
 
 def test_tables_for_fitting_again(commands: None, tmp_path: Path) -> None:

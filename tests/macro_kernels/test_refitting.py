@@ -23,6 +23,7 @@ from magjit_triton.macro.heuristics import analytic, converted, least_seconds
 from magjit_triton.macro.measuring import Shape
 from magjit_triton.macro.refitting import (
     HEDGES,
+    MARGIN,
     cautious,
     choices,
     corrected,
@@ -37,7 +38,7 @@ from magjit_triton.macro.repository import Entry, Repository, Stored
 from magjit_triton.macro.selector import compiled
 from magjit_triton.macro.space import Space
 from magjit_triton.macro.tuning import Table
-from magjit_triton.macro.waves import Affine, Library, Wave
+from magjit_triton.macro.waves import Affine, Library, Model, Wave
 
 H200 = DEVICES["h200"]
 WORK = Work(torch.float16)
@@ -110,7 +111,8 @@ def test_a_planted_error_is_recovered_everywhere_in_the_grid() -> None:
             exact = shape[1] in GRID[0]
             share = 3e-4 if exact else 0.06
             assert model.seconds(number, *shape) == pytest.approx(expected, rel=share), shape
-    bare, after = (choices(one, H200, table) for one in (found.bare, found))
+    without_margin = replace(found, facts={**found.facts, "margin_s": 0.0})
+    bare, after = (choices(one, H200, table) for one in (without_margin.bare, without_margin))
 
     def lost(rows: list[dict[str, Any]]) -> float:
         return math.fsum(math.log(row["chosen_s"] / row["best_s"]) for row in rows)
@@ -249,6 +251,34 @@ def test_where_nothing_is_chosen_between_the_gains_on_the_points_count() -> None
 
 def test_a_time_that_is_missing_is_no_gain_and_no_loss() -> None:
     assert hedge_where(SHARES, {16: -math.inf, 64: 0.1}) == 0.04
+
+
+@pytest.mark.parametrize(("ours", "library", "chosen"), [(9e-6, 1e-5, -1), (45e-6, 5e-5, 0)])
+def test_a_product_alone_must_win_by_a_margin(ours: float, library: float, chosen: int) -> None:
+    """Both are quicker by a tenth, the first by less than the margin besides the hedge."""
+    (one, *_) = (one for one in made().stored if one.configuration == CUTS[3])
+    flat = Affine(ours, 0.0)
+    one = replace(one, wave=Wave(flat, flat, flat, flat))
+    table = Library((32, 64), (1024,), (1024,), (library,) * 2)
+    entry = replace(made(), stored=(one,), library=table)
+    for margin, expected in ((0.0, 0), (MARGIN, chosen)):
+        entry = replace(entry, facts={**entry.facts, "hedge": 0.02, "margin_s": margin})
+        model = entry.model(H200)
+        assert compiled(model).choose(1, 48, 1024, 1024)[0] == expected
+        assert model.choose(1, 48, 1024, 1024)[0] == expected
+
+
+def test_margins_are_of_products_alone_and_times_may_be_anything() -> None:
+    entry = made()
+    found = refitted(replace(entry, facts={**entry.facts, "times_of": "x"}), H200, erring(entry))
+    assert found.facts["margin_s"] == MARGIN
+    assert "times_of" not in found.facts
+    more = replace(entry, facts={**entry.facts, "buffers": 4})
+    assert refitted(more, H200, erring(more)).facts["margin_s"] == 0.0
+    tiny = Library((1,), (1,), (1,), (1e-7,)).times(0.5, MARGIN)
+    assert tiny.seconds == (2.5e-8,)
+    with pytest.raises(ValueError, match="margin"):
+        Model((), None, multiprocessors=1, bandwidth=1.0, margin=-1.0)
 
 
 # The hedge between sizes: told shares of each n on the points, real ones there and between.

@@ -250,6 +250,7 @@ DAMAGE = {
     "no parts": "DELETE FROM parts",
     "facts": "UPDATE families SET facts = '{'",
     "a hedge": "UPDATE families SET facts = json_set(facts, '$.hedge_between', 1.5)",
+    "a margin": "UPDATE families SET facts = json_set(facts, '$.margin_s', -1)",
     "text as a hedge": "UPDATE families SET facts = json_set(facts, '$.hedge', 'abc')",
     "a cut": "UPDATE configurations SET cut = '[1, 2]'",
     "a wave": "UPDATE configurations SET wave = '{}'",

@@ -28,6 +28,7 @@ from magjit_triton.macro.waves import LIBRARY, MOST_RESIDUAL, Affine, Library, W
 
 __all__ = [
     "HEDGES",
+    "MARGIN",
     "calibrated",
     "cautious",
     "choices",
@@ -43,11 +44,16 @@ __all__ = [
 HEDGES = (0.02, 0.04, 0.06, 0.09, 0.13, 0.2, 0.3, 0.5)
 """Shares by which a kernel must be faster than the library; see ``hedged``."""
 
+MARGIN = 1e-6
+"""Seconds by which a product alone must be faster than the library's, besides: so much do two
+measurements of a short kernel differ, and nothing else is gained, such as a launch."""
+
 _Parts = list[tuple[Entry, list[int]]]
 """Entries, and on which shapes each is judged."""
 _Measured = tuple[Device, Sequence[Shape], Mapping[Configuration, Sequence[float]], Sequence[float]]
 """Where, on what, seconds of configurations and of the library."""
 
+_BUFFERS_OF_A_PRODUCT = 3
 _ALIKE = tuple((hedge, hedge) for hedge in HEDGES)
 _BEYOND = 4 / 3
 """Of the last rows of a table: as far as random rows go."""
@@ -136,7 +142,8 @@ def refitted(entry: Entry, device: Device, table: Table) -> Entry:
     """An entry with the library's times, the scales of waves, residuals and hedges from a table.
 
     Its facts ``hedge`` and ``hedge_between`` are of the corrected model, ``hedge_of_waves`` of the
-    waves alone, for devices that residuals do not hold on; see ``hedged`` and ``hedge_of``.
+    waves alone, for devices that residuals do not hold on; see ``hedged`` and ``hedge_of``.  Its
+    fact ``margin_s`` is ``MARGIN`` where the product is alone.
 
     Args:
         table: with times of the entry's configurations on the points of the library's table.
@@ -158,7 +165,10 @@ def refitted(entry: Entry, device: Device, table: Table) -> Entry:
         )
     seconds = tuple(found[one] for one in points)
     entry = replace(entry.bare, library=replace(library, seconds=seconds))
+    margin = MARGIN if int(entry.facts["buffers"]) == _BUFFERS_OF_A_PRODUCT else 0.0
     entry = replace(entry, library=cautious(entry, device))
+    facts = {name: one for name, one in entry.facts.items() if name != "times_of"}
+    entry = replace(entry, facts={**facts, "margin_s": margin})
     entry = calibrated(entry, device, table.shapes, table.times)
     alone = hedge_of(entry, device, table.shapes, table.times, table.library)
     entry = replace(entry, facts={**entry.facts, "hedge_of_waves": alone})
@@ -424,7 +434,7 @@ def taken_over(entry: Entry, other: Entry) -> Entry:
             f"{other.name} has times of no configuration of {entry.name}",
             remedy=f"tune {entry.name.split()[0]} --times-of",
         )
-    taken = ("search", "hedge", "hedge_between", "hedge_of_waves")
+    taken = ("search", "hedge", "hedge_between", "hedge_of_waves", "margin_s")
     facts = {name: one for name, one in entry.facts.items() if name not in taken}
     facts.update({name: other.facts[name] for name in taken if name in other.facts})
     facts["times_of"] = other.name

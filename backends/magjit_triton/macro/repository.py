@@ -126,8 +126,8 @@ class Entry:
         name: for people.
         device: the name of the GPU.
         facts: ``dtype``, ``products``, ``itemsize``, ``unit``, ``fixed`` sizes, ``buffers``,
-            ``hedge`` and ``hedge_between`` (see ``Model``), ``tuned_s`` and whatever else is worth
-            knowing; JSON values.
+            ``hedge``, ``hedge_between`` and ``margin_s`` (see ``Model``), ``tuned_s`` and whatever
+            else is worth knowing; JSON values.
         stored: configurations, the most useful first.
         library: the library's times.
         versions: of the packages when it was made.
@@ -170,6 +170,7 @@ class Entry:
             unit=int(self.facts["unit"]),
             hedge=self.hedges[0],
             hedge_between=self.hedges[1],
+            margin=float(self.facts.get("margin_s", 0.0)),
         )
 
     @property
@@ -394,6 +395,8 @@ class Repository:
             )
             if not all(0.0 <= one <= 1.0 for one in found.hedges):
                 raise ValueError(f"a hedge of {name} is out of range")
+            if not 0.0 <= float(found.facts.get("margin_s", 0.0)) <= 1.0:
+                raise ValueError(f"the margin of {name} is out of range")
             return found
 
     def _stored(self, row: tuple[Any, ...], points: int) -> Stored:

@@ -133,9 +133,10 @@ class Library:
             if not knots or any(b <= a for a, b in pairwise(knots)):
                 raise ValueError("sizes of a grid rise")
 
-    def times(self, factor: float) -> Library:
-        """All times by a factor."""
-        return replace(self, seconds=tuple(one * factor for one in self.seconds))
+    def times(self, factor: float, less: float = 0.0) -> Library:
+        """All times by a factor, and less so many seconds, but for half of a time at most."""
+        scaled = (one * factor for one in self.seconds)
+        return replace(self, seconds=tuple(max(one - less, one / 2) for one in scaled))
 
     @property
     def knots(self) -> tuple[list[float], list[float], list[float]]:
@@ -179,10 +180,11 @@ class Model:
         hedge_between: the same where n or k is no size of the library's table, at most 1, which
             no candidate meets; None, or less than ``hedge``, is ``hedge``.  An axis of one size
             has all.
+        margin: by how many seconds, besides.
 
     Raises:
         ValueError: residuals are not one for each point of the library's table, or out of range;
-            or a hedge is.
+            or a hedge or the margin is.
     """
 
     def __init__(
@@ -197,9 +199,14 @@ class Model:
         unit: int = 128,
         hedge: float = 0.0,
         hedge_between: float | None = None,
+        margin: float = 0.0,
     ) -> None:
+        if margin < 0.0:
+            raise ValueError("a margin is no gain")
         self.candidates = tuple(candidates)
-        self.library = library.times(1.0 - hedge) if library is not None and hedge else library
+        if library is not None and (hedge or margin):
+            library = library.times(1.0 - hedge, margin)
+        self.library = library
         self.between = 1.0
         if hedge_between is not None and hedge_between > hedge:
             if hedge_between > 1.0:
