@@ -6,30 +6,37 @@
 The first call runs as it is. The next one tells which inputs lie elsewhere; those move, all others
 are read, and updated, where they were when the graph was captured: nothing else is copied in. A
 program that writes an input has no moving ones, since two inputs may overlap. What a graph returns
-is copied out, for the next replay writes over it.
+is copied out, for the next replay writes over it. Where the device works far longer than the host
+launches, a graph saves nothing and holds its memory between calls: it is given up.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from magjit.plugin.aliases import is_alias
 
-__all__ = ["Replaying", "can_be_captured", "without_symbols"]
+__all__ = ["HIDDEN", "Replaying", "can_be_captured", "device_seconds", "without_symbols"]
 
 _log = logging.getLogger(__name__)
+
+HIDDEN = 3.0
+"""Launches are hidden where the device takes so many times as long as they do."""
 
 _MOST_GRAPHS = 8
 _MOST_CAPTURES = 16
 _MOST_ADDRESSES = 64
 
+T = TypeVar("T")
 Addresses = tuple[int, ...]
 _Key = tuple[Addresses, tuple[tuple[int, ...], ...]]
 
@@ -110,6 +117,7 @@ class _Captured:
     static: list[torch.Tensor]
     outputs: Sequence[Any]
     stream: int
+    host_seconds: float = math.inf
 
     def run(self, moved: list[torch.Tensor]) -> tuple[Any, ...]:
         if moved:
@@ -168,10 +176,11 @@ class Replaying:
             return self.function(*inputs)
         try:
             captured = self._graphs.get(self._key(inputs))
-            if captured is None:
-                captured = self._captured(inputs)
-            if captured is not None and captured.stream == _stream():
-                return captured.run([inputs[k] for k in self._moving])
+            if captured is not None:
+                if captured.stream == _stream():
+                    return captured.run([inputs[k] for k in self._moving])
+            elif (captured := self._captured(inputs)) is not None:
+                return self._weighed(captured, [inputs[k] for k in self._moving])
         finally:
             self._lock.release()
         return self.function(*inputs)
@@ -201,6 +210,19 @@ class Replaying:
             _log.warning("launched one by one, since no CUDA graph can be captured: %s", error)
         return self._graphs.get(key)
 
+    def _weighed(self, captured: _Captured, moved: list[torch.Tensor]) -> Sequence[Any]:
+        """The first replay, which tells whether there will be others."""
+        results, seconds = device_seconds(captured.run, moved)
+        if seconds > HIDDEN * captured.host_seconds:
+            self._graphs.clear()
+            self._captures = _MOST_CAPTURES
+            _log.debug(
+                "launched one by one: the host takes %.0f us of the device's %.0f",
+                captured.host_seconds * 1e6,
+                seconds * 1e6,
+            )
+        return results
+
     def _learn(self, addresses: Addresses) -> None:
         """What lies elsewhere than at the last call moves."""
         last, self._last = self._last, addresses
@@ -222,8 +244,20 @@ def _capture(
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        begin = time.perf_counter()
         outputs = function(*given)
-    return _Captured(graph.replay, [given[k] for k in moving], outputs, _stream())
+        spent = time.perf_counter() - begin
+    return _Captured(graph.replay, [given[k] for k in moving], outputs, _stream(), spent)
+
+
+def device_seconds(task: Callable[..., T], *given: Any) -> tuple[T, float]:
+    """What a task returns, and for how long the current CUDA device works for it."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    result = task(*given)
+    end.record()
+    end.synchronize()
+    return result, begin.elapsed_time(end) / 1e3
 
 
 def _stream() -> int:

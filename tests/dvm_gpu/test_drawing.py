@@ -32,7 +32,9 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
 def test_numbers_are_eagers(name: str, dtype: torch.dtype, grad: bool) -> None:
     program = PROGRAMS[name]
     compiled = magjit.compile(program, backend="dvm")
-    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {}
+    # Eager mode rounds after each operator, which alpha_dropout has several of.
+    tolerance = (1e-5, 1e-5) if dtype == torch.float32 else (1e-2, 4e-3)
+    rounding = dict(zip(("rtol", "atol"), tolerance, strict=True))
     for seed in range(3):
         x = torch.randn(37, 129, device="cuda", dtype=dtype, requires_grad=grad)
         y = x.detach().clone().requires_grad_(grad)
@@ -41,9 +43,9 @@ def test_numbers_are_eagers(name: str, dtype: torch.dtype, grad: bool) -> None:
         drawn = torch.rand(3, device="cuda")
         torch.manual_seed(seed)
         expected = program(y)
-        torch.testing.assert_close(made, expected, **tolerance)
+        torch.testing.assert_close(made, expected, **rounding)
         torch.testing.assert_close(drawn, torch.rand(3, device="cuda"), rtol=0, atol=0)
         if grad:
             made.sum().backward()
             expected.sum().backward()
-            torch.testing.assert_close(x.grad, y.grad, **tolerance)
+            torch.testing.assert_close(x.grad, y.grad, **rounding)

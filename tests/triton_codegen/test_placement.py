@@ -145,7 +145,7 @@ KERNELS = {
     "ShuffleNet unit": (3, 0),
     "Swin window attention": (4, 0),
     "DenseNet block": (13, 5),  # the result, a cat of what convolutions made; weights' layouts
-    "U-Net skip": (3, 1),  # a padded cat, too
+    "U-Net skip": (3, 0),
 }
 
 

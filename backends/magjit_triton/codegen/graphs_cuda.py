@@ -4,16 +4,20 @@ A recording reads inputs where they were when it was made, as long as they still
 an input that moves is copied into a place of its own first.  What a call returned may be in use
 when the next one comes: a recording whose results are alive is not replayed, another one with
 other memory for its results is, and when there are too many of them the program runs plainly.
-The first call always runs plainly: libraries set themselves up in it.
+The first call always runs plainly: libraries set themselves up in it.  Where the device works far
+longer than the host launches, a graph saves nothing and holds memory: there is none.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from magjit.plugin.cuda_graphs import HIDDEN, device_seconds
 
 __all__ = ["GraphedProgram"]
 
@@ -72,6 +76,7 @@ class GraphedProgram:
     refusal: str = ""
     _recordings: dict[Any, list[_Recording]] = field(default_factory=dict)
     _seen: dict[Any, list[int]] = field(default_factory=dict)
+    _hidden: set[Any] = field(default_factory=set)
     _pool: Any = None
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
@@ -79,6 +84,8 @@ class GraphedProgram:
         if self.refusal or torch.cuda.is_current_stream_capturing():
             return self.run(*inputs)
         key = self._key(inputs) if self.dynamic else None
+        if key in self._hidden:
+            return self.run(*inputs)
         recordings = self._recordings.setdefault(key, [])
         for recording in recordings:
             if recording.fits(inputs) and recording.is_free():
@@ -132,7 +139,9 @@ class GraphedProgram:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                begin = time.perf_counter()
                 outputs = list(self.run(*taken))
+                host_seconds = time.perf_counter() - begin
         except RuntimeError as error:
             self.refusal = str(error)
             torch.cuda.synchronize()
@@ -147,8 +156,14 @@ class GraphedProgram:
         # Inputs read in place belong to the caller: the recording holds none of them.
         own_inputs = [one if number in copied else None for number, one in enumerate(taken)]
         recording = _Recording(graph, own_inputs, kept, copied, outputs, storages, counts)
-        recordings.append(recording)
-        return recording.replay(inputs)
+        results, seconds = device_seconds(recording.replay, inputs)
+        if seconds > HIDDEN * host_seconds:
+            self._hidden.add(self._key(inputs) if self.dynamic else None)
+            if not any(self._recordings.values()):
+                self._pool = None
+        else:
+            recordings.append(recording)
+        return results
 
 
 def _is_tensor(value: Any) -> bool:

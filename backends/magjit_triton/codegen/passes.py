@@ -17,8 +17,9 @@ from torch.fx import GraphModule, Node
 
 from magjit.plugin.virtual_tensors.indexing import FloorDiv, Mod, index_symbols, simplify
 from magjit_triton.codegen.channels_last import in_channels_last
+from magjit_triton.codegen.convolutions import biases_apart, grouped_as_products
 from magjit_triton.codegen.domain import same
-from magjit_triton.codegen.graphs import movement_of
+from magjit_triton.codegen.graphs import called, movement_of
 from magjit_triton.codegen.layout import sizes_of
 from magjit_triton.codegen.shown import views_of
 from magjit_triton.codegen.splitting import split_reductions
@@ -216,10 +217,10 @@ def _flat_product(gm: GraphModule, node: Node, left: Node, matrix: Node, turned:
     if not (batch == 1 or rows == 1 or value.stride(0) == rows * value.stride(1)):
         return  # The rows of one matrix would have to be made.
     with graph.inserting_before(node):
-        right = _made(graph, aten.t.default, (matrix,)) if turned else matrix
-        flat = _made(graph, aten.reshape.default, (left, [batch * rows, inner]))
-        product = _made(graph, aten.mm.default, (flat, right))
-        result = _made(graph, aten.reshape.default, (product, list(node.meta["val"].shape)))
+        right = called(graph, aten.t.default, matrix) if turned else matrix
+        flat = called(graph, aten.reshape.default, left, [batch * rows, inner])
+        product = called(graph, aten.mm.default, flat, right)
+        result = called(graph, aten.reshape.default, product, list(node.meta["val"].shape))
     node.replace_all_uses_with(result)
     graph.erase_node(node)
 
@@ -246,32 +247,17 @@ def _group_product(
     group = int(times)
     if any(isinstance(size, torch.SymInt) for size in (*rows, *matrices)):
         return
-    steps: list[tuple[Any, tuple[Any, ...]]] = [
-        (aten.reshape.default, (source, [count, matrices[2], matrices[3]])),
-    ]
-    if turned:
-        steps.append((aten.transpose.int, (None, 1, 2)))
     graph = gm.graph
     with graph.inserting_before(node):
-        right: Node | None = None
-        for target, args in steps:
-            right = _made(graph, target, (right, *args[1:]) if args[0] is None else args)
-        assert right is not None
-        joined = _made(graph, aten.reshape.default, (left, [count, group * rows[1], rows[2]]))
-        product = _made(graph, aten.bmm.default, (joined, right))
+        right = called(graph, aten.reshape.default, source, [count, matrices[2], matrices[3]])
+        if turned:
+            right = called(graph, aten.transpose.int, right, 1, 2)
+        joined = called(graph, aten.reshape.default, left, [count, group * rows[1], rows[2]])
+        product = called(graph, aten.bmm.default, joined, right)
         shape = list(node.meta["val"].shape)
-        result = _made(graph, aten.reshape.default, (product, shape))
+        result = called(graph, aten.reshape.default, product, shape)
     node.replace_all_uses_with(result)
     graph.erase_node(node)
-
-
-def _made(graph: torch.fx.Graph, target: Any, args: tuple[Any, ...]) -> Node:
-    node = graph.call_function(target, args)
-    values = torch.fx.map_arg(args, lambda one: one.meta["val"])
-    tensor = next(one for one in values if isinstance(one, torch.Tensor))
-    with tensor.fake_mode, torch.no_grad():  # type: ignore[attr-defined]
-        node.meta = {"val": target(*values)}
-    return node
 
 
 def forward_copies(gm: GraphModule) -> None:
@@ -299,7 +285,9 @@ PASSES: list[Callable[[GraphModule], None]] = [
     group_attention,
     group_products,
     split_reductions,
+    biases_apart,
     in_channels_last,
+    grouped_as_products,
     _remove_unused,
 ]
 """In the order in which they run."""

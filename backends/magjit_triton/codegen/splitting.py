@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
+from magjit_triton.codegen.graphs import called
 from magjit_triton.codegen.handlers import reduced_dims
 from magjit_triton.codegen.lowering import Unfusible, operator_name
 
@@ -107,24 +107,17 @@ def _rewrite(
     if sums:
         halves = (torch.float16, torch.bfloat16)
         wide = {"dtype": torch.float32 if result.dtype in halves else result.dtype}
-    with gm.graph.inserting_before(node):
-        made = _made(gm, aten.reshape.default, (source, split), {})
-        made = _made(gm, target, (made, inner), wide)
-        made = _made(gm, target, (made, outer), wide)
+    graph = gm.graph
+    with graph.inserting_before(node):
+        made = called(graph, aten.reshape.default, source, split)
+        made = called(graph, target, made, inner, **wide)
+        made = called(graph, target, made, outer, **wide)
         if name == "mean":
             count = math.prod(sizes[dim] for dim in dims)
-            made = _made(gm, aten.div.Tensor, (made, count), {})
+            made = called(graph, aten.div.Tensor, made, count)
         if made.meta["val"].dtype != result.dtype:
-            made = _made(gm, torch.ops.prims.convert_element_type.default, (made, result.dtype), {})
+            made = called(graph, torch.ops.prims.convert_element_type.default, made, result.dtype)
         if tuple(made.meta["val"].shape) != tuple(result.shape):
-            made = _made(gm, aten.reshape.default, (made, list(result.shape)), {})
+            made = called(graph, aten.reshape.default, made, list(result.shape))
     node.replace_all_uses_with(made)
-    gm.graph.erase_node(node)
-
-
-def _made(gm: GraphModule, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
-    node = gm.graph.call_function(target, args, kwargs)
-    values = torch.fx.map_arg(args, lambda one: one.meta["val"])
-    with values[0].fake_mode, torch.no_grad():
-        node.meta = {"val": target(*values, **kwargs)}
-    return node
+    graph.erase_node(node)
