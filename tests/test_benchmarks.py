@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -223,3 +224,27 @@ def test_a_wrong_dropout_is_found() -> None:
     assert not dvm_cases.check_dropout((x, residual), right)
     assert "scaled" in dvm_cases.check_dropout((x, residual), x * kept + residual)
     assert "dropped" in dvm_cases.check_dropout((x, residual), residual.clone())
+
+
+@pytest.mark.parametrize(("microseconds", "uncounted"), [(4000, 1), (100, 0)])
+def test_turns_of_few_calls_begin_with_one_that_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, microseconds: float, uncounted: int
+) -> None:
+    called: list[str] = []
+    timed: list[tuple[str, int]] = []
+    tasks = {name: (lambda name=name: called.append(name)) for name in ("a", "b")}
+
+    def time_calls(task: Callable[[], object], calls: int) -> float:
+        before = len(called)
+        task()
+        timed.append((called.pop(), calls))
+        assert len(called) == before
+        return microseconds
+
+    monkeypatch.setattr(harness, "time_calls", time_calls)
+    results = harness.alternate(tasks, rounds=2, seconds=0.01)
+    calls = int(1e4 / microseconds)
+    # After one call of each, and what tells how many calls a turn has.
+    assert timed[2:] == [("a", calls), ("b", calls), ("b", calls), ("a", calls)]
+    assert called[2:] == ["a", "b", "b", "a"] * uncounted
+    assert results == {"a": [microseconds] * 2, "b": [microseconds] * 2}
