@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import Tensor, nn
+from torch._inductor.utils import fresh_cache
 
 import magjit
 from agreement import differences, module_state, opaque_nodes, operator_differences
@@ -115,22 +117,27 @@ def explain(finding: Finding) -> None:
 
 
 def with_inductor(name: str) -> tuple[dict[str, float], dict[str, float], list[str]]:
-    """Seconds of the first call, microseconds of later ones, and what differs from eager."""
+    """Seconds of the first call, microseconds of later ones, and what differs from eager.
+
+    Each compiler has a cache folder of its own: the second would find the first one's C++.
+    """
     eager, arguments = MODELS[name]("small")
     tasks: dict[str, Task] = {"eager": partial(eager, *arguments)}
     first: dict[str, float] = {}
     problems: list[str] = []
     torch._dynamo.reset()
-    for compiler, compile_with in COMPILERS.items():
-        warm_up(compiler, "inductor")
-        call = compile_with(MODELS[name]("small")[0], backend="inductor")
-        start = time.perf_counter()
-        call(*arguments)
-        first[compiler] = time.perf_counter() - start
-        for inputs in (arguments, other_inputs(arguments)):
-            problems += differences(eager(*inputs), call(*inputs), compiler)
-        tasks[compiler] = partial(call, *arguments)
-    return first, median_times(tasks, **QUICK), problems
+    with ExitStack() as caches:
+        for compiler, compile_with in COMPILERS.items():
+            caches.enter_context(fresh_cache())
+            warm_up(compiler, "inductor")
+            call = compile_with(MODELS[name]("small")[0], backend="inductor")
+            start = time.perf_counter()
+            call(*arguments)
+            first[compiler] = time.perf_counter() - start
+            for inputs in (arguments, other_inputs(arguments)):
+                problems += differences(eager(*inputs), call(*inputs), compiler)
+            tasks[compiler] = partial(call, *arguments)
+        return first, median_times(tasks, **QUICK), problems
 
 
 def table_of(findings: Sequence[Finding]) -> Table:
