@@ -238,11 +238,11 @@ def measure(compiler: str, backend: str, mode: str, name: str, device: str) -> d
 def measure_case(benchmark: Benchmark, name: str, backend: str, options: Any) -> None:
     """One row a metric, medians over rounds."""
     found: dict[str, list[dict[str, Any]]] = {compiler: [] for compiler in COMPILERS}
+    own, _, mode = backend.partition(", ")
     for turn in range(options.rounds):
         turned = COMPILERS[turn % 4 :] + COMPILERS[: turn % 4]
         for compiler in turned:
-            given, _, mode = backend.partition(", ")
-            given = "inductor" if given == "dvm" and compiler != "magjit" else given
+            given = "inductor" if own == "dvm" and compiler != "magjit" else own
             arguments = (compiler, given, mode, name, options.device)
             run = measured_within(options.seconds, __file__, "--one", *arguments)
             found[compiler].append(run)

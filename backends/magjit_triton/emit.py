@@ -22,6 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from magjit.plugin import make_graph_module
 from magjit.plugin.aliases import is_alias
+from magjit.plugin.fx_helpers import called
 from magjit.plugin.virtual_tensors import Affine
 from magjit.plugin.virtual_tensors.calls import operand_nodes, result_nodes
 from magjit.plugin.virtual_tensors.costs import left_to_fill, left_to_move
@@ -198,11 +199,7 @@ class _Emission:
         return made
 
     def _call(self, target: Any, args: tuple[Any, ...]) -> Node:
-        made = self.graph.call_function(target, args)
-        values = torch.fx.map_arg(args, lambda one: one.meta["val"])
-        with values[0].fake_mode, torch.no_grad():
-            made.meta = {"val": target(*values)}
-        return made
+        return called(self.graph, target, *args)
 
     def _copied(self, node: Node) -> Node:
         return self.graph.node_copy(node, self.read)

@@ -19,6 +19,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from magjit.plugin.aliases import is_alias
+from magjit.plugin.fx_helpers import called
 from magjit.plugin.virtual_tensors.calls import operand_nodes
 
 __all__ = ["update_in_place", "updated"]
@@ -229,8 +230,4 @@ class _Writer:
 
     def _call(self, target: Any, *args: Any) -> Node:
         with self.graph.inserting_before(self.before):
-            made = self.graph.call_function(target, args)
-        fakes = torch.fx.map_arg(args, lambda one: one.meta["val"])
-        with fakes[0].fake_mode, torch.no_grad():
-            made.meta = {"val": target(*fakes)}
-        return made
+            return called(self.graph, target, *args)

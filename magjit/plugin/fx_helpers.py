@@ -11,7 +11,7 @@ import torch
 from torch._dynamo.source import ConstantSource, LocalSource
 from torch._guards import CompileId, TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import (
     _LazyGraphModule,
     _make_graph_module,
@@ -33,6 +33,7 @@ from magjit.plugin.inputs import (
 
 __all__ = [
     "FakeInputs",
+    "called",
     "copy_graph_module",
     "fakeify",
     "input_position",
@@ -257,3 +258,13 @@ class _Part(torch.nn.Module):
     def __init__(self, compiled: Callable[..., Any]) -> None:
         super().__init__()
         self.forward = compiled
+
+
+def called(graph: Graph, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+    """A new node of an operator, where the graph inserts, with the value of its operands'."""
+    node = graph.call_function(target, args, kwargs)
+    values = torch.fx.map_arg(args, lambda one: one.meta["val"])
+    tensor = next(one for one in values if isinstance(one, torch.Tensor))
+    with tensor.fake_mode, torch.no_grad():  # type: ignore[attr-defined]
+        node.meta = {"val": target(*values, **kwargs)}
+    return node

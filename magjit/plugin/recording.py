@@ -129,12 +129,9 @@ class _Recorder(TorchDispatchMode):
                 node = self.read(*self.symbols[expr])
             else:
                 func, parts = self.folded(expr)
-                made = map(self.number, parts)
-                node = (
-                    reduce(partial(self.computed, func), made)
-                    if len(parts) > 1
-                    else (self.computed(func, *made))
-                )
+                first, *others = map(self.number, parts)
+                computed = partial(self.computed, func)
+                node = reduce(computed, others, first) if others else computed(first)
             self.numbers[expr] = node
         return node
 

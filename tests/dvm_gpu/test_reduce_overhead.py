@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import magjit
+from control_flow import LoopedLSTM
 from magjit.plugin import cuda_graphs
 
 pytestmark = pytest.mark.gpu
@@ -27,38 +28,9 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-class Cell(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.given, self.kept = nn.Linear(width, 4 * width), nn.Linear(width, 4 * width)
-
-    def forward(
-        self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        i, f, g, o = (self.given(x) + self.kept(h)).chunk(4, 1)
-        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-        return o.sigmoid() * c.tanh(), c
-
-
-class Looped(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(Cell(64) for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        zeros = x.new_zeros(x.shape[1], 64)
-        h, c, y = [zeros] * 3, [zeros] * 3, zeros
-        for t in range(x.shape[0]):
-            y = x[t]
-            for k, cell in enumerate(self.parts):
-                h[k], c[k] = cell(y, h[k], c[k])
-                y = h[k]
-        return y
-
-
 def test_a_loop_of_any_length(captured: list[Any]) -> None:
     torch.manual_seed(0)
-    model = Looped().cuda().eval()
+    model = LoopedLSTM(width=64, layers=3).cuda().eval()
     compiled = magjit.compile(model, backend="dvm", mode="reduce-overhead")
     with torch.no_grad():
         for length in (5, 7, 4, 9, 6, 12, 5):

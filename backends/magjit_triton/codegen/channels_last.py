@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from magjit_triton.codegen.convolutions import is_grouped_product
+from magjit_triton.codegen.convolutions import is_convolution, is_grouped_product
 from magjit_triton.codegen.graphs import is_tensor, mutates
 
 __all__ = ["in_channels_last"]
@@ -32,7 +32,7 @@ class _Impossible(Exception):
 
 def in_channels_last(gm: GraphModule) -> None:
     """Bring convolutions' operands into channels-last memory, if that pays; strides follow."""
-    found = [node for node in gm.graph.nodes if _is_convolution(node)]
+    found = [node for node in gm.graph.nodes if _is_movable(node)]
     if not found or not _pays(found):
         return
     rewrite = _Rewrite(gm)
@@ -42,11 +42,12 @@ def in_channels_last(gm: GraphModule) -> None:
         rewrite.undo()
 
 
-def _is_convolution(node: Node) -> bool:
-    if node.op != "call_function" or node.target is not aten.convolution.default:
+def _is_movable(node: Node) -> bool:
+    """Whether a node is a convolution that has another order."""
+    if not is_convolution(node):
         return False
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dim() == 4 and value.dtype in _FLOATS
+    value = node.meta["val"]
+    return value.dim() == 4 and value.dtype in _FLOATS
 
 
 def _pays(convolutions: list[Node]) -> bool:
@@ -100,7 +101,7 @@ class _Rewrite:
                     raise _Impossible
                 continue
             if node in convolutions:
-                for operand in node.args[: 1 if is_grouped_product(node) else 2]:
+                for operand in node.args[:2]:
                     self.convert(operand, node)
             for one in node.all_input_nodes:
                 if one in self.made and not mutates(node):

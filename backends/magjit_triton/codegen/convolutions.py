@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
-from magjit_triton.codegen.graphs import called
+from magjit.plugin.fx_helpers import called
 
-__all__ = ["biases_apart", "grouped_as_products", "is_grouped_product"]
+__all__ = ["biases_apart", "grouped_as_products", "is_convolution", "is_grouped_product"]
 
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -21,33 +21,33 @@ _HALVES = (torch.float16, torch.bfloat16)
 def biases_apart(gm: GraphModule) -> None:
     """Biases of convolutions are added by an operator of their own, which can be fused."""
     for node in list(gm.graph.nodes):
-        if not _is_convolution(node) or not isinstance(node.args[2], Node):
+        if not is_convolution(node) or not isinstance(node.args[2], Node):
             continue
         value = node.meta["val"]
         # Kernels for single channels are not the library's, and add biases themselves.
         if node.args[8] != 1 and not is_grouped_product(node):
             continue
-        bias = node.args[2]
-        users = list(node.users)
-        node.update_arg(2, None)
-        with gm.graph.inserting_after(node):
+        with gm.graph.inserting_before(node.next):
+            bias = node.args[2]
+            for _ in range(value.dim() - 2):
+                bias = called(gm.graph, aten.unsqueeze.default, bias, -1)
             total = gm.graph.call_function(aten.add.Tensor, (node, bias))
-        with gm.graph.inserting_before(total):
-            total.args = (node, _unsqueezed(gm, bias, value.dim() - 2))
-        total.meta = {**node.meta, "val": value}
-        for user in users:
-            user.replace_input_with(node, total)
+        total.meta = dict(node.meta)
+        node.update_arg(2, None)
+        node.replace_all_uses_with(total)
+        total.update_arg(0, node)  # which was replaced there, too
 
 
-def _unsqueezed(gm: GraphModule, node: Node, times: int) -> Node:
-    for _ in range(times):
-        node = called(gm.graph, aten.unsqueeze.default, node, -1)
-    return node
+def is_convolution(node: Node) -> bool:
+    """Whether a node is a convolution of any kind."""
+    if node.op != "call_function" or node.target is not aten.convolution.default:
+        return False
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def is_grouped_product(node: Node) -> bool:
     """Whether a convolution is one product for each of several groups, at the same precision."""
-    if not _is_convolution(node) or node.args[8] == 1 or node.args[6]:
+    if not is_convolution(node) or node.args[8] == 1 or node.args[6]:
         return False
     value, weight = node.meta["val"], node.args[1].meta["val"]  # type: ignore[union-attr]
     image = node.args[0].meta["val"]  # type: ignore[union-attr]
@@ -122,9 +122,3 @@ def _parts(node: Node) -> tuple[Node, Node, int, tuple[int, ...]]:
     image, weight = node.args[:2]
     assert isinstance(image, Node) and isinstance(weight, Node)
     return image, weight, int(node.args[8]), tuple(image.meta["val"].shape)  # type: ignore[arg-type]
-
-
-def _is_convolution(node: Node) -> bool:
-    if node.op != "call_function" or node.target is not aten.convolution.default:
-        return False
-    return isinstance(node.meta.get("val"), torch.Tensor)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from magjit.plugin.virtual_tensors.calls import operand_nodes
 from magjit.plugin.virtual_tensors.mapping import Movement
@@ -19,7 +19,6 @@ ABSORBED = "magjit_absorbed"
 
 __all__ = [
     "ABSORBED",
-    "called",
     "has_all_symbols",
     "is_empty",
     "is_moments",
@@ -131,13 +130,3 @@ def _numbers(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [number for one in value for number in _numbers(one)]
     return []
-
-
-def called(graph: Graph, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
-    """A new node of an operator, where the graph inserts, with the value of its operands'."""
-    node = graph.call_function(target, args, kwargs)
-    values = torch.fx.map_arg(args, lambda one: one.meta["val"])
-    tensor = next(one for one in values if isinstance(one, torch.Tensor))
-    with tensor.fake_mode, torch.no_grad():  # type: ignore[attr-defined]
-        node.meta = {"val": target(*values, **kwargs)}
-    return node

@@ -98,7 +98,7 @@ class GraphedProgram:
         if any(not self._graphable(one) for one in inputs):
             self.refusal = "an input is on the CPU"
             return self.run(*inputs)
-        return self._record(inputs, places, before, recordings)
+        return self._record(key, inputs, places, before)
 
     @staticmethod
     def _key(inputs: Sequence[Any]) -> Any:
@@ -111,11 +111,7 @@ class GraphedProgram:
         return not isinstance(value, torch.Tensor) or value.device.type == "cuda"
 
     def _record(
-        self,
-        inputs: Sequence[Any],
-        places: Sequence[int],
-        before: Sequence[int],
-        recordings: list[_Recording],
+        self, key: Any, inputs: Sequence[Any], places: Sequence[int], before: Sequence[int]
     ) -> Sequence[Any]:
         taken: list[Any] = []
         kept: list[tuple[int, int]] = []
@@ -158,11 +154,11 @@ class GraphedProgram:
         recording = _Recording(graph, own_inputs, kept, copied, outputs, storages, counts)
         results, seconds = device_seconds(recording.replay, inputs)
         if seconds > HIDDEN * host_seconds:
-            self._hidden.add(self._key(inputs) if self.dynamic else None)
+            self._hidden.add(key)
             if not any(self._recordings.values()):
                 self._pool = None
         else:
-            recordings.append(recording)
+            self._recordings[key].append(recording)
         return results
 
 

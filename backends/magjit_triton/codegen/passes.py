@@ -15,11 +15,12 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
+from magjit.plugin.fx_helpers import called
 from magjit.plugin.virtual_tensors.indexing import FloorDiv, Mod, index_symbols, simplify
 from magjit_triton.codegen.channels_last import in_channels_last
 from magjit_triton.codegen.convolutions import biases_apart, grouped_as_products
 from magjit_triton.codegen.domain import same
-from magjit_triton.codegen.graphs import called, movement_of
+from magjit_triton.codegen.graphs import movement_of
 from magjit_triton.codegen.layout import sizes_of
 from magjit_triton.codegen.shown import views_of
 from magjit_triton.codegen.splitting import split_reductions

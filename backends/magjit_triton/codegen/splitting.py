@@ -7,7 +7,7 @@ import math
 import torch
 from torch.fx import GraphModule, Node
 
-from magjit_triton.codegen.graphs import called
+from magjit.plugin.fx_helpers import called
 from magjit_triton.codegen.handlers import reduced_dims
 from magjit_triton.codegen.lowering import Unfusible, operator_name
 
