@@ -5,7 +5,8 @@ has been compared with eager's. Each compiler counts with its best mode, which t
 
 run_ms          a call: of the device, between two events; of the processor, by the clock
 extra_peak_mb   most memory that a call takes beside its arguments, and what a compiled block holds
-                between calls (memory pools of CUDA graphs)
+                between calls (memory of CUDA graphs, their pools as a whole); on a GPU in a
+                process of its own, after a call in eager mode, which sets up cuBLAS's workspace
 compile_s       from `compile` to the end of the second call; of torch.compile without caches
 kernels         that a call launches, and `moving_kernels` among them: copies, by their names
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import re
 import statistics
 import sys
@@ -34,6 +36,7 @@ from harness import (
     Task,
     argument_parser,
     earlier_rows,
+    in_fresh_process,
     median_times,
     no_collection,
 )
@@ -59,8 +62,7 @@ class Entrant:
 
     call: Callable[..., Any]
     compile_s: float = 0.0
-    held_mb: float = 0.0
-    peak_mb: float = 0.0
+    memory_mb: float | None = None
     kernels: tuple[int, int] | None = None
     wrong: str = ""
 
@@ -74,13 +76,17 @@ def synchronize(device: str) -> None:
 
 
 def held(device: str) -> float:
-    """MiB that the device's allocator keeps and nobody has freed."""
+    """MiB that nobody has freed, and pools of CUDA graphs as a whole: nobody else can use them."""
     gc.collect()
     if device != "cuda":
         return 0.0
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    return torch.cuda.memory_reserved() / MIB
+    counts = (
+        one["allocated_size"] if one["segment_pool_id"] == (0, 0) else one["total_size"]
+        for one in torch.cuda.memory_snapshot()
+    )
+    return float(sum(counts)) / MIB
 
 
 def peak(call: Task, device: str) -> float:
@@ -152,19 +158,26 @@ def times_of(tasks: Mapping[str, Task], device: str, rounds: int) -> dict[str, f
 # -- a block --------------------------------------------------------------------------------------
 
 
+def compiled(name: str, mode: str, module: torch.nn.Module) -> Callable[..., Any]:
+    """A block as a compiler's mode makes it."""
+    if name == "magjit":
+        return magjit.compile(module, backend="triton", mode=mode)
+    if name == "eager":
+        return module
+    made: Callable[..., Any] = torch.compile(
+        module, mode=None if mode == "default" else mode, dynamic=False
+    )
+    return made
+
+
 def entrant(
     name: str, mode: str, build: Callable[[], Built], expected: Any, device: str
 ) -> Entrant:
     """A block compiled anew and called three times; what it costs but for its time."""
     torch._dynamo.reset()
     built = build()
-    before = held(device)
     start = time.perf_counter()
-    call: Callable[..., Any]
-    if name == "magjit":
-        call = magjit.compile(built.module, backend="triton", mode=mode)
-    else:
-        call = torch.compile(built.module, mode=None if mode == "default" else mode, dynamic=False)
+    call = compiled(name, mode, built.module)
     for _ in range(2):
         actual = call(*built.arguments)
     synchronize(device)
@@ -174,11 +187,30 @@ def entrant(
     tolerance = TOLERANCES[dtype] if device == "cuda" else CPU_TOLERANCE
     made.wrong = "; ".join(differences(expected, actual, tolerance=tolerance))
     del actual
-    made.held_mb = max(0.0, held(device) - before)
-    made.peak_mb = peak(made.call, device)
     if device == "cuda":
         made.kernels = launched(made.call)
+    else:
+        made.memory_mb = peak(made.call, device)
     return made
+
+
+def memory(name: str, batch: int, entry: str, small: bool) -> float:
+    """MiB that a compiled block holds, and that a call of it takes beside."""
+    built = BLOCKS[name].build(batch, "cuda", small=True if small else None)
+    compiler, _, mode = entry.partition(" ")
+    built.module(*built.arguments)
+    before = held("cuda")
+    call = compiled(compiler, mode, built.module)
+    for _ in range(4):
+        call(*built.arguments)
+    kept = max(0.0, held("cuda") - before)
+    return kept + peak(lambda: call(*built.arguments), "cuda")
+
+
+def memory_alone(name: str, batch: int, entry: str, small: bool) -> float:
+    """The same, measured in a process of its own."""
+    given = json.dumps([name, batch, entry, small])
+    return float(in_fresh_process(__file__, "--memory-of", given))
 
 
 def measure(benchmark: Benchmark, name: str, batch: int, options: argparse.Namespace) -> None:
@@ -193,9 +225,10 @@ def measure(benchmark: Benchmark, name: str, batch: int, options: argparse.Names
     built = build()
     eager = Entrant(lambda: built.module(*built.arguments))
     expected = build().module(*build().arguments)
-    eager.peak_mb = peak(eager.call, device)
     if device == "cuda":
         eager.kernels = launched(eager.call)
+    else:
+        eager.memory_mb = peak(eager.call, device)
     found: dict[str, Entrant] = {"eager": eager}
     notes: list[str] = []
     for compiler in ("magjit", "torch.compile"):
@@ -206,7 +239,36 @@ def measure(benchmark: Benchmark, name: str, batch: int, options: argparse.Names
                 notes.append(f"{compiler} {mode}: {type(error).__name__}: {str(error)[:200]}")
     notes += [f"{key}: {one.wrong}" for key, one in found.items() if one.wrong]
     times = times_of({key: one.call for key, one in found.items()}, device, options.rounds)
-    add_rows(benchmark, f"{name}, batch {batch}", found, times, notes)
+    best = fastest(times)
+    if device == "cuda":
+        for key in best.values():
+            found[key].memory_mb = memory_alone(name, batch, key, options.small)
+    add_rows(benchmark, f"{name}, batch {batch}", found, times, best, notes)
+
+
+def fastest(times: Mapping[str, float]) -> dict[str, str]:
+    """Eager mode, and the best mode of each compiler."""
+    best = {"eager": "eager"}
+    for compiler in ("magjit", "torch.compile"):
+        modes = [key for key in times if key.startswith(compiler)]
+        if modes:
+            best[compiler] = min(modes, key=times.__getitem__)
+    return best
+
+
+def measure_memory(
+    benchmark: Benchmark, name: str, batch: int, options: argparse.Namespace
+) -> None:
+    """The row of memory anew, in the modes that were best when times were measured."""
+    case = f"{name}, batch {batch}"
+    rows = {row.metric: row for row in benchmark.rows if row.case == case}
+    if "run_ms" not in rows:
+        raise SystemExit(f"{case}: its times have not been measured yet")
+    named = rows["run_ms"].note.partition(";")[0].split(", ")
+    best = {"eager": "eager"} | {key.partition(" ")[0]: key for key in named}
+    values = {name_: memory_alone(name, batch, key, options.small) for name_, key in best.items()}
+    row = Row.of(case, "extra_peak_mb", "MiB", values)
+    benchmark.rows[benchmark.rows.index(rows["extra_peak_mb"])] = row
 
 
 def add_rows(
@@ -214,14 +276,10 @@ def add_rows(
     case: str,
     found: Mapping[str, Entrant],
     times: Mapping[str, float],
+    best: Mapping[str, str],
     notes: Sequence[str],
 ) -> None:
     """Rows of each compiler's best mode, and the times of all modes."""
-    best: dict[str, str] = {"eager": "eager"}
-    for compiler in ("magjit", "torch.compile"):
-        modes = [key for key in found if key.startswith(compiler)]
-        if modes:
-            best[compiler] = min(modes, key=times.__getitem__)
 
     def row(metric: str, unit: str, value: Callable[[str], float | None], note: str = "") -> None:
         values = {name: value(key) for name, key in best.items()}
@@ -231,7 +289,7 @@ def add_rows(
 
     chosen = ", ".join(key for key in best.values() if key != "eager")
     row("run_ms", "ms", times.__getitem__, "; ".join([chosen, *notes]))
-    row("extra_peak_mb", "MiB", lambda key: found[key].peak_mb + found[key].held_mb)
+    row("extra_peak_mb", "MiB", lambda key: found[key].memory_mb)
     row("compile_s", "s", lambda key: found[key].compile_s or None)
     for number, metric in enumerate(("kernels", "moving_kernels")):
         counts = {name: found[key].kernels for name, key in best.items()}
@@ -278,7 +336,9 @@ def add_means(benchmark: Benchmark) -> None:
 
 
 def kept(options: argparse.Namespace) -> list[Row]:
-    """Rows of the file, if it is there, of blocks that are not measured now."""
+    """Rows of the file, if it is there, of blocks whose times are not measured now."""
+    if options.memory_only:
+        return earlier_rows(options.json, lambda row: ", batch " in row["case"])
     cases = {f"{name}, batch {batch}" for name in options.blocks for batch in options.batches}
     return earlier_rows(
         options.json, lambda row: ", batch " in row["case"] and row["case"] not in cases
@@ -293,10 +353,16 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument("--modes", nargs="+", choices=MODES)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument(
+        "--memory-only", action="store_true", help="memory anew, in the modes that were fastest"
+    )
+    parser.add_argument("--memory-of", metavar="JSON", help=argparse.SUPPRESS)
     parser.add_argument("--small", action="store_true", help="small sizes on a GPU, too")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device")
+    if options.memory_only and options.device != "cuda":
+        parser.error("--memory-only is for a GPU; on a CPU memory and times are measured together")
     options.modes = options.modes or list(MODES if options.device == "cuda" else CPU_MODES)
     return options
 
@@ -306,6 +372,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
+    if options.memory_of is not None:
+        with torch.no_grad():
+            print(json.dumps(memory(*json.loads(options.memory_of))))
+        return 0
     disable_caches()
     benchmark = Benchmark.start(options)
     benchmark.rows += kept(options)
@@ -313,7 +383,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.blocks:
             for batch in options.batches:
                 benchmark.console.print(f"{name}, batch {batch} …")
-                measure(benchmark, name, batch, options)
+                (measure_memory if options.memory_only else measure)(
+                    benchmark, name, batch, options
+                )
                 benchmark.write()
     add_means(benchmark)
     benchmark.finish()

@@ -16,7 +16,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,7 +26,15 @@ from torch.fx import Graph, GraphModule, Node
 
 from magjit.plugin.aliases import is_alias
 
-__all__ = ["HIDDEN", "Replaying", "can_be_captured", "device_seconds", "without_symbols"]
+__all__ = [
+    "HIDDEN",
+    "Replaying",
+    "can_be_captured",
+    "capturing",
+    "current_stream",
+    "device_seconds",
+    "without_symbols",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -177,7 +186,7 @@ class Replaying:
         try:
             captured = self._graphs.get(self._key(inputs))
             if captured is not None:
-                if captured.stream == _stream():
+                if captured.stream == current_stream():
                     return captured.run([inputs[k] for k in self._moving])
             elif (captured := self._captured(inputs)) is not None:
                 return self._weighed(captured, [inputs[k] for k in self._moving])
@@ -242,12 +251,43 @@ def _capture(
     for k in moving:
         given[k] = inputs[k].clone()
     graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with capturing(graph):
         begin = time.perf_counter()
         outputs = function(*given)
         spent = time.perf_counter() - begin
-    return _Captured(graph.replay, [given[k] for k in moving], outputs, _stream(), spent)
+    return _Captured(graph.replay, [given[k] for k in moving], outputs, current_stream(), spent)
+
+
+_sides: dict[tuple[int, int], torch.cuda.Stream] = {}
+_workspaces: dict[int, Any] = {}
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """Capture what is launched, on a stream that stands for the current one.
+
+    Graphs of different streams may be replayed at once, so each has its own workspace of cuBLAS,
+    which goes by stream. It lies in memory that stays: others may drop workspaces at any time, and
+    a graph has no other name for its own than the address. Afterwards the workspaces of all
+    streams are dropped; what is launched outside of graphs makes another one when it needs it.
+    """
+    device = torch.cuda.current_device()
+    key = device, current_stream()
+    if key not in _sides:
+        _sides[key] = torch.cuda.Stream()
+    if device not in _workspaces:
+        _workspaces[device] = torch.cuda.MemPool()
+    side = _sides[key]
+    matrix = torch.zeros(16, 16, device=torch.device("cuda", device))
+    made = torch.empty_like(matrix)
+    torch.cuda.synchronize()
+    with torch.cuda.use_mem_pool(_workspaces[device]), torch.cuda.stream(side):
+        torch.mm(matrix, matrix, out=made)
+    try:
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def device_seconds(task: Callable[..., T], *given: Any) -> tuple[T, float]:
@@ -260,5 +300,6 @@ def device_seconds(task: Callable[..., T], *given: Any) -> tuple[T, float]:
     return result, begin.elapsed_time(end) / 1e3
 
 
-def _stream() -> int:
-    return torch.cuda.current_stream().cuda_stream
+def current_stream() -> int:
+    """The handle of torch's current CUDA stream."""
+    return int(torch.cuda.current_stream().cuda_stream)

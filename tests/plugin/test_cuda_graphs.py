@@ -52,7 +52,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
     made = Captures()
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cuda_graphs, "_capture", made.capture)
-    monkeypatch.setattr(cuda_graphs, "_stream", lambda: made.stream)
+    monkeypatch.setattr(cuda_graphs, "current_stream", lambda: made.stream)
     monkeypatch.setattr(cuda_graphs, "device_seconds", made.timed)
     return made
 

@@ -58,6 +58,21 @@ def test_operands_are_brought_there_once_and_results_come_back() -> None:
     torch.testing.assert_close(gm(*CHAIN), chain(*CHAIN))
 
 
+def test_what_makes_a_result_reads_the_input_itself() -> None:
+    def residual(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        inner = F.conv2d(F.conv2d(x, first).relu(), second)
+        return (inner * 2 + x).relu()
+
+    given = (torch.randn(2, 64, 9, 7), weights(128, 64, 1, 1), weights(64, 128, 1, 1))
+    gm = traced(residual, *given)
+    in_channels_last(gm)
+    x = next(node for node in gm.graph.nodes if node.op == "placeholder")
+    (copied,) = (node for node in x.users if node.target is COPY)
+    assert [node.target for node in copied.users] == [CONVOLUTION]
+    assert len(x.users) == 2
+    torch.testing.assert_close(gm(*given), residual(*given))
+
+
 def test_views_that_are_none_in_this_order_are_copies() -> None:
     def flat(x: Tensor, weight: Tensor) -> Tensor:
         return F.conv2d(x, weight).view(2, -1).sum(1)

@@ -61,6 +61,72 @@ def test_graphs_see_changed_inputs_and_leave_results_alone() -> None:
             torch.testing.assert_close(y, module(x), rtol=1e-4, atol=1e-4)
 
 
+def test_results_of_one_shape_survive_calls_with_another() -> None:
+    """What a graph has in between may not lie where another one's results are."""
+
+    def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = torch.softmax(x @ w, -1) * 3
+        return x @ w
+
+    compiled = magjit.compile(chain, backend="triton", mode="reduce-overhead", dynamic=True)
+    w = torch.randn(64, 64, device="cuda")
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for _ in range(5):
+        for rows in (48, 16, 32, 64):
+            x = torch.randn(rows, 64, device="cuda")
+            kept = [*kept[-3:], (x, compiled(x, w))]
+            for one, made in kept:
+                torch.testing.assert_close(made, chain(one, w), rtol=1e-4, atol=1e-4)
+
+
+def test_graphs_hold_the_memory_that_they_need() -> None:
+    def held() -> int:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        private = [one for one in torch.cuda.memory_snapshot() if one["segment_pool_id"] != (0, 0)]
+        return sum(one["total_size"] for one in private)
+
+    modules = [model() for _ in range(3)]
+    x = torch.randn(4096, 64, device="cuda")
+    with torch.no_grad():
+        expected = [module(x) for module in modules]
+        compiled = [
+            magjit.compile(module, backend="triton", mode="reduce-overhead") for module in modules
+        ]
+        results, counts, allocated = [], [], []
+        for call in compiled:
+            for _ in range(4):
+                made = call(x)
+            results.append(made)
+            counts.append(held())
+            allocated.append(torch.cuda.memory_allocated())
+    for made, wanted in zip(results, expected, strict=True):
+        torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-4)
+    # No pool of their own; one block for what is in between, of 1 MiB; results of 128 KiB each.
+    assert counts[0] == counts[1] == counts[2]
+    assert allocated[2] - allocated[1] <= 4096 * 8 * 4 + (64 << 10)
+
+
+def test_graphs_of_several_streams() -> None:
+    module = model()
+    x = torch.randn(512, 64, device="cuda")
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        compiled = magjit.compile(module, backend="triton", mode="reduce-overhead")
+        expected, results = module(x), []
+        torch.cuda.synchronize()
+        for _ in range(6):
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    results.append(compiled(x))
+            torch.cuda.synchronize()
+            for made in results:
+                torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-4)
+            results.clear()
+
+
 def test_graphs_see_changed_parameters() -> None:
     module = model()
     x = torch.randn(16, 64, device="cuda")

@@ -36,6 +36,7 @@ from magjit_triton.codegen import compiler, deciding, placement, runtime  # noqa
 from magjit_triton.codegen.entry import compile_with_kernels  # noqa: E402
 from magjit_triton.codegen.fusion import Group  # noqa: E402
 from magjit_triton.codegen.lowering import operator_name  # noqa: E402
+from magjit_triton.codegen.memory_plan import Planned, Watched, with_memory  # noqa: E402
 from magjit_triton.codegen.tuning import candidates  # noqa: E402
 
 MOST_SHARED_MEMORY = 227 * 1024
@@ -64,6 +65,8 @@ def interpret(case: Case) -> None:
     again = compiled(*arguments)
     for one, other in zip(found, again, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    for one, other in zip(found, in_planned_memory(compiled, arguments), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
     calls = tuple(
         operator_name(unit)
         for unit in compiled.plan.units
@@ -72,6 +75,17 @@ def interpret(case: Case) -> None:
     if case.kernels is not None:
         assert len(compiled.kernels) == case.kernels, f"\n{compiled.plan}"
         assert calls == case.calls, calls
+
+
+def in_planned_memory(compiled: compiler.Compiled, arguments: list) -> list:
+    """Results of a run whose memory was planned before, as for a capture; poisoned."""
+    watched = Watched()
+    results = with_memory(compiled.run, compiled.products, watched)(*arguments)
+    planned = Planned(watched.finish(), stream=0)
+    del results
+    if planned.block is not None:
+        planned.block.fill_(255)
+    return list(with_memory(compiled.run, compiled.products, planned)(*arguments))
 
 
 def sm90(case: Case) -> None:

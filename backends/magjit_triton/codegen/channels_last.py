@@ -2,7 +2,8 @@
 
 Given another order, the library rearranges operand and result in kernels of its own.  Here fused
 kernels write what a convolution reads in that order, and what follows keeps it; where the graph's
-results must lie as in eager mode, the kernel that makes them writes that order.
+results must lie as in eager mode, the kernel that makes them writes that order, and reads inputs
+as they lie: a copy that convolutions alone read is free again when they are done.
 """
 
 from __future__ import annotations
@@ -91,13 +92,13 @@ class _Rewrite:
 
     def run(self, convolutions: set[Node]) -> None:
         self.mode = next(iter(convolutions)).meta["val"].fake_mode
-        restored = 0
+        restored: list[Node] = []
         for node in list(self.gm.graph.nodes):
             if node.op == "output":
                 for one in node.all_input_nodes:
                     if one in self.before and is_tensor(one):
                         restored += self.restore(one, node)
-                if restored > _MOST_RESTORED:
+                if len(restored) > _MOST_RESTORED:
                     raise _Impossible
                 continue
             if node in convolutions:
@@ -108,6 +109,25 @@ class _Rewrite:
                     node.replace_input_with(one, self.made[one])
             if any(one in self.before or one in self.copies for one in node.all_input_nodes):
                 self.follow(node)
+        for result in restored:
+            self.read_in_place(result)
+
+    def read_in_place(self, result: Node) -> None:
+        """Let the kernel of a restored result read the tensors that were copied, not the copies."""
+        chain: dict[Node, None] = {}
+        waiting = list(result.all_input_nodes)
+        while waiting:
+            node = waiting.pop()
+            if node in chain or node in self.copies or len(node.users) != 1:
+                continue
+            if torch.Tag.pointwise in getattr(node.target, "tags", ()):
+                chain[node] = None
+                waiting += node.all_input_nodes
+        for node in [one for one in self.gm.graph.nodes if one in chain]:
+            for one in node.all_input_nodes:
+                if one in self.copies:
+                    node.replace_input_with(one, one.all_input_nodes[0])
+            self.follow(node)
 
     def convert(self, operand: Any, user: Node) -> None:
         """Let ``user`` read an operand in channels-last memory."""
@@ -129,16 +149,17 @@ class _Rewrite:
         self.copies.add(node)
         return node
 
-    def restore(self, result: Node, output: Node) -> int:
-        """A result of the graph as it lies in eager mode."""
+    def restore(self, result: Node, output: Node) -> list[Node]:
+        """A result of the graph as it lies in eager mode: the copy of it, if it needs one."""
         old, new = self.before[result], result.meta["val"]
         if old.stride() == new.stride():
-            return 0
+            return []
         if not old.is_contiguous():
             raise _Impossible
         with self.gm.graph.inserting_before(output):
-            output.replace_input_with(result, self.copy(result, old))
-        return 1
+            copy = self.copy(result, old)
+        output.replace_input_with(result, copy)
+        return [copy]
 
     def follow(self, node: Node) -> None:
         """The value of a node whose operands lie in another order."""
@@ -157,7 +178,7 @@ class _Rewrite:
                 self.targets[node] = node.target
                 node.target = aten.reshape.default
                 value = node.target(*args, **kwargs)
-        self.before[node] = node.meta["val"]
+        self.before.setdefault(node, node.meta["val"])
         node.meta["val"] = value
         node.meta.pop("magjit_movement", None)
 

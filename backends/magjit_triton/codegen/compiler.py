@@ -7,7 +7,7 @@ dropped after its last use, so that the allocator can give its memory to the nex
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ from magjit_triton.codegen.matmul.family import WORKSPACE
 from magjit_triton.codegen.matmul.fusing import ProductFusion
 from magjit_triton.codegen.matmul.measuring import measured
 from magjit_triton.codegen.matmul.steps import product_kernels
+from magjit_triton.codegen.memory_plan import ALLOCATE
 from magjit_triton.codegen.nest import Hint
 from magjit_triton.codegen.passes import PASSES
 from magjit_triton.codegen.plan import Group, Plan
@@ -65,6 +66,7 @@ class Compiled:
         kernels: the kernels it launches; of those with one ``identity`` the first is compiled.
         plan: what was fused.
         fusion: what made the plan.
+        products: names of operators in the program → their forms that take ``out``.
     """
 
     run: Callable[..., Sequence[Any]]
@@ -72,6 +74,7 @@ class Compiled:
     kernels: list[Kernel]
     plan: Plan
     fusion: Fusion
+    products: Mapping[str, Any]
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         return self.run(*inputs)
@@ -127,7 +130,8 @@ def compile_graph(
         dynamic = bool(program.sizes) or any(
             not isinstance(node.meta.get("val"), torch.Tensor) for node in placeholders
         )
-        compiled.run = GraphedProgram(compiled.run, frozenset(static_inputs), changed, dynamic)
+        static = frozenset(static_inputs)
+        compiled.run = GraphedProgram(compiled.run, program.products, static, changed, dynamic)
     return compiled
 
 
@@ -169,7 +173,7 @@ class Program:
         self.names.update(
             torch=torch,
             # No operator's node is called so.
-            __empty_strided=torch.empty_strided,
+            **{ALLOCATE: torch.empty_strided},
             __as_strided=torch.as_strided,
             current_stream=current_stream,
         )
@@ -179,6 +183,7 @@ class Program:
             for node, layout in self.plan.layouts.items()
             if layout.offset == 0 and node not in self.plan.placed
         }
+        self.products: dict[str, Any] = {}  # names of operators → their forms that take ``out``
         self._allocated: set[Node] = set()
         self._same: dict[Hashable, str] = {}
 
@@ -198,7 +203,8 @@ class Program:
             head.append("    stream = current_stream()")
         source = "\n".join([*head, *(f"    {line}" for line in body)]) + "\n"
         exec(compile(source, "<magjit_triton program>", "exec"), self.names)
-        return Compiled(self.names["call"], source, self.kernels, self.plan, self.fusion)
+        run = self.names["call"]
+        return Compiled(run, source, self.kernels, self.plan, self.fusion, self.products)
 
     # Sizes.
 
@@ -352,9 +358,7 @@ class Program:
         name = f"device_{device.type}_{device.index or 0}"
         self.names[name] = device
         sizes, strides = as_tuple(layout.sizes), as_tuple(layout.strides)
-        return (
-            f"{layout.buffer} = __empty_strided({sizes}, {strides}, dtype={dtype}, device={name})"
-        )
+        return f"{layout.buffer} = {ALLOCATE}({sizes}, {strides}, dtype={dtype}, device={name})"
 
     def _attention(self, node: Node) -> Step:
         reach = self._reaches()
@@ -429,6 +433,8 @@ class Program:
         else:
             name = f"call_{len(self.names)}_{operator_name(node)}"
             self.names[name] = node.target
+            if (out := out_variant(node)) is not None and "out" not in node.kwargs:
+                self.products[name] = out
             lines = [f"{node.name} = {name}({', '.join(arguments)})"]
         if is_tensor(node):
             layout = self.plan.layouts.get(node)

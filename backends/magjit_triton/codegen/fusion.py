@@ -3,7 +3,8 @@
 A node has memory where something outside of its kernel reads it; all others are computed where
 they are needed.  Two groups become one where the one reads the other's elements at the very point
 at which they are computed, or where both read the same memory in equal nests, and where no path
-through a third unit leads from one to the other.
+through a third unit leads from one to the other.  Large results that share no element stay apart:
+together they would have to be in memory at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
-from magjit.plugin.virtual_tensors.costs import tensor_bytes
 from magjit.plugin.virtual_tensors.search import Strategy
 from magjit_triton.codegen.attention import attend, attention_parts, find_attention
 from magjit_triton.codegen.domain import Domain, total
@@ -33,13 +33,14 @@ from magjit_triton.codegen.graphs import (
 )
 from magjit_triton.codegen.handlers import REDUCTIONS, is_expensive, reduced_dims
 from magjit_triton.codegen.ir import Builder
-from magjit_triton.codegen.layout import Layout, has_gaps, sizes_of, strides_for
+from magjit_triton.codegen.layout import Layout, has_gaps, sizes_of
 from magjit_triton.codegen.lowering import HANDLERS, Lowering, Unfusible, operator_name
 from magjit_triton.codegen.operators import POINTWISE
+from magjit_triton.codegen.ordering import bytes_of, lowering_peak, uses
 from magjit_triton.codegen.placement import Choices, find_choices, placement, searched
 from magjit_triton.codegen.plan import Group, Plan, in_order
 from magjit_triton.codegen.runtime import POINTERS
-from magjit_triton.codegen.shown import owner_of, shown_in
+from magjit_triton.codegen.shown import may_show, owner_of, shown_in
 from magjit_triton.codegen.strided import strided_in
 from magjit_triton.codegen.updates import Update, take_updates
 from magjit_triton.kernels import never_raises
@@ -49,6 +50,8 @@ __all__ = ["Fusion", "Group", "Plan"]
 _NO_DTYPES = (torch.complex64, torch.complex128, torch.complex32)
 _MOST_LOADS = 24
 _LOOK_BACK = 48
+_LARGE = 8 << 20
+"""Bytes of results beside which a launch costs nothing."""
 
 
 @dataclass
@@ -279,7 +282,7 @@ class Fusion:
         if owner not in self.realized:
             found = self.view_of(owner)
             if found is not None and found[0] is not owner:
-                if self._may_show(owner, *found, shown):
+                if found[0] not in shown | self.updates.keys() and may_show(owner, *found):
                     shown.add(found[0])
                     self.realize(found[0])
                     return found
@@ -293,18 +296,6 @@ class Fusion:
         if node in self.realized or not self.fusible(node) or not has_gaps(value):
             return self.layout_of(node)
         return Layout.of(node.name, value)
-
-    def _may_show(self, node: Node, base: Node, layout: Layout, shown: set[Node]) -> bool:
-        """Whether a result may be another tensor's memory: all of it, and nobody else sees it."""
-        value = node.meta["val"]
-        return (
-            base.op == "call_function"
-            and base not in shown
-            and base not in self.updates
-            and layout.offset == 0
-            and layout.strides == strides_for(value)
-            and sympy.expand(total(sizes_of(value)) - total(sizes_of(base.meta["val"]))) == 0
-        )
 
     def _take_places(self) -> None:
         """Give what the search wants in another tensor's memory its place there."""
@@ -342,8 +333,8 @@ class Fusion:
             return False
         if self.objective == "memory":
             # Without memory of its own it keeps alive what it is computed from.
-            kept = sum(_size(one) for one in reads if one.op == "call_function")
-            return kept > _size(node)
+            kept = sum(bytes_of(one) for one in reads if one.op == "call_function")
+            return kept > bytes_of(node)
         return True
 
     # Units.
@@ -372,6 +363,10 @@ class Fusion:
                 unit.nodes.sort(key=lambda one: one in stored, reverse=True)
         units = in_order(self.units, self._before)
         units = [u for u in units if isinstance(u, Node) or set(u.nodes) & stored]
+        results = next(node for node in self.gm.graph.nodes if node.op == "output")
+        kept = frozenset(self._direct_reads(results))
+        use_of = uses(stored, self.placed, self.updates, self.fusible, self._direct_reads)
+        units = lowering_peak(units, use_of, self._before, kept)
         layouts = {
             node: layout
             for node, layout in self.realized.items()
@@ -444,10 +439,9 @@ class Fusion:
         return any(reads & set(self._direct_reads(one)) for one in group.nodes)
 
     def _join(self, group: Group, node: Node, domain: Domain, behind: set[int]) -> bool:
-        if node in self.updates:
-            root = self.updates[node].root
-            if any(self.updates[o].root is root for o in group.nodes if o in self.updates):
-                return False
+        roots = [self.updates[one].root for one in group.nodes if one in self.updates]
+        if node in self.updates and self.updates[node].root in roots:
+            return False
         joint = domain if domain.reduced and not group.domain.reduced else group.domain
         if domain.reduced and group.domain.reduced:
             if sympy.expand(total(domain.shape) - total(group.domain.shape)) != 0:
@@ -456,7 +450,7 @@ class Fusion:
             builder = self.lowered(joint, [*group.nodes, node], self.realized)
         except (Unfusible, NotImplementedError):
             return False
-        if len(set(builder.loads())) > _MOST_LOADS + 8:
+        if len(set(builder.loads())) > _MOST_LOADS + 8 or self._are_apart(group, node, joint):
             return False
         group.domain = joint
         group.nodes.append(node)
@@ -467,6 +461,16 @@ class Fusion:
             if id(group) in before:
                 before |= added
         return True
+
+    def _are_apart(self, group: Group, node: Node, joint: Domain) -> bool:
+        """Whether large results, each with memory of its own, share no element that is read."""
+        nodes = [*group.nodes, node]
+        if any(bytes_of(n) < _LARGE or n in self.updates or n in self.placed for n in nodes):
+            return False
+        if not set(group.nodes).isdisjoint(self._direct_reads(node)):
+            return False
+        own = self.lowered(joint, [node], self.realized).loads()
+        return set(own).isdisjoint(self.lowered(joint, group.nodes, self.realized).loads())
 
     def _stored(self) -> set[Node]:
         """The fused nodes that something outside of their kernel reads."""
@@ -494,7 +498,3 @@ class Fusion:
         for owner, filling in self.filled.items():
             stored |= {owner, *filling}
         return {node for node in stored if self.fusible(node)}
-
-
-def _size(node: Node) -> float:
-    return tensor_bytes(node.meta["val"])

@@ -4,24 +4,29 @@ A recording reads inputs where they were when it was made, as long as they still
 an input that moves is copied into a place of its own first.  What a call returned may be in use
 when the next one comes: a recording whose results are alive is not replayed, another one with
 other memory for its results is, and when there are too many of them the program runs plainly.
-The first call always runs plainly: libraries set themselves up in it.  Where the device works far
-longer than the host launches, a graph saves nothing and holds memory: there is none.
+The first call always runs plainly, since libraries set themselves up in it; so does the second,
+which shows what memory a call takes.  Where the device works far longer than the host launches, a
+graph saves nothing and holds memory: there is none.
 """
 
 from __future__ import annotations
 
+import math
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from magjit.plugin.cuda_graphs import HIDDEN, device_seconds
+from magjit.plugin.cuda_graphs import HIDDEN, capturing, current_stream, device_seconds
+from magjit_triton.codegen.memory_plan import Allocation, Planned, Watched, with_memory
 
 __all__ = ["GraphedProgram"]
 
 _MOST_RECORDINGS = 3
+_MOST_SHAPES = 64
 
 Run = Callable[..., Sequence[Any]]
 
@@ -37,6 +42,7 @@ class _Recording:
     outputs: list[Any]
     storages: list[Any]
     counts: list[int]
+    block: torch.Tensor | None
 
     def is_free(self) -> bool:
         """Whether nobody holds a result of the last replay."""
@@ -58,11 +64,33 @@ class _Recording:
 
 
 @dataclass
+class _Calls:
+    """Calls with inputs of some shapes on a stream.
+
+    Attributes:
+        recordings: what is replayed.
+        places: addresses of the inputs of the last call.
+        moving: positions of inputs that were elsewhere at some call.
+        allocations: what a call allocates; None until one has been watched.
+        host_seconds: what launching a call takes the host.
+        hidden: the device takes far longer.
+    """
+
+    recordings: list[_Recording] = field(default_factory=list)
+    places: list[int] | None = None
+    moving: set[int] = field(default_factory=set)
+    allocations: list[Allocation] | None = None
+    host_seconds: float = math.inf
+    hidden: bool = False
+
+
+@dataclass
 class GraphedProgram:
     """Calls a program through CUDA graphs.
 
     Attributes:
         run: the program; does nothing that a capture forbids, or the graphs are given up.
+        products: names of operators in it → their forms that take ``out``.
         static: positions of inputs that stay where they are.
         changed: positions of inputs that the program writes to; they are never copied.
         dynamic: whether inputs of other shapes may come, or other numbers.
@@ -70,38 +98,53 @@ class GraphedProgram:
     """
 
     run: Run
+    products: Mapping[str, Any] = field(default_factory=dict)
     static: frozenset[int] = frozenset()
     changed: frozenset[int] = frozenset()
     dynamic: bool = True
     refusal: str = ""
-    _recordings: dict[Any, list[_Recording]] = field(default_factory=dict)
-    _seen: dict[Any, list[int]] = field(default_factory=dict)
-    _hidden: set[Any] = field(default_factory=set)
-    _pool: Any = None
+    _calls: dict[Any, _Calls] = field(default_factory=dict)
+    _lock: Any = field(default_factory=threading.Lock)
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Results for inputs of any values, at any addresses."""
         if self.refusal or torch.cuda.is_current_stream_capturing():
             return self.run(*inputs)
-        key = self._key(inputs) if self.dynamic else None
-        if key in self._hidden:
+        # Inputs that are copied have one place: what other threads ask for meanwhile runs plainly.
+        if not self._lock.acquire(blocking=False):
             return self.run(*inputs)
-        recordings = self._recordings.setdefault(key, [])
-        for recording in recordings:
+        try:
+            return self._called(inputs)
+        finally:
+            self._lock.release()
+
+    def _called(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        stream = current_stream()
+        key = (stream, self._shapes(inputs)) if self.dynamic else stream
+        calls = self._calls.get(key)
+        if calls is None:
+            if len(self._calls) >= _MOST_SHAPES:
+                return self.run(*inputs)
+            calls = self._calls[key] = _Calls()
+        if calls.hidden:
+            return self.run(*inputs)
+        for recording in calls.recordings:
             if recording.fits(inputs) and recording.is_free():
                 return recording.replay(inputs)
         places = [one.data_ptr() if isinstance(one, torch.Tensor) else 0 for one in inputs]
-        before = self._seen.get(key)
-        self._seen[key] = places
-        if before is None or len(recordings) >= _MOST_RECORDINGS:
+        before, calls.places = calls.places, places
+        if before is None or len(calls.recordings) >= _MOST_RECORDINGS:
             return self.run(*inputs)
+        calls.moving |= {k for k, one in enumerate(places) if one != before[k]}
+        if calls.allocations is None:
+            return self._watch(calls, inputs)
         if any(not self._graphable(one) for one in inputs):
             self.refusal = "an input is on the CPU"
             return self.run(*inputs)
-        return self._record(key, inputs, places, before)
+        return self._record(calls, inputs, stream)
 
     @staticmethod
-    def _key(inputs: Sequence[Any]) -> Any:
+    def _shapes(inputs: Sequence[Any]) -> Any:
         return tuple(
             (one.shape, one.stride()) if isinstance(one, torch.Tensor) else one for one in inputs
         )
@@ -110,38 +153,44 @@ class GraphedProgram:
     def _graphable(value: Any) -> bool:
         return not isinstance(value, torch.Tensor) or value.device.type == "cuda"
 
-    def _record(
-        self, key: Any, inputs: Sequence[Any], places: Sequence[int], before: Sequence[int]
-    ) -> Sequence[Any]:
+    def _watch(self, calls: _Calls, inputs: Sequence[Any]) -> Sequence[Any]:
+        watched = Watched()
+        run = with_memory(self.run, self.products, watched)
+        begin = time.perf_counter()
+        results = run(*inputs)
+        calls.host_seconds = time.perf_counter() - begin
+        calls.allocations = watched.finish()
+        return results
+
+    def _record(self, calls: _Calls, inputs: Sequence[Any], stream: int) -> Sequence[Any]:
+        assert calls.places is not None and calls.allocations is not None
         taken: list[Any] = []
         kept: list[tuple[int, int]] = []
         copied: list[int] = []
         for number, one in enumerate(inputs):
             if not isinstance(one, torch.Tensor):
                 taken.append(one)
-                continue
-            stays = places[number] == before[number]
-            if stays or number in self.static or number in self.changed:
+            elif number not in calls.moving or number in self.static or number in self.changed:
                 taken.append(one.detach())
-                kept.append((number, places[number]))
+                kept.append((number, calls.places[number]))
             else:
                 own = torch.empty_strided(
                     one.shape, one.stride(), dtype=one.dtype, device=one.device
                 )
                 taken.append(own)
                 copied.append(number)
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                begin = time.perf_counter()
-                outputs = list(self.run(*taken))
-                host_seconds = time.perf_counter() - begin
+            planned = Planned(calls.allocations, stream)
+            block = planned.block
+            run = with_memory(self.run, self.products, planned)
+            with capturing(graph):
+                outputs = list(run(*taken))
         except RuntimeError as error:
             self.refusal = str(error)
             torch.cuda.synchronize()
             return self.run(*inputs)
+        del planned, run  # Whose references to results would be counted as somebody's.
         tensors = [one for one in outputs if isinstance(one, torch.Tensor)]
         own_memory = {one.untyped_storage().data_ptr() for one in taken if _is_tensor(one)}
         if any(one.untyped_storage().data_ptr() in own_memory for one in tensors):
@@ -151,14 +200,13 @@ class GraphedProgram:
         counts = [torch._C._storage_Use_Count(storage._cdata) for storage in storages]
         # Inputs read in place belong to the caller: the recording holds none of them.
         own_inputs = [one if number in copied else None for number, one in enumerate(taken)]
-        recording = _Recording(graph, own_inputs, kept, copied, outputs, storages, counts)
+        recording = _Recording(graph, own_inputs, kept, copied, outputs, storages, counts, block)
         results, seconds = device_seconds(recording.replay, inputs)
-        if seconds > HIDDEN * host_seconds:
-            self._hidden.add(key)
-            if not any(self._recordings.values()):
-                self._pool = None
+        if seconds > HIDDEN * calls.host_seconds:
+            calls.hidden = True
+            calls.recordings.clear()
         else:
-            self._recordings[key].append(recording)
+            calls.recordings.append(recording)
         return results
 
 

@@ -16,9 +16,10 @@ from torch.fx import Node
 
 from magjit.plugin.aliases import is_alias
 from magjit.plugin.virtual_tensors.indexing import size_expr
-from magjit_triton.codegen.layout import Layout, sizes_of
+from magjit_triton.codegen.domain import total
+from magjit_triton.codegen.layout import Layout, sizes_of, strides_for
 
-__all__ = ["owner_of", "shown_in", "views_of"]
+__all__ = ["may_show", "owner_of", "shown_in", "views_of"]
 
 aten = torch.ops.aten
 _MAY_COPY = (aten.reshape.default, aten.contiguous.default)
@@ -67,3 +68,14 @@ def shown_in(node: Node, owner: Node, layout: Layout) -> Layout | None:
     start = size_expr(value.storage_offset()) - size_expr(whole.storage_offset())
     offset = sympy.expand(layout.offset + start)
     return Layout(layout.buffer, layout.dtype, sizes_of(value), strides, offset)
+
+
+def may_show(node: Node, base: Node, layout: Layout) -> bool:
+    """Whether a result may be all of a computed tensor's memory, if nobody else sees that."""
+    value = node.meta["val"]
+    return (
+        base.op == "call_function"
+        and layout.offset == 0
+        and layout.strides == strides_for(value)
+        and sympy.expand(total(sizes_of(value)) - total(sizes_of(base.meta["val"]))) == 0
+    )
