@@ -93,7 +93,7 @@ _OUT |= {
     aten.sub.Tensor: aten.sub.out,
     aten.where.self: aten.where.self_out,
 }
-_MATRICES = (aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default)
+MATRICES = (aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default)
 _REDUCTIONS = (
     aten.amax.default,
     aten.amin.default,
@@ -178,7 +178,7 @@ def never_raises(node: Node) -> bool:
         *_COPYING,
         *_DENSE_ONLY,
         *_ATTENTION,
-        *_MATRICES,
+        *MATRICES,
         *_MEMORY,
     ):
         return True
@@ -387,7 +387,7 @@ def _reading(node: Node, position: int, value: torch.Tensor) -> float | None:
     strides = _exprs(value.stride())
     if torch.Tag.pointwise in target.tags or target in (*_REDUCTIONS, *_STRIDED):
         return 0.0
-    if target in _MATRICES:
+    if target in MATRICES:
         if value.dim() < 2:
             return 0.0
         return 0.0 if _is_matrix(value, strides) else 2 * tensor_bytes(value)

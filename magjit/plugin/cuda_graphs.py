@@ -259,30 +259,36 @@ def _capture(
 
 
 _sides: dict[tuple[int, int], torch.cuda.Stream] = {}
-_workspaces: dict[int, Any] = {}
+_workspaces: dict[tuple[int, int], torch.cuda.MemPool] = {}
 
 
 @contextmanager
-def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+def capturing(graph: torch.cuda.CUDAGraph, *, multiplies: bool = True) -> Iterator[None]:
     """Capture what is launched, on a stream that stands for the current one.
 
     Graphs of different streams may be replayed at once, so each has its own workspace of cuBLAS,
     which goes by stream. It lies in memory that stays: others may drop workspaces at any time, and
     a graph has no other name for its own than the address. Afterwards the workspaces of all
     streams are dropped; what is launched outside of graphs makes another one when it needs it.
+
+    Args:
+        graph: what is captured into.
+        multiplies: whether cuBLAS is called; if it is all the same, the graph's own pool has the
+            workspace.
     """
     device = torch.cuda.current_device()
     key = device, current_stream()
     if key not in _sides:
         _sides[key] = torch.cuda.Stream()
-    if device not in _workspaces:
-        _workspaces[device] = torch.cuda.MemPool()
+        _workspaces[key] = torch.cuda.MemPool()
     side = _sides[key]
-    matrix = torch.zeros(16, 16, device=torch.device("cuda", device))
-    made = torch.empty_like(matrix)
-    torch.cuda.synchronize()
-    with torch.cuda.use_mem_pool(_workspaces[device]), torch.cuda.stream(side):
-        torch.mm(matrix, matrix, out=made)
+    torch._C._cuda_clearCublasWorkspaces()
+    if multiplies:
+        matrix = torch.zeros(16, 16, device=torch.device("cuda", device))
+        made = torch.empty_like(matrix)
+        torch.cuda.synchronize()
+        with torch.cuda.use_mem_pool(_workspaces[key]), torch.cuda.stream(side):
+            torch.mm(matrix, matrix, out=made)
     try:
         with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
             yield

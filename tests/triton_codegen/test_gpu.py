@@ -103,8 +103,9 @@ def test_graphs_hold_the_memory_that_they_need() -> None:
             allocated.append(torch.cuda.memory_allocated())
     for made, wanted in zip(results, expected, strict=True):
         torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-4)
-    # No pool of their own; one block for what is in between, of 1 MiB; results of 128 KiB each.
-    assert counts[0] == counts[1] == counts[2]
+    # One block for what is in between, of 1 MiB, and results of 128 KiB each; a pool of their own
+    # for what the library needs, of one small segment.
+    assert counts[2] - counts[1] <= 2 << 20
     assert allocated[2] - allocated[1] <= 4096 * 8 * 4 + (64 << 10)
 
 

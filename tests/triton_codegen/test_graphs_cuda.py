@@ -86,7 +86,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
-    monkeypatch.setattr(graphs_cuda, "capturing", contextlib.nullcontext)
+    monkeypatch.setattr(graphs_cuda, "capturing", lambda graph, **_: contextlib.nullcontext())
     monkeypatch.setattr(graphs_cuda, "current_stream", lambda: made.stream)
     monkeypatch.setattr(graphs_cuda, "device_seconds", made.timed)
     monkeypatch.setattr(graphs_cuda, "with_memory", made.with_memory)

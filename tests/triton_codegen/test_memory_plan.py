@@ -10,7 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magjit_triton.codegen.memory_plan import Allocation, Planned, Watched, planned, with_memory
+from magjit_triton.codegen.memory_plan import (
+    Allocation,
+    Planned,
+    Watched,
+    is_worth_planning,
+    planned,
+    pool_bytes,
+    with_memory,
+)
 
 CPU = torch.device("cpu")
 
@@ -32,12 +40,12 @@ def program(x):
 
 
 program.__globals__.update(__empty_strided=torch.empty_strided, product=torch.mm, device=CPU)
-PRODUCTS = {"product": torch.mm}
+LIBRARY = {"product": torch.mm}
 
 
 def watched(x: torch.Tensor) -> list[Allocation]:
     seen = Watched()
-    results = with_memory(program, PRODUCTS, seen)(x)
+    results = with_memory(program, LIBRARY, seen)(x)
     found = seen.finish()
     del results
     return found
@@ -61,11 +69,11 @@ def test_results_in_planned_memory_are_the_same_and_their_own() -> None:
     assert first.block is not None
     assert first.block.numel() == 1024 + 64
     first.block.fill_(255)
-    results = with_memory(program, PRODUCTS, first)(x)
+    results = with_memory(program, LIBRARY, first)(x)
     other = torch.randn(4, 64)
     second = Planned(found, stream=0)
     assert second.block is first.block
-    others = with_memory(program, PRODUCTS, second)(other)
+    others = with_memory(program, LIBRARY, second)(other)
     for given_, made in ((x, results), (other, others)):
         for one, wanted in zip(made, program(given_), strict=True):
             torch.testing.assert_close(one, wanted, rtol=0, atol=0)
@@ -88,10 +96,10 @@ def test_a_run_that_deviates_is_refused() -> None:
     x = torch.randn(4, 64)
     found = watched(x)
     with pytest.raises(RuntimeError, match="planned"):
-        with_memory(program, PRODUCTS, Planned(found[:2], stream=0))(x)
+        with_memory(program, LIBRARY, Planned(found[:2], stream=0))(x)
     found[0].dtype = torch.float64
     with pytest.raises(RuntimeError, match=r"memory for \(4, 64\)"):
-        with_memory(program, PRODUCTS, Planned(found, stream=0))(x)
+        with_memory(program, LIBRARY, Planned(found, stream=0))(x)
 
 
 uses = st.lists(
@@ -99,10 +107,51 @@ uses = st.lists(
 )
 
 
+def allocation(count: int, begin: int, end: int | None, *, movable: bool = True) -> Allocation:
+    return Allocation((count,), (1,), torch.uint8, CPU, count, begin, end, movable)
+
+
+def test_results_of_the_library_stay_where_they_are() -> None:
+    def split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + 1, x * 2
+
+    seen = Watched()
+    first, second = seen.calling(split, None)(torch.ones(4))
+    made = seen.empty_strided((4,), (1,), dtype=torch.float32, device=CPU)
+    del first, made
+    found = seen.finish()
+    assert [(one.movable, one.end) for one in found] == [(False, 3), (False, None), (True, 3)]
+    memory = Planned(found, stream=0)
+    torch.testing.assert_close(memory.calling(split, None)(torch.ones(4))[1], second)
+    assert memory.empty_strided((4,), (1,), dtype=torch.float32, device=CPU).shape == (4,)
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("allocations", "pool", "worth"),
+    [
+        ([], 0, False),
+        ([allocation(3 * MIB, 0, 2), allocation(3 * MIB, 1, None)], 20 * MIB, True),
+        ([allocation(1000, 0, 2), allocation(3 * MIB, 1, None)], 22 * MIB, True),
+        # Its segment is there in any case, and has room for all.
+        ([allocation(3 * MIB, 0, 2, movable=False), allocation(6 * MIB, 1, 3)], 20 * MIB, False),
+        ([allocation(30 * MIB, 0, 1), allocation(30 * MIB, 1, 2)], 30 * MIB, False),
+        ([allocation(30 * MIB, 0, 2), allocation(30 * MIB, 1, 3)], 60 * MIB, False),
+    ],
+)
+def test_a_pool_keeps_whole_segments(
+    allocations: list[Allocation], pool: int, *, worth: bool
+) -> None:
+    assert pool_bytes(allocations) == pool
+    assert is_worth_planning(allocations) is worth
+
+
 @given(uses)
 def test_what_is_used_at_once_does_not_overlap(given_uses: list[tuple[int, int | None]]) -> None:
     found = [
-        Allocation((count,), (1,), torch.uint8, CPU, count, k, None if own is None else k + 1 + own)
+        allocation(count, k, None if own is None else k + 1 + own)
         for k, (count, own) in enumerate(given_uses)
     ]
     offsets, total = planned(found)

@@ -80,12 +80,12 @@ def interpret(case: Case) -> None:
 def in_planned_memory(compiled: compiler.Compiled, arguments: list) -> list:
     """Results of a run whose memory was planned before, as for a capture; poisoned."""
     watched = Watched()
-    results = with_memory(compiled.run, compiled.products, watched)(*arguments)
+    results = with_memory(compiled.run, compiled.library, watched)(*arguments)
     planned = Planned(watched.finish(), stream=0)
     del results
     if planned.block is not None:
         planned.block.fill_(255)
-    return list(with_memory(compiled.run, compiled.products, planned)(*arguments))
+    return list(with_memory(compiled.run, compiled.library, planned)(*arguments))
 
 
 def sm90(case: Case) -> None:

@@ -48,7 +48,7 @@ from magjit_triton.codegen.program_parts import (
 )
 from magjit_triton.codegen.runtime import Launcher, has_triton, interpreting
 from magjit_triton.decisions import Decisions
-from magjit_triton.kernels import out_variant
+from magjit_triton.kernels import MATRICES, out_variant
 from magjit_triton.settings import DEFAULTS, Settings
 from magjit_triton.strides import correct_strides
 
@@ -66,7 +66,8 @@ class Compiled:
         kernels: the kernels it launches; of those with one ``identity`` the first is compiled.
         plan: what was fused.
         fusion: what made the plan.
-        products: names of operators in the program → their forms that take ``out``.
+        library: names of library operators in the program that make memory → their forms that
+            take ``out``, if there are such.
     """
 
     run: Callable[..., Sequence[Any]]
@@ -74,7 +75,7 @@ class Compiled:
     kernels: list[Kernel]
     plan: Plan
     fusion: Fusion
-    products: Mapping[str, Any]
+    library: Mapping[str, Any]
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         return self.run(*inputs)
@@ -131,7 +132,10 @@ def compile_graph(
             not isinstance(node.meta.get("val"), torch.Tensor) for node in placeholders
         )
         static = frozenset(static_inputs)
-        compiled.run = GraphedProgram(compiled.run, program.products, static, changed, dynamic)
+        multiplies = any(node.target in MATRICES for node in gm.graph.nodes)
+        compiled.run = GraphedProgram(
+            compiled.run, program.library, multiplies, static, changed, dynamic
+        )
     return compiled
 
 
@@ -183,7 +187,7 @@ class Program:
             for node, layout in self.plan.layouts.items()
             if layout.offset == 0 and node not in self.plan.placed
         }
-        self.products: dict[str, Any] = {}  # names of operators → their forms that take ``out``
+        self.library: dict[str, Any] = {}  # operators that make memory → their forms with ``out``
         self._allocated: set[Node] = set()
         self._same: dict[Hashable, str] = {}
 
@@ -204,7 +208,7 @@ class Program:
         source = "\n".join([*head, *(f"    {line}" for line in body)]) + "\n"
         exec(compile(source, "<magjit_triton program>", "exec"), self.names)
         run = self.names["call"]
-        return Compiled(run, source, self.kernels, self.plan, self.fusion, self.products)
+        return Compiled(run, source, self.kernels, self.plan, self.fusion, self.library)
 
     # Sizes.
 
@@ -433,8 +437,8 @@ class Program:
         else:
             name = f"call_{len(self.names)}_{operator_name(node)}"
             self.names[name] = node.target
-            if (out := out_variant(node)) is not None and "out" not in node.kwargs:
-                self.products[name] = out
+            if makes_memory(node) and "out" not in node.kwargs:
+                self.library[name] = out_variant(node) if is_tensor(node) else None
             lines = [f"{node.name} = {name}({', '.join(arguments)})"]
         if is_tensor(node):
             layout = self.plan.layouts.get(node)

@@ -21,7 +21,13 @@ from typing import Any
 import torch
 
 from magjit.plugin.cuda_graphs import HIDDEN, capturing, current_stream, device_seconds
-from magjit_triton.codegen.memory_plan import Allocation, Planned, Watched, with_memory
+from magjit_triton.codegen.memory_plan import (
+    Allocation,
+    Planned,
+    Watched,
+    is_worth_planning,
+    with_memory,
+)
 
 __all__ = ["GraphedProgram"]
 
@@ -90,7 +96,9 @@ class GraphedProgram:
 
     Attributes:
         run: the program; does nothing that a capture forbids, or the graphs are given up.
-        products: names of operators in it → their forms that take ``out``.
+        library: names of library operators in it that make memory → their forms that take
+            ``out``, if there are such.
+        multiplies: whether it calls cuBLAS.
         static: positions of inputs that stay where they are.
         changed: positions of inputs that the program writes to; they are never copied.
         dynamic: whether inputs of other shapes may come, or other numbers.
@@ -98,7 +106,8 @@ class GraphedProgram:
     """
 
     run: Run
-    products: Mapping[str, Any] = field(default_factory=dict)
+    library: Mapping[str, Any] = field(default_factory=dict)
+    multiplies: bool = True
     static: frozenset[int] = frozenset()
     changed: frozenset[int] = frozenset()
     dynamic: bool = True
@@ -155,7 +164,7 @@ class GraphedProgram:
 
     def _watch(self, calls: _Calls, inputs: Sequence[Any]) -> Sequence[Any]:
         watched = Watched()
-        run = with_memory(self.run, self.products, watched)
+        run = with_memory(self.run, self.library, watched)
         begin = time.perf_counter()
         results = run(*inputs)
         calls.host_seconds = time.perf_counter() - begin
@@ -181,10 +190,11 @@ class GraphedProgram:
                 copied.append(number)
         graph = torch.cuda.CUDAGraph()
         try:
-            planned = Planned(calls.allocations, stream)
+            plan = calls.allocations if is_worth_planning(calls.allocations) else []
+            planned = Planned(plan, stream)
             block = planned.block
-            run = with_memory(self.run, self.products, planned)
-            with capturing(graph):
+            run = with_memory(self.run, self.library, planned) if plan else self.run
+            with capturing(graph, multiplies=self.multiplies):
                 outputs = list(run(*taken))
         except RuntimeError as error:
             self.refusal = str(error)

@@ -6,26 +6,38 @@
 
 A graph's private pool keeps whole segments, of 2 or 20 MiB at least, that nobody else can use; this
 block is of the size that is needed, and all graphs of a stream share one: what is in it is of use
-during a replay only.
+during a replay only.  Results of library operators that take no ``out`` are in the pool all the
+same; where there is room enough for everything beside them, nothing is planned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import FunctionType
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 
-__all__ = ["ALLOCATE", "Allocation", "Planned", "Watched", "planned", "with_memory"]
+__all__ = [
+    "ALLOCATE",
+    "Allocation",
+    "Planned",
+    "Watched",
+    "is_worth_planning",
+    "planned",
+    "pool_bytes",
+    "with_memory",
+]
 
 ALLOCATE = "__empty_strided"
 """What programs call for memory."""
 
 _ALIGNMENT = 512
 _MOST_PLANNED = 4000
+_SMALL, _SMALL_SEGMENT, _LARGE_SEGMENT = 1 << 20, 2 << 20, 20 << 20
 
 Run = Callable[..., Sequence[Any]]
 
@@ -39,6 +51,7 @@ class Allocation:
         count: bytes.
         begin: how many were asked for before.
         end: how many have been asked for when it is found free; None if it outlives the run.
+        movable: whether it can be elsewhere: a library operator's own result cannot.
     """
 
     size: tuple[int, ...]
@@ -48,6 +61,7 @@ class Allocation:
     count: int
     begin: int
     end: int | None = None
+    movable: bool = True
 
 
 @dataclass
@@ -64,12 +78,20 @@ class Watched:
         self.sweep()
         return self._noted(torch.empty_strided(size, strides, dtype=dtype, device=device))
 
-    def writing(self, call: Callable[..., torch.Tensor], out: Any) -> Callable[..., torch.Tensor]:
-        """An operator whose result is memory, too."""
+    def calling(self, call: Callable[..., Any], out: Any) -> Callable[..., Any]:
+        """A library operator whose results are memory, too.
 
-        def called(*args: Any, **kwargs: Any) -> torch.Tensor:
+        Args:
+            out: its form that takes ``out``; None where it has none.
+        """
+
+        def called(*args: Any, **kwargs: Any) -> Any:
             self.sweep()
-            return self._noted(call(*args, **kwargs))
+            made = call(*args, **kwargs)
+            for one in made if isinstance(made, tuple | list) else (made,):
+                if isinstance(one, torch.Tensor):
+                    self._noted(one, movable=out is not None)
+            return made
 
         return called
 
@@ -91,7 +113,7 @@ class Watched:
         self._used = []
         return self.allocations
 
-    def _noted(self, made: torch.Tensor) -> torch.Tensor:
+    def _noted(self, made: torch.Tensor, *, movable: bool = True) -> torch.Tensor:
         storage = made.untyped_storage()
         one = Allocation(
             tuple(made.shape),
@@ -100,6 +122,7 @@ class Watched:
             made.device,
             storage.nbytes(),
             len(self.allocations),
+            movable=movable,
         )
         self.allocations.append(one)
         self._used.append((one, storage))
@@ -114,7 +137,7 @@ def planned(allocations: Sequence[Allocation]) -> tuple[dict[Allocation, int], i
     """
     offsets: dict[Allocation, int] = {}
     total = 0
-    inner = [one for one in allocations if one.end is not None and one.count]
+    inner = [one for one in allocations if one.movable and one.end is not None and one.count]
     if len(inner) > _MOST_PLANNED:
         return {}, 0
     for one in sorted(inner, key=lambda one: -one.count):
@@ -136,6 +159,33 @@ def planned(allocations: Sequence[Allocation]) -> tuple[dict[Allocation, int], i
 
 def _aligned(count: int) -> int:
     return -(-count // _ALIGNMENT) * _ALIGNMENT
+
+
+def pool_bytes(allocations: Sequence[Allocation]) -> int:
+    """Bytes of the segments that hold these in a private pool, as torch's allocator makes them."""
+    small = [one for one in allocations if one.count <= _SMALL]
+    large = [one for one in allocations if one.count > _SMALL]
+    total = -(-_peak(small) // _SMALL_SEGMENT) * _SMALL_SEGMENT
+    if large:
+        total += max(_LARGE_SEGMENT, -(-_peak(large) // _SMALL_SEGMENT) * _SMALL_SEGMENT)
+    return total
+
+
+def _peak(allocations: Sequence[Allocation]) -> int:
+    """The most bytes in use at once."""
+    changes: list[tuple[float, int]] = []
+    for one in allocations:
+        changes += [(one.begin, one.count)]
+        changes += [] if one.end is None else [(one.end - 0.5, -one.count)]
+    return max(accumulate(count for _, count in sorted(changes)), default=0)
+
+
+def is_worth_planning(allocations: Sequence[Allocation]) -> bool:
+    """Whether a captured run holds less memory when it is planned than in a pool alone."""
+    offsets, total = planned(allocations)
+    left = [one for one in allocations if not one.movable]
+    kept = sum(one.count for one in allocations if one.movable and one not in offsets)
+    return total + kept + pool_bytes(left) < pool_bytes(allocations)
 
 
 _blocks: WeakValueDictionary[tuple[torch.device, int], torch.Tensor] = WeakValueDictionary()
@@ -162,6 +212,7 @@ class Planned:
     """
 
     def __init__(self, allocations: Sequence[Allocation], stream: int) -> None:
+        allocations = [one for one in allocations if one.movable]
         devices = {one.device for one in allocations}
         offsets, total = planned(allocations) if len(devices) == 1 else ({}, 0)
         self.block = _block(devices.pop(), stream, total) if total else None
@@ -192,12 +243,14 @@ class Planned:
             raise RuntimeError(f"memory for {tuple(size)} where {tuple(place.shape)} was planned")
         return place
 
-    def writing(self, call: Callable[..., torch.Tensor], out: Any) -> Callable[..., torch.Tensor]:
-        """An operator that writes its result into planned memory.
+    def calling(self, call: Callable[..., Any], out: Any) -> Callable[..., Any]:
+        """A library operator that writes its result into planned memory.
 
         Args:
-            out: its form that takes ``out``.
+            out: its form that takes ``out``; None where it has none.
         """
+        if out is None:
+            return call
         return lambda *args, **kwargs: out(*args, **kwargs, out=self._next())
 
     def _next(self) -> torch.Tensor:
@@ -206,15 +259,16 @@ class Planned:
         return self._places.pop()
 
 
-def with_memory(run: Run, products: Mapping[str, Any], memory: Watched | Planned) -> Run:
+def with_memory(run: Run, calls: Mapping[str, Any], memory: Watched | Planned) -> Run:
     """A program that gets its memory from ``memory``.
 
     Args:
         run: the program.
-        products: names of operators in it → their forms that take ``out``.
+        calls: names of library operators in it that make memory → their forms that take ``out``, if
+            there are such.
     """
     assert isinstance(run, FunctionType)
     names: dict[str, Any] = {**run.__globals__, ALLOCATE: memory.empty_strided}
-    for name, out in products.items():
-        names[name] = memory.writing(names[name], out)
+    for name, out in calls.items():
+        names[name] = memory.calling(names[name], out)
     return FunctionType(run.__code__, names)

@@ -380,9 +380,8 @@ class ProductFusion(Fusion):
 
     def _is_twin(self, group: Group, node: Node) -> bool:
         products = self.products_in(group.nodes)
-        if len(products) != 1 or not self._share(
-            *(operands_of(one)[0] for one in (*products, node))
-        ):
+        left = [operands_of(one)[0] for one in (*products, node)]
+        if len(products) != 1 or not self._share(*left):
             return False
         if not same(sizes_of(products[0].meta["val"]), sizes_of(node.meta["val"])):
             return False
@@ -392,12 +391,11 @@ class ProductFusion(Fusion):
         """Whether two left operands are the same elements."""
         if one is other:
             return True
-        value, like = one.meta["val"], other.meta["val"]
-        if value.dtype != like.dtype or not same(sizes_of(value), sizes_of(like)):
+        a, b = one.meta["val"], other.meta["val"]
+        if a.dtype != b.dtype or not same(sizes_of(a), sizes_of(b)):
             return False
-        operands = (self.operand(node, "left", self.realized) for node in (one, other))
-        first, second = (str(operand.builder) for operand in operands)
-        return first == second
+        left = [self.operand(node, "left", self.realized).builder for node in (one, other)]
+        return str(left[0]) == str(left[1])
 
     def _reached(self, node: Node) -> set[Node]:
         """What is computed of a product, element by element and before it is read elsewhere."""
@@ -417,6 +415,9 @@ class ProductFusion(Fusion):
         if domain.reduced and self.products_in(group.nodes):
             return False
         return super()._join(group, node, domain, behind)
+
+    def _are_apart(self, group: Group, node: Node, joint: Domain) -> bool:
+        return not self.products_in(group.nodes) and super()._are_apart(group, node, joint)
 
     def _stored(self) -> set[Node]:
         stored = super()._stored()
