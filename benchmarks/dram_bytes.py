@@ -92,6 +92,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argument_parser(__doc__)
     parser.add_argument("--blocks", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
+    parser.add_argument("--compilers", nargs="+", choices=ENTRANTS, default=list(ENTRANTS))
     parser.add_argument("--call", metavar="JSON", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
@@ -112,9 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.blocks:
             for batch in options.batches:
                 least = minimum(name, BLOCKS[name].build(batch, "cuda")) / MIB
-                values = {one: counted(name, batch, one) for one in ENTRANTS}
-                case, ratio = f"{name}, batch {batch}", values["magjit"] / least
-                note = f"{ratio:.2f} of the minimum"
+                values = {one: counted(name, batch, one) for one in options.compilers}
+                case = f"{name}, batch {batch}"
+                ratios = [f"{one} {value / least:.2f}" for one, value in values.items()]
+                note = f"of the minimum: {', '.join(ratios)}"
                 benchmark.add(Row.of(case, "dram_mb", "MiB", {**values, "minimum": least}, note))
                 benchmark.write()
     benchmark.finish()

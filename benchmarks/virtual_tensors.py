@@ -8,6 +8,7 @@ extra_peak_mb   most memory that a call takes beside its arguments, and what a c
                 between calls (memory of CUDA graphs, their pools as a whole); on a GPU in a
                 process of its own, after a call in eager mode, which sets up cuBLAS's workspace
 compile_s       from `compile` to the end of the second call; of torch.compile without caches
+second_compile_s  the same of a second process, which finds MagJIT's and Triton's caches on the disk
 kernels         that a call launches, and `moving_kernels` among them: copies, by their names
 """
 
@@ -194,23 +195,30 @@ def entrant(
     return made
 
 
-def memory(name: str, batch: int, entry: str, small: bool) -> float:
-    """MiB that a compiled block holds, and that a call of it takes beside."""
+def alone(name: str, batch: int, entry: str, small: bool) -> dict[str, float]:
+    """MiB that a compiled block holds and a call of it takes beside; seconds until it is ready."""
     built = BLOCKS[name].build(batch, "cuda", small=True if small else None)
     compiler, _, mode = entry.partition(" ")
     built.module(*built.arguments)
     before = held("cuda")
+    start = time.perf_counter()
     call = compiled(compiler, mode, built.module)
-    for _ in range(4):
+    for _ in range(2):
+        call(*built.arguments)
+    synchronize("cuda")
+    seconds = time.perf_counter() - start
+    for _ in range(2):
         call(*built.arguments)
     kept = max(0.0, held("cuda") - before)
-    return kept + peak(lambda: call(*built.arguments), "cuda")
+    memory = kept + peak(lambda: call(*built.arguments), "cuda")
+    return {"memory_mb": memory, "compile_s": seconds}
 
 
-def memory_alone(name: str, batch: int, entry: str, small: bool) -> float:
+def in_own_process(name: str, batch: int, entry: str, small: bool) -> dict[str, float]:
     """The same, measured in a process of its own."""
     given = json.dumps([name, batch, entry, small])
-    return float(in_fresh_process(__file__, "--memory-of", given))
+    found: dict[str, float] = in_fresh_process(__file__, "--alone", given)
+    return found
 
 
 def measure(benchmark: Benchmark, name: str, batch: int, options: argparse.Namespace) -> None:
@@ -242,8 +250,10 @@ def measure(benchmark: Benchmark, name: str, batch: int, options: argparse.Names
     best = fastest(times)
     if device == "cuda":
         for key in best.values():
-            found[key].memory_mb = memory_alone(name, batch, key, options.small)
+            found[key].memory_mb = in_own_process(name, batch, key, options.small)["memory_mb"]
     add_rows(benchmark, f"{name}, batch {batch}", found, times, best, notes)
+    if device == "cuda" and "magjit" in best:
+        add_second(benchmark, name, batch, best["magjit"], options)
 
 
 def fastest(times: Mapping[str, float]) -> dict[str, str]:
@@ -256,19 +266,41 @@ def fastest(times: Mapping[str, float]) -> dict[str, str]:
     return best
 
 
-def measure_memory(
-    benchmark: Benchmark, name: str, batch: int, options: argparse.Namespace
+def add_second(
+    benchmark: Benchmark, name: str, batch: int, entry: str, options: argparse.Namespace
 ) -> None:
-    """The row of memory anew, in the modes that were best when times were measured."""
-    case = f"{name}, batch {batch}"
+    """The row of what a second process takes, after one that has filled the caches."""
+    case, metric = f"{name}, batch {batch}", "second_compile_s"
+    in_own_process(name, batch, entry, options.small)
+    seconds = in_own_process(name, batch, entry, options.small)["compile_s"]
+    benchmark.rows = [row for row in benchmark.rows if (row.case, row.metric) != (case, metric)]
+    benchmark.add(Row.of(case, metric, "s", {"magjit": seconds}))
+
+
+def measured_modes(benchmark: Benchmark, case: str) -> dict[str, str]:
+    """The modes that were best when times were measured."""
     rows = {row.metric: row for row in benchmark.rows if row.case == case}
     if "run_ms" not in rows:
         raise SystemExit(f"{case}: its times have not been measured yet")
     named = rows["run_ms"].note.partition(";")[0].split(", ")
-    best = {"eager": "eager"} | {key.partition(" ")[0]: key for key in named}
-    values = {name_: memory_alone(name, batch, key, options.small) for name_, key in best.items()}
-    row = Row.of(case, "extra_peak_mb", "MiB", values)
-    benchmark.rows[benchmark.rows.index(rows["extra_peak_mb"])] = row
+    return {"eager": "eager"} | {key.partition(" ")[0]: key for key in named}
+
+
+def measure_beside(
+    benchmark: Benchmark, name: str, batch: int, options: argparse.Namespace
+) -> None:
+    """The rows that need no times anew, in the modes that were best."""
+    case = f"{name}, batch {batch}"
+    best = measured_modes(benchmark, case)
+    if options.only == "second":
+        add_second(benchmark, name, batch, best["magjit"], options)
+        return
+    values = {
+        key: in_own_process(name, batch, entry, options.small)["memory_mb"]
+        for key, entry in best.items()
+    }
+    (old,) = (row for row in benchmark.rows if (row.case, row.metric) == (case, "extra_peak_mb"))
+    benchmark.rows[benchmark.rows.index(old)] = Row.of(case, "extra_peak_mb", "MiB", values)
 
 
 def add_rows(
@@ -337,7 +369,7 @@ def add_means(benchmark: Benchmark) -> None:
 
 def kept(options: argparse.Namespace) -> list[Row]:
     """Rows of the file, if it is there, of blocks whose times are not measured now."""
-    if options.memory_only:
+    if options.only is not None:
         return earlier_rows(options.json, lambda row: ", batch " in row["case"])
     cases = {f"{name}, batch {batch}" for name in options.blocks for batch in options.batches}
     return earlier_rows(
@@ -354,15 +386,17 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--modes", nargs="+", choices=MODES)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument(
-        "--memory-only", action="store_true", help="memory anew, in the modes that were fastest"
+        "--only",
+        choices=("memory", "second"),
+        help="these rows anew, in the modes that were fastest, beside the other rows of the file",
     )
-    parser.add_argument("--memory-of", metavar="JSON", help=argparse.SUPPRESS)
+    parser.add_argument("--alone", metavar="JSON", help=argparse.SUPPRESS)
     parser.add_argument("--small", action="store_true", help="small sizes on a GPU, too")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device")
-    if options.memory_only and options.device != "cuda":
-        parser.error("--memory-only is for a GPU; on a CPU memory and times are measured together")
+    if options.only is not None and options.device != "cuda":
+        parser.error("--only is for a GPU; on a CPU all rows are measured together")
     options.modes = options.modes or list(MODES if options.device == "cuda" else CPU_MODES)
     return options
 
@@ -372,9 +406,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
-    if options.memory_of is not None:
+    if options.alone is not None:
         with torch.no_grad():
-            print(json.dumps(memory(*json.loads(options.memory_of))))
+            print(json.dumps(alone(*json.loads(options.alone))))
         return 0
     disable_caches()
     benchmark = Benchmark.start(options)
@@ -383,9 +417,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.blocks:
             for batch in options.batches:
                 benchmark.console.print(f"{name}, batch {batch} …")
-                (measure_memory if options.memory_only else measure)(
-                    benchmark, name, batch, options
-                )
+                (measure_beside if options.only else measure)(benchmark, name, batch, options)
                 benchmark.write()
     add_means(benchmark)
     benchmark.finish()

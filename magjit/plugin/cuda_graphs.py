@@ -308,4 +308,4 @@ def device_seconds(task: Callable[..., T], *given: Any) -> tuple[T, float]:
 
 def current_stream() -> int:
     """The handle of torch's current CUDA stream."""
-    return int(torch.cuda.current_stream().cuda_stream)
+    return torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
