@@ -16,7 +16,7 @@ import sympy
 import torch
 
 from magjit_triton.codegen.ir import Builder, sorted_symbols
-from magjit_triton.codegen.nest import Axis, Hint, Nest, _step, nest_of, row_block
+from magjit_triton.codegen.nest import Axis, Hint, Nest, _step, near_step, nest_of, row_block
 from magjit_triton.codegen.printer import HEADER, Blocks, expression, kernel_source
 
 __all__ = ["WIDE_FROM", "Kernel", "make_kernel", "rename_buffers", "size_symbols"]
@@ -188,7 +188,7 @@ def _crosses(builder: Builder, nest: Nest) -> bool:
     assert columns is not None
     inner = columns.dims[0].symbol
     return any(
-        _step(offset, dim.symbol) == 1 and _step(offset, inner) not in (None, 0)
+        _step(offset, dim.symbol) == 1 and near_step(offset, inner) not in (None, 0)
         for offset in map(nest.rewritten, offsets)
         for dim in rows.dims
     )

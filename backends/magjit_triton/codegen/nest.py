@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from magjit.plugin.virtual_tensors.indexing import simplify
+from magjit.plugin.virtual_tensors.indexing import FloorDiv, Mod, simplify
 from magjit_triton.codegen.domain import total
 from magjit_triton.codegen.ir import Builder, Dim
 
-__all__ = ["Axis", "Hint", "Nest", "nest_of", "row_block"]
+__all__ = ["Axis", "Hint", "Nest", "near_step", "nest_of", "row_block"]
 
 Hint = Callable[[sympy.Expr], int]
 """The likely value of a size."""
@@ -106,6 +106,15 @@ def _step(expr: sympy.Expr, symbol: sympy.Symbol) -> sympy.Expr | None:
     return None if symbol in rest.free_symbols or symbol in step.free_symbols else step
 
 
+def near_step(expr: sympy.Expr, symbol: sympy.Symbol) -> sympy.Expr | None:
+    """The stride along a dimension between most neighbours: where it is cut, within a piece."""
+    swaps: dict[sympy.Expr, sympy.Expr] = {}
+    for one in expr.atoms(FloorDiv, Mod):
+        if one.args[0] == symbol and symbol not in one.args[1].free_symbols:
+            swaps[one] = symbol if isinstance(one, Mod) else sympy.Integer(0)
+    return _step(expr.xreplace(swaps), symbol)
+
+
 def _ordered(
     dims: Sequence[Dim], builder: Builder, addresses: Sequence[sympy.Expr], hint: Hint
 ) -> list[Dim]:
@@ -166,7 +175,7 @@ def _tiled(nest: Nest, addresses: Sequence[sympy.Expr], builder: Builder, hint: 
         across = [
             expr
             for expr in addresses
-            if _step(expr, dim.symbol) == 1 and _step(expr, last.symbol) not in (None, 0, 1)
+            if _step(expr, dim.symbol) == 1 and near_step(expr, last.symbol) not in (None, 0, 1)
         ]
         if across and hint(dim.size) >= _TILED_FROM:
             crossing.append(dim)
