@@ -14,6 +14,7 @@ import torch
 from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 
+from magjit_dvm.attention import Attention, attention
 from magjit_dvm.builder import size_key
 from magjit_dvm.groups import FusedGroup, Fusion, Size
 from magjit_dvm.joining import joined_by_aten
@@ -133,6 +134,8 @@ class Schedule:
             target = linear
         elif step.target is aten.convolution.default and _may_be_of_small_images(step):
             target = convolution
+        elif step.target is attention:
+            target = Attention()
         if step.op == "call_module":
             target = self._gm.get_submodule(str(step.target))
         function = self._global(_title(step.target), target)

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, Node
 
 from magjit.plugin.inference import draw_in_place
+from magjit_dvm.attending import find_attention
 from magjit_dvm.builder import size_key
 
 __all__ = ["simplify"]
@@ -33,6 +34,7 @@ def simplify(graph: Graph) -> None:
         if node.target in (*_RESHAPES, aten.expand.default) and _same(node, node.args[0]):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+    find_attention(graph)
     for node in list(graph.nodes):
         _undo_twice(graph, node)
     for node in list(graph.nodes):
