@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._guards import TracingContext, detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
 from magjit.errors import BackendError
@@ -22,9 +23,9 @@ __all__ = ["for_torch_compile"]
 def for_torch_compile(backend: Backend) -> Callable[..., CompiledGraph]:
     """Offer a MagJIT backend to ``torch.compile``.
 
-    Tracing context and shape guards are then Dynamo's own, and example inputs are what
-    Dynamo passes: real tensors that must not be executed.  Guards that the backend adds are
-    checked at each call; where one fails, the graph runs operator by operator.
+    Tracing context and shape guards are then Dynamo's own, and example inputs are fake ones of
+    its symbols: Dynamo passes real tensors, whose sizes are numbers.  Guards that the backend
+    adds are checked at each call; where one fails, the graph runs operator by operator.
     """
 
     def compile_for_torch(
@@ -41,10 +42,10 @@ def for_torch_compile(backend: Backend) -> Callable[..., CompiledGraph]:
                 f"Backend {configured.name!r} does not take this graph: {'; '.join(reasons)}"
             )
         context = _context(gm, example_inputs, mode, options)
-        examples = example_inputs
+        examples: Sequence[Any] = ()
         match getattr(configured, "example_inputs", ExampleInputs.FAKE):
-            case ExampleInputs.NONE:
-                examples = ()
+            case ExampleInputs.FAKE:
+                examples = _fakes(example_inputs, context)
             case ExampleInputs.COPIES:
                 examples = materialize(context.inputs, example_inputs)
         original = copy_graph_module(gm)
@@ -80,6 +81,24 @@ def _context(
         shape_env=None if fake_mode is None else fake_mode.shape_env,
         tracing_context=TracingContext.try_get(),
     )
+
+
+def _fakes(example_inputs: Sequence[Any], context: BackendContext) -> list[Any]:
+    """The inputs with the symbols that Dynamo has given their sizes."""
+    mode, tracing = context.fake_mode, context.tracing_context
+    if mode is None:
+        return list(example_inputs)
+
+    def fake(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            return value
+        known = None if tracing is None else tracing.tensor_to_context.get(value)
+        if known is None:
+            return mode.from_tensor(value, static_shapes=True)
+        source = getattr(known, "tensor_source", None)
+        return mode.from_tensor(value, symbolic_context=known, source=source, trace=False)
+
+    return [fake(one) for one in example_inputs]
 
 
 def _guarded(

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from magjit.plugin import BackendContext, CustomGuard, ExampleInputs, for_torch_compile
 from magjit.plugin.aot import aot
+from magjit.plugin.registry import resolve
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +57,45 @@ def test_dynamic_shapes_are_dynamos() -> None:
         x = torch.randn(size)
         torch.testing.assert_close(compiled(x), x * 2)
     assert len(probe.contexts) == 1
+
+
+def products(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Lowered in C++, which asks for sizes as numbers."""
+    return (q @ k.mT).softmax(-1) @ k
+
+
+def shared(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    q.add_(1)
+    return torch.einsum("bhnd,bhmd->bnhm", q, k) / q.shape[2]
+
+
+@pytest.mark.parametrize("backend", ["dvm", "triton", "eager"])
+@pytest.mark.parametrize("program", [products, shared])
+@pytest.mark.parametrize("grad", [False, True])
+def test_no_size_of_the_first_call_stays(backend: str, program, *, grad: bool) -> None:
+    compiled = torch.compile(program, backend=for_torch_compile(resolve(backend)), dynamic=True)
+    for length in (20, 33, 7):
+        q, k = (torch.randn(2, 3, length, 8) for _ in range(2))
+        k.requires_grad_(grad)
+        other_q, other_k = q.clone(), k.detach().clone().requires_grad_(grad)
+        made, expected = compiled(q, k), program(other_q, other_k)
+        torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(q, other_q)
+        if grad:
+            made.square().sum().backward()
+            expected.square().sum().backward()
+            torch.testing.assert_close(k.grad, other_k.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_fake_inputs_have_dynamos_symbols() -> None:
+    probe = Probe()
+    compiled = torch.compile(lambda x: x * 2, backend=for_torch_compile(probe), dynamic=True)
+    compiled(torch.randn(5, 6))
+    (context,) = probe.contexts
+    fakes = [one for one in probe.examples if isinstance(one, torch.Tensor)]
+    (fake,) = fakes
+    assert isinstance(fake, FakeTensor) and fake.fake_mode is context.fake_mode
+    assert all(isinstance(size, torch.SymInt) for size in fake.shape)
 
 
 def test_added_guards_are_checked_at_each_call() -> None:
