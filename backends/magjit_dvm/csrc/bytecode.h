@@ -177,6 +177,11 @@ inline constexpr DType accumulator_of(uint16_t op, DType dtype)
 using Kernel = void (*)(const State &d, const State &a, const State &b, const State &c,
                         int64_t rows, int64_t cols);
 
+/* Two instructions over one block, the second in place of the first's result: d; a, b and c of the first,
+ * b and c of the second. False, and nothing is done, for operands that it is not made for. */
+using PairKernel = bool (*)(const State &d, const State &a, const State &b, const State &c,
+                            const State &second_b, const State &second_c, int64_t rows, int64_t cols);
+
 /* A product of few rows with a matrix whose rows are what a result is the sum of, plus a bias. */
 struct FewRows {
     float *out;
@@ -206,6 +211,7 @@ struct Kernels {
     Kernel op[N_OPS][N_DTYPES];
     Kernel along_rows[N_OPS][N_DTYPES]; /* reductions and scans over the rows of a block */
     Kernel cast[N_DTYPES][N_DTYPES];    /* [from][to] */
+    PairKernel sub_mul_mul, sub_mul_mul_add; /* of float32 */
 };
 
 extern const Kernels &kernels_base();

@@ -46,6 +46,23 @@ bool Core::turn(const Insn &insn, State *turned) const
     return true;
 }
 
+/* A difference times a factor and what follows it in its place, in one pass: whether they are such a pair,
+ * which has then been run. */
+bool Core::run_pair(const Insn &first, const Insn &second)
+{
+    bool adds = second.op == OP_mul_add;
+    bool pair = (adds || second.op == OP_mul) && second.dst == first.dst && second.a == first.dst &&
+                second.b != first.dst && !(adds && second.c == first.dst) &&
+                second.dtype == first.dtype &&
+                second.shape == first.shape && first.shape == (SHAPE_ROWS | SHAPE_COLS);
+    if (!pair || cols == 1 || ahead.waits()) {
+        return false;
+    }
+    PairKernel kernel = adds ? k.sub_mul_mul_add : k.sub_mul_mul;
+    return kernel(state[first.dst], state[first.a], state[first.b], state[first.c], state[second.b],
+                  state[adds ? second.c : second.b], rows, cols);
+}
+
 void Core::run_block(uint32_t from, uint32_t to)
 {
     const uint64_t *words = code.words;
@@ -55,6 +72,10 @@ void Core::run_block(uint32_t from, uint32_t to)
         OpKind kind = OPS[insn.op].kind;
         if (kind == KIND_memory) {
             memory(insn);
+            continue;
+        }
+        if (insn.op == OP_sub_mul && at < to && run_pair(insn, *(const Insn *)&words[at])) {
+            at += INSN_WORDS;
             continue;
         }
         bool tile = insn.shape & SHAPE_TILE;
