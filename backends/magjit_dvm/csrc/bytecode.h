@@ -177,10 +177,10 @@ inline constexpr DType accumulator_of(uint16_t op, DType dtype)
 using Kernel = void (*)(const State &d, const State &a, const State &b, const State &c,
                         int64_t rows, int64_t cols);
 
-/* Two instructions over one block, the second in place of the first's result: d; a, b and c of the first,
- * b and c of the second. False, and nothing is done, for operands that it is not made for. */
+/* Two instructions in one pass over a block: the first one's d, a and b, then what they have beyond.
+ * False, and nothing is done, for operands that it is not made for. */
 using PairKernel = bool (*)(const State &d, const State &a, const State &b, const State &c,
-                            const State &second_b, const State &second_c, int64_t rows, int64_t cols);
+                            const State &e, const State &f, int64_t rows, int64_t cols);
 
 /* A product of few rows with a matrix whose rows are what a result is the sum of, plus a bias. */
 struct FewRows {
@@ -211,7 +211,8 @@ struct Kernels {
     Kernel op[N_OPS][N_DTYPES];
     Kernel along_rows[N_OPS][N_DTYPES]; /* reductions and scans over the rows of a block */
     Kernel cast[N_DTYPES][N_DTYPES];    /* [from][to] */
-    PairKernel sub_mul_mul, sub_mul_mul_add; /* of float32 */
+    PairKernel sub_mul_mul, sub_mul_mul_add; /* of float32, the second one's result in place */
+    PairKernel sub_exp_sum; /* of float32, c: where the sums are; or NULL */
 };
 
 extern const Kernels &kernels_base();

@@ -344,7 +344,9 @@ const char *Encoder::emit_step_node(int n, int phase)
     take(operands, args);
     if (reduces(n)) {
         int acc = values[n].accumulator;
-        put(OP_load, (DType)code.slots[acc].dtype, SHAPE_TILE, acc, acc);
+        if (acc != placed) {
+            put(OP_load, (DType)code.slots[acc].dtype, SHAPE_TILE, acc, acc);
+        }
         int sum = values[n].sum < 0 ? acc : values[values[n].sum].accumulator;
         for (int s : {sum, acc + 1}) {
             if (sum != acc) { /* accumulators as well: the sum, and the number of elements */
@@ -530,11 +532,13 @@ const char *Encoder::emit_phase(int phase)
     h.phases[phase].step = words;
     step_units = moved_units = 0;
     n_free = 0;
+    placed = -1;
     for (int i = 0; i < n_stepping; i++) {
         int n = stepping[i];
         if (values[n].absorbed) {
             continue;
         }
+        place_sum_of(i);
         if (const char *error = emit_step_node(n, phase)) {
             return error;
         }

@@ -135,6 +135,7 @@ struct Encoder {
     ENCODER bool in_step(int n, int phase) const;
     ENCODER void plan_merges(int phase);
     ENCODER void plan_pair(int n, int phase);
+    ENCODER void place_sum_of(int i);
     ENCODER bool made_for_one(int m, int phase, int used) const;
     ENCODER bool absorbs(int m, int n, int phase, int used) const;
     ENCODER static void clear(int64_t *of_dims, int64_t value);
@@ -166,6 +167,9 @@ struct Encoder {
         int64_t offset;
         int bytes;
     } free_blocks[MAX_SLOTS];
+
+    /* The accumulator that has its address in this step before its instruction needs it, or -1. */
+    int placed = -1;
 
     /* The nodes that the steps of the phase at hand make. */
     int n_stepping = 0;

@@ -135,4 +135,25 @@ void Encoder::plan_pair(int n, int phase)
     }
 }
 
+/* Before an exponential whose sum follows, where the sum goes: with nothing between the two, cores run
+ * both in one pass. */
+void Encoder::place_sum_of(int i)
+{
+    int next = i + 1;
+    while (next < n_stepping && values[stepping[next]].absorbed) {
+        next++;
+    }
+    if (values[stepping[i]].merged != OP_sub_exp || next >= n_stepping) {
+        return;
+    }
+    int n = stepping[next];
+    const Node &node = program.nodes[n];
+    if (reduces(n) && node.op == OP_sum && !values[n].merged && values[n].sum < 0 &&
+        node.args[0] == stepping[i]) {
+        placed = values[n].accumulator;
+        DType as = (DType)code.slots[placed].dtype;
+        put(OP_load, as, SHAPE_TILE, placed, placed);
+    }
+}
+
 } // namespace magjit_dvm

@@ -46,21 +46,27 @@ bool Core::turn(const Insn &insn, State *turned) const
     return true;
 }
 
-/* A difference times a factor and what follows it in its place, in one pass: whether they are such a pair,
- * which has then been run. */
+/* Whether an instruction and the next one are a pair that one pass computes, which then has been run: a
+ * difference times a factor and what follows in its place, or an exponential and its sum. */
 bool Core::run_pair(const Insn &first, const Insn &second)
 {
+    bool fits = second.dtype == first.dtype && second.shape == first.shape &&
+                first.shape == (SHAPE_ROWS | SHAPE_COLS) && second.a == first.dst;
+    if (!fits || cols == 1 || ahead.waits()) {
+        return false;
+    }
+    const State &d = state[first.dst], &a = state[first.a], &b = state[first.b];
+    if (first.op == OP_sub_exp) {
+        return second.op == OP_sum && h.reduces == REDUCES_columns && k.sub_exp_sum &&
+               k.sub_exp_sum(d, a, b, state[second.dst], b, b, rows, cols);
+    }
     bool adds = second.op == OP_mul_add;
-    bool pair = (adds || second.op == OP_mul) && second.dst == first.dst && second.a == first.dst &&
-                second.b != first.dst && !(adds && second.c == first.dst) &&
-                second.dtype == first.dtype &&
-                second.shape == first.shape && first.shape == (SHAPE_ROWS | SHAPE_COLS);
-    if (!pair || cols == 1 || ahead.waits()) {
+    if ((!adds && second.op != OP_mul) || second.dst != first.dst || second.b == first.dst ||
+        (adds && second.c == first.dst)) {
         return false;
     }
     PairKernel kernel = adds ? k.sub_mul_mul_add : k.sub_mul_mul;
-    return kernel(state[first.dst], state[first.a], state[first.b], state[first.c], state[second.b],
-                  state[adds ? second.c : second.b], rows, cols);
+    return kernel(d, a, b, state[first.c], state[second.b], state[adds ? second.c : second.b], rows, cols);
 }
 
 void Core::run_block(uint32_t from, uint32_t to)
@@ -74,7 +80,8 @@ void Core::run_block(uint32_t from, uint32_t to)
             memory(insn);
             continue;
         }
-        if (insn.op == OP_sub_mul && at < to && run_pair(insn, *(const Insn *)&words[at])) {
+        if ((insn.op == OP_sub_mul || insn.op == OP_sub_exp) && at < to &&
+            run_pair(insn, *(const Insn *)&words[at])) {
             at += INSN_WORDS;
             continue;
         }
