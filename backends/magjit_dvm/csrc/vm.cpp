@@ -46,27 +46,42 @@ bool Core::turn(const Insn &insn, State *turned) const
     return true;
 }
 
-/* Whether an instruction and the next one are a pair that one pass computes, which then has been run: a
- * difference times a factor and what follows in its place, or an exponential and its sum. */
-bool Core::run_pair(const Insn &first, const Insn &second)
+/* How many instructions have been run, from one on that has a kernel for rows: itself, or with the next
+ * one, which takes its result. These are a difference times a factor and what follows in its place, or an
+ * exponential and its sum. */
+int Core::run_rows(const Insn &first, const Insn *second)
 {
-    bool fits = second.dtype == first.dtype && second.shape == first.shape &&
-                first.shape == (SHAPE_ROWS | SHAPE_COLS) && second.a == first.dst;
-    if (!fits || cols == 1 || ahead.waits()) {
-        return false;
+    if (first.dtype != DT_f32 || first.shape != (SHAPE_ROWS | SHAPE_COLS) || cols == 1 ||
+        ahead.waits()) {
+        return 0;
     }
     const State &d = state[first.dst], &a = state[first.a], &b = state[first.b];
+    /* Below the last row of the last tile may be another core's; below a part of one is not what comes next. */
+    bool ends = cols < tile_cols || (row + rows == tile_row + tile_rows && !more_tiles);
+    int64_t more = code.slots[first.dst].kind == SLOT_global ? rows - ends : 0;
+    if (first.op == OP_mul) {
+        return k.mul_rows(d, a, b, b, b, b, rows, cols, more);
+    }
+    if (first.op == OP_mul_mul) {
+        return k.mul_mul_rows(d, a, b, state[first.c], b, b, rows, cols, more);
+    }
+    if (!second || second->dtype != DT_f32 || second->shape != first.shape || second->a != first.dst) {
+        return 0;
+    }
     if (first.op == OP_sub_exp) {
-        return second.op == OP_sum && h.reduces == REDUCES_columns && k.sub_exp_sum &&
-               k.sub_exp_sum(d, a, b, state[second.dst], b, b, rows, cols);
+        return second->op == OP_sum && h.reduces == REDUCES_columns && k.sub_exp_sum &&
+                       k.sub_exp_sum(d, a, b, state[second->dst], b, b, rows, cols, more)
+                   ? 2
+                   : 0;
     }
-    bool adds = second.op == OP_mul_add;
-    if ((!adds && second.op != OP_mul) || second.dst != first.dst || second.b == first.dst ||
-        (adds && second.c == first.dst)) {
-        return false;
+    bool adds = second->op == OP_mul_add;
+    if ((!adds && second->op != OP_mul) || second->dst != first.dst || second->b == first.dst ||
+        (adds && second->c == first.dst)) {
+        return 0;
     }
-    PairKernel kernel = adds ? k.sub_mul_mul_add : k.sub_mul_mul;
-    return kernel(d, a, b, state[first.c], state[second.b], state[adds ? second.c : second.b], rows, cols);
+    RowKernel kernel = adds ? k.sub_mul_mul_add : k.sub_mul_mul;
+    const State &factor = state[second->b], &added = state[adds ? second->c : second->b];
+    return kernel(d, a, b, state[first.c], factor, added, rows, cols, more) ? 2 : 0;
 }
 
 void Core::run_block(uint32_t from, uint32_t to)
@@ -80,10 +95,12 @@ void Core::run_block(uint32_t from, uint32_t to)
             memory(insn);
             continue;
         }
-        if ((insn.op == OP_sub_mul || insn.op == OP_sub_exp) && at < to &&
-            run_pair(insn, *(const Insn *)&words[at])) {
-            at += INSN_WORDS;
-            continue;
+        if (insn.op == OP_sub_mul || insn.op == OP_sub_exp || insn.op == OP_mul ||
+            insn.op == OP_mul_mul) {
+            if (int done = run_rows(insn, at < to ? (const Insn *)&words[at] : nullptr)) {
+                at += INSN_WORDS * (uint32_t)(done - 1);
+                continue;
+            }
         }
         bool tile = insn.shape & SHAPE_TILE;
         int64_t n_rows = !tile && insn.shape & SHAPE_ROWS ? rows : 1;
