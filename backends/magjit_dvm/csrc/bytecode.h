@@ -213,7 +213,8 @@ struct Kernels {
     Kernel along_rows[N_OPS][N_DTYPES]; /* reductions and scans over the rows of a block */
     Kernel cast[N_DTYPES][N_DTYPES];    /* [from][to] */
     RowKernel mul_rows, mul_mul_rows;       /* of float32 */
-    RowKernel sub_mul_mul, sub_mul_mul_add; /* the second one's result in place of the first's */
+    /* The second one's result in place of the first's. */
+    RowKernel sub_mul_mul, sub_mul_add, sub_mul_mul_add;
     RowKernel sub_exp_sum;                  /* c: where the sums are; or NULL */
 };
 

@@ -113,13 +113,13 @@ void Encoder::plan_merges(int phase)
     }
 }
 
-/* A difference times a factor, as norms have it, before a product, maybe with a sum: the two follow one
- * another, the second in place, and cores run both in one pass over the block. */
+/* A difference times a factor, as norms have it, before a product, a sum or both: the two instructions
+ * follow one another, the second in place, and cores run both in one pass over the block. */
 void Encoder::plan_pair(int n, int phase)
 {
     const Node &node = program.nodes[n];
     Value &value = values[n];
-    bool alone = !value.merged && node.kind == NODE_compute && node.op == OP_mul;
+    bool alone = !value.merged && node.kind == NODE_compute && (node.op == OP_mul || node.op == OP_add);
     if (node.dtype != DT_f32 || value.absorbed || !(alone || value.merged == OP_mul_add)) {
         return;
     }
@@ -128,7 +128,7 @@ void Encoder::plan_pair(int n, int phase)
         int m = args[k], other = args[1 - k], added = args[2];
         if (m != other && m != added && values[m].merged == OP_sub_mul && made_for_one(m, phase, 1) &&
             shape_of(m) == shape_of(n) && !code.header.flat) {
-            merge_nodes(n, m, alone ? (uint16_t)OP_mul : value.merged, m, other, added);
+            merge_nodes(n, m, alone ? node.op : value.merged, m, other, added);
             values[m].leads = true;
             return;
         }

@@ -74,14 +74,15 @@ int Core::run_rows(const Insn &first, const Insn *second)
                    ? 2
                    : 0;
     }
-    bool adds = second->op == OP_mul_add;
-    if ((!adds && second->op != OP_mul) || second->dst != first.dst || second->b == first.dst ||
-        (adds && second->c == first.dst)) {
+    RowKernel kernel = second->op == OP_mul       ? k.sub_mul_mul
+                       : second->op == OP_add     ? k.sub_mul_add
+                       : second->op == OP_mul_add ? k.sub_mul_mul_add
+                                                  : nullptr;
+    uint16_t last = second->op == OP_mul_add ? second->c : second->b;
+    if (!kernel || second->dst != first.dst || second->b == first.dst || last == first.dst) {
         return 0;
     }
-    RowKernel kernel = adds ? k.sub_mul_mul_add : k.sub_mul_mul;
-    const State &factor = state[second->b], &added = state[adds ? second->c : second->b];
-    return kernel(d, a, b, state[first.c], factor, added, rows, cols, more) ? 2 : 0;
+    return kernel(d, a, b, state[first.c], state[second->b], state[last], rows, cols, more) ? 2 : 0;
 }
 
 void Core::run_block(uint32_t from, uint32_t to)
