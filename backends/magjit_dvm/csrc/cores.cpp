@@ -124,23 +124,9 @@ void run_together(Job &job, int core, int cores)
     }
 }
 
-/* A program lies in the cache of the core that has just made it: the others ask for all of it at once,
- * where they would wait for one line after the other. */
-void fetch_code(const Code &code)
-{
-    constexpr size_t SOME = 8 * 64;
-    fetch_lines(&code.header, sizeof(code.header));
-    fetch_lines(code.slots, SOME);
-    fetch_lines(code.words, SOME);
-    fetch_lines(code.constants, 64);
-}
-
 void run_share(Job &job, int64_t core, int64_t cores)
 {
     const Header &h = job.code.header;
-    if (core > 0) {
-        fetch_code(job.code);
-    }
     int64_t share = (h.tiles + cores - 1) / cores;
     int64_t first = std::min(h.tiles, share * core), last = std::min(h.tiles, first + share);
     if (first >= last) {

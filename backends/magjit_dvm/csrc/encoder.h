@@ -76,6 +76,7 @@ struct Encoder {
     uint32_t row_mask = 0, col_mask = 0, inner_mask = 0;
 
     int n_phases = 0;
+    bool costly = false; /* some element takes a function that is not quick */
 
     uint16_t first_slot[MAX_PHASES + 1];
     int64_t phase_units[MAX_PHASES], phase_moved[MAX_PHASES];
