@@ -33,8 +33,7 @@ def test_instructions_of_another_level(level: str) -> None:
     named = _run(level, "-c", "from magjit_dvm import vm; print(vm.level())").stdout.strip()
     if named == vm.level():
         pytest.skip(f"this processor has no {LEVELS[level]}")
-    files = [
-        str(ROOT / "tests" / "dvm" / name) for name in ("test_instructions.py", "test_handlers.py")
-    ]
+    names = ("test_instructions.py", "test_handlers.py", "test_moments.py", "test_rows.py")
+    files = [str(ROOT / "tests" / "dvm" / name) for name in names]
     done = _run(level, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
     assert done.returncode == 0, done.stdout[-4000:]

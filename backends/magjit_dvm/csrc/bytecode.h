@@ -177,6 +177,12 @@ inline constexpr DType accumulator_of(uint16_t op, DType dtype)
 using Kernel = void (*)(const State &d, const State &a, const State &b, const State &c,
                         int64_t rows, int64_t cols);
 
+/* One or two instructions in one pass over a block of rows, some of whose operands are one
+ * element a row: the first one's d, a and b, then what they have beyond. Below so many rows lies one that
+ * the same core writes. False, and nothing is done, for operands that it is not made for. */
+using RowKernel = bool (*)(const State &d, const State &a, const State &b, const State &c,
+                           const State &e, const State &f, int64_t rows, int64_t cols, int64_t more);
+
 /* A product of few rows with a matrix whose rows are what a result is the sum of, plus a bias. */
 struct FewRows {
     float *out;
@@ -206,6 +212,10 @@ struct Kernels {
     Kernel op[N_OPS][N_DTYPES];
     Kernel along_rows[N_OPS][N_DTYPES]; /* reductions and scans over the rows of a block */
     Kernel cast[N_DTYPES][N_DTYPES];    /* [from][to] */
+    RowKernel mul_rows, mul_mul_rows;       /* of float32 */
+    /* The second one's result in place of the first's. */
+    RowKernel sub_mul_mul, sub_mul_add, sub_mul_mul_add;
+    RowKernel sub_exp_sum;                  /* c: where the sums are; or NULL */
 };
 
 extern const Kernels &kernels_base();

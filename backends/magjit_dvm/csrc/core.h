@@ -72,6 +72,7 @@ struct Core {
     void look_ahead(int p);
     void run_by_rows(Kernel kernel, const Insn &insn, const State *const *operands, int64_t n_rows,
                      int64_t n_cols);
+    int run_rows(const Insn &first, const Insn *second);
     void run_block(uint32_t from, uint32_t to);
     void enter_prologue();
     void enter_step();

@@ -320,22 +320,33 @@ const char *Encoder::emit_step_node(int n, int phase)
         return nullptr;
     }
     const int16_t *operands = values[n].merged ? values[n].merged_args : node.args;
-    int args[3] = {NO_SLOT, NO_SLOT, NO_SLOT};
-    for (int k = 0; k < 3; k++) {
-        if (operands[k] >= 0) {
-            args[k] = value_in_step(operands[k]);
+    int args[3] = {NO_SLOT, NO_SLOT, NO_SLOT}, first_args[3] = {NO_SLOT, NO_SLOT, NO_SLOT};
+    /* Operands that are used for the last time, each once; those of the first of a pair before those of
+     * the second, which may read them again. */
+    int dying[6], n_dying = 0;
+    int first = values[n].merged && values[operands[0]].leads ? operands[0] : -1;
+    auto take = [&](const int16_t *from, int *to) {
+        for (int k = 0; k < 3; k++) {
+            if (from[k] >= 0 && from[k] != first) {
+                to[k] = value_in_step(from[k]);
+            }
         }
-    }
-    /* Operands that are used for the last time, each once. */
-    int dying[3], n_dying = 0;
-    for (int k = 0; k < 3; k++) {
-        if (operands[k] >= 0 && --values[operands[k]].uses == 0) {
-            dying[n_dying++] = operands[k];
+        for (int k = 0; k < 3; k++) {
+            if (from[k] >= 0 && --values[from[k]].uses == 0) {
+                dying[n_dying++] = from[k];
+            }
         }
+    };
+    if (first >= 0) {
+        take(values[first].merged_args, first_args);
     }
+    int n_first = n_dying;
+    take(operands, args);
     if (reduces(n)) {
         int acc = values[n].accumulator;
-        put(OP_load, (DType)code.slots[acc].dtype, SHAPE_TILE, acc, acc);
+        if (acc != placed) {
+            put(OP_load, (DType)code.slots[acc].dtype, SHAPE_TILE, acc, acc);
+        }
         int sum = values[n].sum < 0 ? acc : values[values[n].sum].accumulator;
         for (int s : {sum, acc + 1}) {
             if (sum != acc) { /* accumulators as well: the sum, and the number of elements */
@@ -349,8 +360,9 @@ const char *Encoder::emit_step_node(int n, int phase)
         }
         return nullptr;
     }
-    /* The result may take the place of an operand of the same extents. */
-    for (int k = 0; k < n_dying; k++) {
+    /* The result may take the place of an operand of the same extents; that of a pair is written before
+     * the second reads its operands. */
+    for (int k = 0; k < (first < 0 ? n_dying : n_first); k++) {
         if (shape_of(dying[k]) == shape && node.kind != NODE_index &&
             bytes(program.nodes[dying[k]].dtype) == bytes(node.dtype)) {
             release(dying[k]);
@@ -374,6 +386,10 @@ const char *Encoder::emit_step_node(int n, int phase)
         }
     }
     values[n].step_slot = (int16_t)s;
+    if (first >= 0) {
+        put(values[first].merged, node.dtype, shape, s, first_args[0], first_args[1], first_args[2]);
+        args[0] = s;
+    }
     if (values[n].merged) {
         put(values[n].merged, node.dtype, shape, s, args[0], args[1], args[2]);
     } else if (node.kind == NODE_index) {
@@ -443,113 +459,6 @@ void Encoder::store_outputs(int n, int from, int done, bool tile_level)
     }
 }
 
-/* ---- two instructions in one pass ---- */
-
-/* Whether m is made in this step for `used` operands of one node, and for nothing else. */
-bool Encoder::made_for_one(int m, int phase, int used) const
-{
-    const Value &value = values[m];
-    return value.steps && value.uses == used && !value.kept && !value.absorbed &&
-           !(value.stores && value.avail == phase);
-}
-
-/* Whether m is computed for n alone and may be computed along with it. */
-bool Encoder::absorbs(int m, int n, int phase, int used) const
-{
-    if (m < 0) {
-        return false;
-    }
-    const Node &node = program.nodes[m];
-    uint8_t shape = program.nodes[n].kind == NODE_reduce ? (uint8_t)(SHAPE_ROWS | SHAPE_COLS)
-                                                         : shape_of(n);
-    return node.kind == NODE_compute && node.dtype == DT_f32 && made_for_one(m, phase, used) &&
-           !values[m].merged && shape_of(m) == shape;
-}
-
-/* Whether m has the positions along columns, for a comparison with one position a row alone. */
-bool Encoder::names_columns(int m, int position, int phase) const
-{
-    const Node &node = program.nodes[m];
-    return node.kind == NODE_iota && col_mask >> node.aux & 1 &&
-           !(values[position].has & col_mask) && made_for_one(m, phase, 1);
-}
-
-void Encoder::merge_nodes(int n, int m, uint16_t op, int a, int b, int c)
-{
-    values[n].merged = op;
-    values[n].merged_args[0] = (int16_t)a;
-    values[n].merged_args[1] = (int16_t)b;
-    values[n].merged_args[2] = (int16_t)c;
-    values[m].absorbed = true;
-}
-
-void Encoder::plan_merges(int phase)
-{
-    /* (add, sub, mul) by (add, sub, rsub, mul), in this order. */
-    static_assert(OP_sub_add == OP_add_add + 4 && OP_mul_mul == OP_add_add + 11);
-    auto sign = [](int op) { return op == OP_add ? 0 : op == OP_sub ? 1 : op == OP_mul ? 2 : -1; };
-    for (int i = 0; i < n_stepping; i++) {
-        int n = stepping[i];
-        const Node &node = program.nodes[n];
-        int a = node.args[0], b = node.args[1];
-        if (node.kind == NODE_compute && node.op == OP_eq) {
-            for (int k = 0; k < 2; k++) {
-                if (names_columns(node.args[k], node.args[1 - k], phase)) {
-                    merge_nodes(n, node.args[k], OP_one_hot, node.args[1 - k], -1, -1);
-                    break;
-                }
-            }
-        }
-        if (node.dtype != DT_f32) {
-            continue;
-        }
-        if (node.kind == NODE_reduce) {
-            if (!reduces(n) || node.op != OP_sum ||
-                code.header.reduces != REDUCES_columns || values[n].in_moments) {
-                continue;
-            }
-            if (int sum = values[n].sum; sum >= 0) {
-                merge_nodes(n, sum, OP_moments, program.nodes[sum].args[0], -1, -1);
-                continue;
-            }
-            const Node &from = program.nodes[a];
-            const int16_t *args = values[a].merged_args;
-            if (values[a].merged == OP_sub_square && made_for_one(a, phase, 1) &&
-                shape_of(a) == (SHAPE_ROWS | SHAPE_COLS)) {
-                merge_nodes(n, a, OP_sum_sub_square, args[0], args[1], -1);
-            } else if (from.op == OP_mul && absorbs(a, n, phase, 1)) {
-                merge_nodes(n, a, OP_sum_mul, from.args[0], from.args[1], -1);
-            }
-            continue;
-        }
-        if (node.kind != NODE_compute) {
-            continue;
-        }
-        if (node.op == OP_exp && program.nodes[a].op == OP_sub && absorbs(a, n, phase, 1)) {
-            merge_nodes(n, a, OP_sub_exp, program.nodes[a].args[0], program.nodes[a].args[1], -1);
-            continue;
-        }
-        if (node.op == OP_mul && a == b && program.nodes[a].op == OP_sub &&
-            absorbs(a, n, phase, 2)) {
-            merge_nodes(n, a, OP_sub_square, program.nodes[a].args[0], program.nodes[a].args[1],
-                        -1);
-            continue;
-        }
-        int second = sign(node.op);
-        for (int k = 0; k < 2 && second >= 0; k++) {
-            int m = node.args[k];
-            int first = m >= 0 && program.nodes[m].kind == NODE_compute ? sign(program.nodes[m].op)
-                                                                       : -1;
-            if (first >= 0 && absorbs(m, n, phase, 1)) {
-                int column = second == 0 ? 0 : second == 2 ? 3 : k == 0 ? 1 : 2;
-                merge_nodes(n, m, (uint16_t)(OP_add_add + 4 * first + column), program.nodes[m].args[0],
-                            program.nodes[m].args[1], node.args[1 - k]);
-                break;
-            }
-        }
-    }
-}
-
 const char *Encoder::emit()
 {
     Header &h = code.header;
@@ -583,7 +492,7 @@ const char *Encoder::emit_phase(int phase)
         value.step_slot = -1;
         value.uses = 0;
         value.merged = 0;
-        value.absorbed = false;
+        value.absorbed = value.leads = false;
         value.steps = in_step(n, phase);
         if (value.steps) {
             stepping[n_stepping++] = (uint8_t)n;
@@ -623,11 +532,13 @@ const char *Encoder::emit_phase(int phase)
     h.phases[phase].step = words;
     step_units = moved_units = 0;
     n_free = 0;
+    placed = -1;
     for (int i = 0; i < n_stepping; i++) {
         int n = stepping[i];
         if (values[n].absorbed) {
             continue;
         }
+        place_sum_of(i);
         if (const char *error = emit_step_node(n, phase)) {
             return error;
         }

@@ -1,6 +1,6 @@
 /* The bytecode compiler (DVM, §4.2) of one instance, in the order in which it works:
- * shapes.cpp sizes, dimensions and blocks; phases.cpp what is made when; emit.cpp slots and
- * instructions; tiles.cpp tiles and places in local memory. */
+ * shapes.cpp sizes, dimensions and blocks; phases.cpp what is made when; merges.cpp what is made
+ * together; emit.cpp slots and instructions; tiles.cpp tiles and places in local memory. */
 #ifndef MAGJIT_DVM_ENCODER_H
 #define MAGJIT_DVM_ENCODER_H
 
@@ -30,6 +30,7 @@ struct Value {
     bool kept;
     bool stores;   /* it is an output */
     bool absorbed; /* by the instruction of its only user */
+    bool leads;    /* absorbed, but as an instruction of its own, right before that of its user */
     bool in_moments; /* a sum that the instruction of the squares around its mean makes as well */
     int16_t tile_slot; /* of values of the tile, constants and kept values */
     int16_t accumulator, step_slot;
@@ -75,6 +76,7 @@ struct Encoder {
     uint32_t row_mask = 0, col_mask = 0, inner_mask = 0;
 
     int n_phases = 0;
+    bool costly = false; /* some element takes a function that is not quick */
 
     uint16_t first_slot[MAX_PHASES + 1];
     int64_t phase_units[MAX_PHASES], phase_moved[MAX_PHASES];
@@ -133,6 +135,8 @@ struct Encoder {
     ENCODER int global_slot(int op, int argument, DType dtype, uint8_t shape, bool tile_level);
     ENCODER bool in_step(int n, int phase) const;
     ENCODER void plan_merges(int phase);
+    ENCODER void plan_pair(int n, int phase);
+    ENCODER void place_sum_of(int i);
     ENCODER bool made_for_one(int m, int phase, int used) const;
     ENCODER bool absorbs(int m, int n, int phase, int used) const;
     ENCODER static void clear(int64_t *of_dims, int64_t value);
@@ -164,6 +168,9 @@ struct Encoder {
         int64_t offset;
         int bytes;
     } free_blocks[MAX_SLOTS];
+
+    /* The accumulator that has its address in this step before its instruction needs it, or -1. */
+    int placed = -1;
 
     /* The nodes that the steps of the phase at hand make. */
     int n_stepping = 0;

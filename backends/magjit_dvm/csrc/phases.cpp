@@ -69,6 +69,7 @@ void Encoder::levels()
     for (int n = 0; n < n_nodes(); n++) {
         const Node &node = program.nodes[n];
         int at = 0, cost = cost_of(node);
+        costly |= node.kind == NODE_compute && cost > 1 && !in_tile(n);
         values[n].in_moments = false;
         for (int16_t arg : node.args) {
             if (arg >= 0) {

@@ -57,7 +57,14 @@ bool Encoder::results_are_large() const
 void Encoder::tiles()
 {
     Header &h = code.header;
-    int cores = code.cores = h.elements < machine.grain ? 1 : machine.threads;
+    int64_t grain = machine.grain;
+    for (const Output &out : program.outputs) {
+        if (costly && values[out.node].has == active) {
+            grain = machine.grain / 2; /* measured: exponentials and the like pay sooner */
+            break;
+        }
+    }
+    int cores = code.cores = h.elements < grain ? 1 : machine.threads;
     int64_t units = 1, steps[MAX_PHASES], step = 0, moved = 0;
     for (int p = 0; p < n_phases; p++) {
         moved = std::max(moved, phase_moved[p]);

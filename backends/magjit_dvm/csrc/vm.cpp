@@ -46,6 +46,45 @@ bool Core::turn(const Insn &insn, State *turned) const
     return true;
 }
 
+/* How many instructions have been run, from one on that has a kernel for rows: itself, or with the next
+ * one, which takes its result. These are a difference times a factor and what follows in its place, or an
+ * exponential and its sum. */
+int Core::run_rows(const Insn &first, const Insn *second)
+{
+    if (first.dtype != DT_f32 || first.shape != (SHAPE_ROWS | SHAPE_COLS) || cols == 1 ||
+        ahead.waits()) {
+        return 0;
+    }
+    const State &d = state[first.dst], &a = state[first.a], &b = state[first.b];
+    /* Below the last row of the last tile may be another core's; below a part of one is not what comes next. */
+    bool ends = cols < tile_cols || (row + rows == tile_row + tile_rows && !more_tiles);
+    int64_t more = code.slots[first.dst].kind == SLOT_global ? rows - ends : 0;
+    if (first.op == OP_mul) {
+        return k.mul_rows(d, a, b, b, b, b, rows, cols, more);
+    }
+    if (first.op == OP_mul_mul) {
+        return k.mul_mul_rows(d, a, b, state[first.c], b, b, rows, cols, more);
+    }
+    if (!second || second->dtype != DT_f32 || second->shape != first.shape || second->a != first.dst) {
+        return 0;
+    }
+    if (first.op == OP_sub_exp) {
+        return second->op == OP_sum && h.reduces == REDUCES_columns && k.sub_exp_sum &&
+                       k.sub_exp_sum(d, a, b, state[second->dst], b, b, rows, cols, more)
+                   ? 2
+                   : 0;
+    }
+    RowKernel kernel = second->op == OP_mul       ? k.sub_mul_mul
+                       : second->op == OP_add     ? k.sub_mul_add
+                       : second->op == OP_mul_add ? k.sub_mul_mul_add
+                                                  : nullptr;
+    uint16_t last = second->op == OP_mul_add ? second->c : second->b;
+    if (!kernel || second->dst != first.dst || second->b == first.dst || last == first.dst) {
+        return 0;
+    }
+    return kernel(d, a, b, state[first.c], state[second->b], state[last], rows, cols, more) ? 2 : 0;
+}
+
 void Core::run_block(uint32_t from, uint32_t to)
 {
     const uint64_t *words = code.words;
@@ -56,6 +95,13 @@ void Core::run_block(uint32_t from, uint32_t to)
         if (kind == KIND_memory) {
             memory(insn);
             continue;
+        }
+        if (insn.op == OP_sub_mul || insn.op == OP_sub_exp || insn.op == OP_mul ||
+            insn.op == OP_mul_mul) {
+            if (int done = run_rows(insn, at < to ? (const Insn *)&words[at] : nullptr)) {
+                at += INSN_WORDS * (uint32_t)(done - 1);
+                continue;
+            }
         }
         bool tile = insn.shape & SHAPE_TILE;
         int64_t n_rows = !tile && insn.shape & SHAPE_ROWS ? rows : 1;
