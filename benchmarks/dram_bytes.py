@@ -31,6 +31,7 @@ COUNTERS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 CASES = ("Llama-3-8B decode", "QKV prefill")
 ENTRANTS = ("magjit", "torch.compile")
 WARM_UP = 3
+NAME = 60  # characters of a kernel's name that are shown
 
 
 def bytes_of(*tensors: Tensor) -> int:
@@ -68,8 +69,8 @@ def call_counted(name: str, batch: int, compiler: str) -> None:
     torch.cuda.cudart().cudaProfilerStop()
 
 
-def counted(name: str, batch: int, compiler: str) -> float:
-    """MiB that the counters give.
+def counted(name: str, batch: int, compiler: str) -> dict[str, float]:
+    """MiB that the counters give, by kernel in order of launch: "3 gemm: read" and so on.
 
     Raises:
         RuntimeError: Nsight Compute failed; the text has the end of what it said.
@@ -84,8 +85,12 @@ def counted(name: str, batch: int, compiler: str) -> float:
     if done.returncode or len(lines) < 2:
         raise RuntimeError(f"ncu failed for {given}:\n{(done.stdout + done.stderr)[-1500:]}")
     rows = list(csv.DictReader(lines))
-    values = [float(row["Metric Value"].replace(",", "")) for row in rows]
-    return sum(values) / MIB
+    counts = {}
+    for row in rows:
+        direction = row["Metric Name"].removeprefix("dram__bytes_").removesuffix(".sum")
+        title = f"{row['ID']} {row['Kernel Name'][:NAME]}: {direction}"
+        counts[title] = float(row["Metric Value"].replace(",", "")) / MIB
+    return counts
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -93,6 +98,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--blocks", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument("--compilers", nargs="+", choices=ENTRANTS, default=list(ENTRANTS))
+    parser.add_argument("--kernels", action="store_true", help="print each kernel's bytes, too")
     parser.add_argument("--call", metavar="JSON", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
@@ -113,8 +119,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.blocks:
             for batch in options.batches:
                 least = minimum(name, BLOCKS[name].build(batch, "cuda")) / MIB
-                values = {one: counted(name, batch, one) for one in options.compilers}
                 case = f"{name}, batch {batch}"
+                kernels = {one: counted(name, batch, one) for one in options.compilers}
+                if options.kernels:
+                    for one, counts in kernels.items():
+                        print(f"{case}, {one}")
+                        for title, mib in counts.items():
+                            print(f"{mib:10.1f} MiB  {title}")
+                values = {one: sum(counts.values()) for one, counts in kernels.items()}
                 ratios = [f"{one} {value / least:.2f}" for one, value in values.items()]
                 note = f"of the minimum: {', '.join(ratios)}"
                 benchmark.add(Row.of(case, "dram_mb", "MiB", {**values, "minimum": least}, note))

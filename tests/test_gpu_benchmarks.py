@@ -39,9 +39,14 @@ def answering(
     return calls
 
 
-def test_counters_of_all_kernels_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_are_given_by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = answering(monkeypatch, NCU)
-    assert dram_bytes.counted("QKV prefill", 1, "magjit") == 3.5
+    assert dram_bytes.counted("QKV prefill", 1, "magjit") == {
+        "0 fused_0: read": 1,
+        "0 fused_0: write": 0.5,
+        "1 gemm: read": 2,
+        "1 gemm: write": 0,
+    }
     assert json.loads(calls[0][0][-1]) == ["QKV prefill", 1, "magjit"]
 
 
