@@ -12,7 +12,7 @@ __all__ = ["DEFAULTS", "MODES", "OBJECTIVES", "PRODUCTS", "Settings"]
 
 OBJECTIVES = ("latency", "memory")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-PRODUCTS = ("library", "triton", "auto", "macro")
+PRODUCTS = ("auto", "library", "triton", "macro")
 OPTIONS = ("objective", "matmul")
 
 
@@ -25,9 +25,9 @@ class Settings:
             graphs; the two of ``"max-autotune"`` measure where estimates are close.
         objective: what the search saves: ``"latency"`` (bytes moved) or ``"memory"`` (bytes
             allocated).
-        matmul: whose products: ``"library"``; ``"triton"``, wherever legal; ``"auto"``, where
-            the estimate, or a measurement, says so; ``"macro"``, chosen at run time among
-            macro-kernels and the library.
+        matmul: whose products: ``"auto"``, our own where the estimate, or a measurement, says
+            so, else the library's; ``"library"``; ``"triton"``, our own wherever legal;
+            ``"macro"``, chosen at run time among macro-kernels and the library.
 
     Raises:
         BackendOptionError: a value is none of these.
@@ -35,7 +35,7 @@ class Settings:
 
     mode: str = "default"
     objective: str = "latency"
-    matmul: str = "library"
+    matmul: str = "auto"
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

@@ -26,7 +26,9 @@ def explain(options: argparse.Namespace) -> int:
             target = load_target(options.target, options.shape, options.dtype, options.device)
         if options.eval and isinstance(target.model, torch.nn.Module):
             target.model.eval()
-        capture = explain_model(target.model, backend=options.backend, dump=options.dump)
+        capture = explain_model(
+            target.model, backend=options.backend, mode=options.mode, dump=options.dump
+        )
         with running(options.target), torch.set_grad_enabled(not options.no_grad):
             report = capture(*target.args, **target.kwargs)
     if options.html is not None:

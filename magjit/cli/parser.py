@@ -67,6 +67,7 @@ def _add_explain(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]
     )
     parser.add_argument("target", metavar="TARGET", help="what to run")
     parser.add_argument("--backend", default="eager", help="backend to compile with (eager)")
+    parser.add_argument("--mode", default=None, help="its mode, as magjit.compile takes it")
     inputs = parser.add_argument_group("arguments of the call, when the target gives none")
     inputs.add_argument(
         "--shape",

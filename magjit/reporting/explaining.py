@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ def explain(
     model: Any,
     *,
     backend: str | Backend | Callable[..., Any] = "eager",
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
     dump: str | Path | None = None,
 ) -> Callable[..., Report]:
     """Say what a capture of one call finds: ``magjit.explain(model)(*args)``.
@@ -37,6 +40,7 @@ def explain(
             compiled object's records serves the call, the report's notes say for each what it
             compares, as it was and as it is.
         backend: as `magjit.compile` takes it; one that fails is named as a reason in the report.
+        dynamic, mode, options: as `magjit.compile` takes them.
         dump: a folder for readable files: source, bytecode, guards, mock, graphs.
 
     Returns:
@@ -46,9 +50,10 @@ def explain(
     Raises:
         ArgumentError: ``model`` cannot be compiled, or ``dump`` is no folder.
         UnknownBackendError: no backend has this name.
+        BackendOptionError: ``mode`` or ``options`` are not what the backend takes.
     """
-    tried = _Tried(resolve(backend))
-    compiled = compile_model(model, backend=tried)
+    tried = _Tried(resolve(backend, mode=mode, options=options, dynamic=dynamic))
+    compiled = compile_model(model, backend=tried, dynamic=dynamic, mode=mode, options=options)
     given = controller_of(model)
     folder = None if dump is None else dumping.prepare(dump)
 
@@ -115,6 +120,12 @@ class _Tried:
         self.example_inputs: ExampleInputs = wants
         self.changes_graph: bool = getattr(backend, "changes_graph", True)
         self.exact_random: bool = getattr(backend, "exact_random", False)
+
+    def configure(
+        self, mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None
+    ) -> _Tried:
+        """Itself: the backend in it has its settings."""
+        return self
 
     def forget(self) -> None:
         self.failure = None

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 import magjit
-from magjit.errors import ArgumentError, UnknownBackendError
+from magjit.errors import ArgumentError, BackendOptionError, UnknownBackendError
 from magjit.reporting.explaining import explain
 from magjit.reporting.report import Report
 
@@ -140,7 +140,36 @@ def test_a_refusing_backend_is_a_reason() -> None:
     assert len(report.graphs) == 1
 
 
+class Told:
+    """A backend that notes what it is told."""
+
+    name = "told"
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def configure(self, mode, options, dynamic):
+        self.told.append((mode, options, dynamic))
+        return self
+
+    def supports(self, gm):
+        return []
+
+    def compile(self, gm, example_inputs, context):
+        self.told.append((context.mode, context.options, context.dynamic))
+        return gm.forward
+
+
+def test_settings_reach_the_backend() -> None:
+    told = Told()
+    settings = {"mode": "quick", "options": {"depth": 2}, "dynamic": True}
+    assert explain(programs.doubles, backend=told, **settings)(torch.ones(2)).whole
+    assert told.told == [("quick", {"depth": 2}, True)] * 2
+
+
 def test_bad_arguments_are_typed_errors() -> None:
+    with pytest.raises(BackendOptionError):
+        explain(programs.doubles, backend="triton", mode="quick")
     with pytest.raises(UnknownBackendError):
         explain(programs.doubles, backend="indutcor")
     with pytest.raises(ArgumentError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -184,6 +185,29 @@ def test_a_graph_that_saves_nothing_is_given_up(
         x.normal_()
         check(call, x, w)
     assert (len(graphs.made), graphs.replayed) == (1, replayed)
+
+
+def test_a_busy_host_keeps_no_graph(graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call that is watched may be slow for other reasons; the capture is not."""
+    made = graphs.with_memory
+
+    def slowly(run: Run, products: Any, memory: Any) -> Run:
+        changed = made(run, products, memory)
+        if isinstance(memory, Planned):
+            return changed
+
+        def watched(*taken: Any) -> Sequence[Any]:
+            time.sleep(1)
+            return changed(*taken)
+
+        return watched
+
+    monkeypatch.setattr(graphs_cuda, "with_memory", slowly)
+    graphs.device_seconds = 1.0
+    call, x, w = graphed(), torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(6):
+        check(call, x, w)
+    assert (len(graphs.made), graphs.replayed) == (1, 1)
 
 
 def test_a_recording_that_fails_is_the_last(graphs: Graphs) -> None:

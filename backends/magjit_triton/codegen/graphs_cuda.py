@@ -78,7 +78,7 @@ class _Calls:
         places: addresses of the inputs of the last call.
         moving: positions of inputs that were elsewhere at some call.
         allocations: what a call allocates; None until one has been watched.
-        host_seconds: what launching a call takes the host.
+        host_seconds: what launching a call takes the host, the least seen: it may have been busy.
         hidden: the device takes far longer.
     """
 
@@ -195,7 +195,9 @@ class GraphedProgram:
             block = planned.block
             run = with_memory(self.run, self.library, planned) if plan else self.run
             with capturing(graph, multiplies=self.multiplies):
+                begin = time.perf_counter()
                 outputs = list(run(*taken))
+                calls.host_seconds = min(calls.host_seconds, time.perf_counter() - begin)
         except RuntimeError as error:
             self.refusal = str(error)
             torch.cuda.synchronize()
