@@ -262,28 +262,6 @@ def test_older_machines_have_fewer_elements_a_lane() -> None:
     assert image is not None and image.each == 32 and image.group == 4
 
 
-@pytest.mark.parametrize("cols", [255, 256, 1024])
-def test_statistics_about_a_large_mean(cols: int) -> None:
-    """Squares about the mean, not those about 0 less its square."""
-    x = values(F32, 3, cols) + 100
-    image = check_words(layer_norm(F32), [x, *[values(F32, cols)] * 2])
-    assert image is not None and any(one.first == "row.f.stat" for one in image.words)
-
-
-def check_special_rows(rows: int, cols: int) -> None:
-    """Rows with infinities and NaN, of equal elements, and far from 0, beside others."""
-    x, weight = values(F32, rows, cols), values(F32, cols)
-    x[0], x[1, 5], x[2, 7], x[3] = 3.0, float("inf"), float("nan"), x[3] + 50
-    x[4, -1], x[5] = float("-inf"), x[5] * 1e-20
-    check_words(layer_norm(F32), [x, weight, weight])
-    check_words(softmax(F32), [x])
-
-
-@pytest.mark.parametrize("cols", [250, 1024, 2050])
-def test_special_rows(cols: int) -> None:
-    check_special_rows(6, cols)
-
-
 def test_vectors_of_columns_that_are_not_aligned() -> None:
     """A weight from an odd place, or of a row of odd length, goes through its descriptor."""
     x, weight = values(F16, 3, 512), values(F16, 520)

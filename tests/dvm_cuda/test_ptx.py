@@ -14,6 +14,7 @@ from magjit_dvm.program import Program
 from tests.dvm.checking import compute, load, output, tensor
 from tests.dvm_cuda import checking
 from tests.dvm_cuda import test_encoder as words
+from tests.dvm_cuda import test_row_words as row_words
 from tests.dvm_cuda.ptx_machine import run_ptx
 
 F32, F16, BF16, U8, BOOL, I64 = (
@@ -46,8 +47,12 @@ def test_rows_of_several_warps(dtype: DType, cols: int) -> None:
     x, weight = words.values(dtype, 2, cols) + 3, words.values(dtype, cols)
     image = checking.check_words(words.layer_norm(dtype), [x, weight, weight])
     assert image is not None and image.group > 2 and image.chunks == 1
-    assert "row.f.stat" in [word.first for word in image.words]
+    assert "row.f.norm" in row_words.words_of(image)
+    assert "row.f.stat" in row_words.words_of(checking.check_words(row_words.spread(dtype), [x]))
     checking.check_words(words.softmax(dtype), [x])
+    if dtype is not F32:
+        image = checking.check_words(row_words.quick_softmax(dtype), [x])
+        assert "row.f.softmax" in row_words.words_of(image)
 
 
 @pytest.mark.parametrize("shape", words.WIDE[:5])
@@ -56,13 +61,23 @@ def test_wide_rows_in_one_stage(shape: tuple[int, int], monkeypatch: pytest.Monk
     words.test_wide_rows_in_one_stage(shape)
 
 
+@pytest.mark.parametrize("cols", [250, 1024, 4100])
+def test_softmaxes(cols: int) -> None:
+    row_words.test_a_softmax_is_one_word(F16, cols)
+
+
+def test_norms_of_equal_elements_are_zero() -> None:
+    row_words.test_norms_of_equal_elements_are_zero(768)
+    row_words.test_norms_of_equal_elements_are_zero(5000)
+
+
 def test_statistics_about_a_large_mean() -> None:
-    words.test_statistics_about_a_large_mean(1024)
+    row_words.test_statistics_about_a_large_mean(1024)
 
 
 @pytest.mark.parametrize("cols", [250, 2050])
 def test_special_rows(cols: int) -> None:
-    words.test_special_rows(cols)
+    row_words.test_special_rows(cols)
 
 
 def test_vectors_of_columns() -> None:

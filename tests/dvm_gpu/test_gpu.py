@@ -22,6 +22,7 @@ from tests.dvm.checking import compute, load, output, require_results, tensor
 from tests.dvm.random_graphs import Grower
 from tests.dvm.test_fuzz import check_results
 from tests.dvm_cuda import test_encoder as words
+from tests.dvm_cuda import test_row_words as row_words
 from tests.dvm_cuda.agreeing import memory
 
 pytestmark = pytest.mark.gpu
@@ -49,7 +50,8 @@ def check_gpu(program: Program, arguments: Any) -> None:
 @pytest.fixture(autouse=True)
 def _run_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """What checks words by simulation checks them on the GPU here."""
-    monkeypatch.setattr(words, "check_words", lambda p, a, *machine: check_gpu(p, a))
+    for module in (words, row_words):
+        monkeypatch.setattr(module, "check_words", lambda p, a, *machine: check_gpu(p, a))
 
 
 @pytest.mark.parametrize(("name", "dtype"), list(words._instructions()))
@@ -86,13 +88,29 @@ def test_rows_of_all_widths(shape: tuple[int, int], dtype: DType) -> None:
     """Each R and number of warps a row, with more tiles than blocks; means far from 0."""
     x, weight = words.values(dtype, *shape), words.values(dtype, shape[1])
     check_gpu(words.softmax(dtype), [x])
+    check_gpu(row_words.quick_softmax(dtype), [x])
     check_gpu(words.layer_norm(dtype), [x + 4, weight, weight])
+    check_gpu(row_words.spread(dtype), [x + 4])
     check_gpu(words.masked_rms_norm(dtype), [x, weight])
 
 
 def test_statistics_of_special_rows() -> None:
     for cols in (256, 1024, 4096, 8192):
-        words.check_special_rows(400, cols)
+        row_words.check_special_rows(400, cols)
+        for dtype in (F16, BF16):
+            x = row_words.special_rows(dtype, 400, cols)
+            check_gpu(row_words.quick_softmax(dtype), [x])
+            check_gpu(
+                row_words.quick_softmax(dtype), [x.flatten()[3 : 3 + 399 * cols].view(399, cols)]
+            )
+
+
+def test_norms_of_equal_elements_are_zero() -> None:
+    for cols in (768, 1024, 5000, 8192):
+        x = torch.tensor([3.0, 1000.0, 12345.0, -7e4], device="cuda")[:, None].expand(4, cols)
+        ones, zeros = torch.ones(cols, device="cuda"), torch.zeros(cols, device="cuda")
+        result = DeviceFused(words.layer_norm(F32))(x.repeat(100, 1), ones, zeros)[0]
+        assert not result.any()
 
 
 def test_exponentials() -> None:

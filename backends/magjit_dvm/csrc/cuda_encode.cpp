@@ -135,7 +135,7 @@ void Encoder::emit_pass(int pass, int passes)
         held = -1; /* a row's later chunks begin here */
     }
     for (int n = 0; n < n_nodes() && !stopped(); n++) {
-        if (is_reduced(n) && phase[n] == pass + 1 && row_register[n] < 0) {
+        if (is_reduced(n) && phase[n] == pass + 1 && row_register[n] < 0 && !folded[n]) {
             emit_reduce(n);
         }
     }
@@ -492,6 +492,21 @@ void Encoder::emit_reduce(int n)
 void Encoder::reduce_row(int n)
 {
     int arg = program.nodes[n].args[0];
+    Normalized parts;
+    if (find_normalized(n, parts)) {
+        return normalize(n, parts);
+    }
+    Softmax soft;
+    if (!stopped() && find_softmax(n, soft)) {
+        generate(arg);
+        give_up(2);
+        put(words.row_softmax);
+        done_with(arg);
+        done_with(arg);
+        folded[n] = folded[soft.total] = folded[soft.inverse] = true;
+        held = soft.product;
+        return;
+    }
     int squares = squares_about_mean(n), of = squared(arg), which = reduction(n);
     if (stopped()) {
         return;
@@ -522,6 +537,29 @@ void Encoder::reduce_row(int n)
         put(words.row_reduce[which]).x = (uint8_t)x;
     }
     done_with(arg);
+}
+
+/* A ← the row normalized: statistics and what is made of them in one word. */
+void Encoder::normalize(int n, const Normalized &parts)
+{
+    int arg = program.nodes[n].args[0];
+    int asked = parts.same ? 2 : 3; /* the sum, and each difference */
+    generate(arg);
+    give_up(asked);
+    int x = new_register(parts.mean), y = new_register(parts.root);
+    uint32_t number = bits(parts.number);
+    float inverse = (float)(1.0 / (double)image.cols);
+    Word &word = put(words.row_norm);
+    word.x = (uint8_t)x;
+    word.y = (uint8_t)y;
+    word.w1 = (uint32_t)image.cols;
+    memcpy(&word.w2, &inverse, 4);
+    word.w3 = number;
+    for (int k = 0; k < asked; k++) {
+        done_with(arg);
+    }
+    folded[n] = folded[parts.squares] = true;
+    held = parts.product;
 }
 
 void Encoder::store_tile(int o)

@@ -19,7 +19,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 5, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 6, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 336,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 136,
@@ -82,6 +82,7 @@ struct Words {
     uint8_t ask_near, ask_transposed;
     uint8_t reduce[N_REDUCTIONS], finish[N_REDUCTIONS];
     uint8_t row_reduce[N_REDUCTIONS], row_squares, row_stat; /* of a row in one stage */
+    uint8_t row_norm, row_softmax;
     uint8_t scaled_rsqrt, sub_exp_small, sub_exp_small_number;
     uint8_t row_number, row_take, row_load[N_LOADED], row_store[N_STORED];
     uint8_t to_half, to_bfloat, to_int, to_byte, to_bool, int_to_float, int_to_bool, low_bits;
@@ -231,6 +232,18 @@ struct Scaled {
     int given, quotient, total;
 };
 
+/* Of the sum of x: (x − mean) · rsqrt(squares / columns + number). */
+struct Normalized {
+    int mean, squares, again, root, product;
+    bool same; /* the difference that is squared is the one that is multiplied */
+    int number;
+};
+
+/* Of the largest of x: exp(x − largest) · (1 / sum). */
+struct Softmax {
+    int total, inverse, product;
+};
+
 struct Encoder {
     const Prepared &prepared;
     const Program &program;
@@ -303,6 +316,9 @@ struct Encoder {
     bool find_scaled(int n, Scaled &found) const;
     int squared(int n) const;
     int squares_about_mean(int n);
+    bool find_normalized(int n, Normalized &found);
+    bool find_softmax(int n, Softmax &found) const;
+    bool is_deviation(int root, int squares, int &number);
     bool is_mean(int mean, int total);
     int stored(int n) const;
     uint32_t bits(int n);
@@ -341,6 +357,7 @@ struct Encoder {
     void compute_select(const Node &node);
     void emit_reduce(int n);
     void reduce_row(int n);
+    void normalize(int n, const Normalized &parts);
     void store_tile(int o);
     int stage_of(int number) const;
 

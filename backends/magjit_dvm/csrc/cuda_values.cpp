@@ -232,6 +232,101 @@ int Encoder::squares_about_mean(int n)
     return -1;
 }
 
+/* The parts of a normalized row, where nothing else asks for what comes between. */
+bool Encoder::find_normalized(int n, Normalized &found)
+{
+    found.squares = squares_about_mean(n);
+    if (found.squares < 0 || uses[n] != 1 || uses[found.squares] != 1) {
+        return false;
+    }
+    int away = squared(program.nodes[found.squares].args[0]);
+    int x = canonical[program.nodes[away].args[0]];
+    found.mean = canonical[program.nodes[away].args[1]];
+    auto is = [&](int m, int op) {
+        return program.nodes[m].kind == NODE_compute && program.nodes[m].op == op;
+    };
+    for (int product = 0; product < n_nodes(); product++) {
+        const Node &node = program.nodes[product];
+        if (!is(product, OP_mul) || canonical[product] != product || in_row(product)) {
+            continue;
+        }
+        found.again = canonical[node.args[0]];
+        found.root = canonical[node.args[1]];
+        if (!is(found.root, OP_rsqrt)) {
+            std::swap(found.again, found.root);
+        }
+        if (!is(found.root, OP_rsqrt) || !is(found.again, OP_sub)) {
+            continue;
+        }
+        const int16_t *args = program.nodes[found.again].args;
+        if (canonical[args[0]] != x || canonical[args[1]] != found.mean) {
+            continue;
+        }
+        found.product = product;
+        found.same = found.again == away;
+        bool alone = uses[away] == 2 + found.same && uses[found.again] == 1 + 2 * found.same;
+        if (alone && uses[product] && is_deviation(found.root, found.squares, found.number)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The parts of a softmax that is stored in 16 bits, where nothing else asks for what comes between. */
+bool Encoder::find_softmax(int n, Softmax &found) const
+{
+    int x = canonical[program.nodes[n].args[0]];
+    if (uses[n] != 1 || !below_largest(x, n) || !facts[x].floating) {
+        return false;
+    }
+    auto is = [&](int m, int op) {
+        return program.nodes[m].kind == NODE_compute && program.nodes[m].op == op;
+    };
+    for (int product = 0; product < n_nodes(); product++) {
+        const Node &node = program.nodes[product];
+        if (!is(product, OP_mul) || canonical[product] != product || in_row(product)) {
+            continue;
+        }
+        int power = canonical[node.args[0]], inverse = canonical[node.args[1]];
+        if (!is(power, OP_exp)) {
+            std::swap(power, inverse);
+        }
+        if (!is(power, OP_exp) || !is(inverse, OP_reciprocal)) {
+            continue;
+        }
+        int away = canonical[program.nodes[power].args[0]];
+        int total = canonical[program.nodes[inverse].args[0]];
+        const Node &sum = program.nodes[total];
+        if (!is(away, OP_sub) || sum.kind != NODE_reduce || sum.op != OP_sum) {
+            continue;
+        }
+        const int16_t *args = program.nodes[away].args;
+        if (canonical[args[0]] != x || canonical[args[1]] != n || canonical[sum.args[0]] != power) {
+            continue;
+        }
+        if (uses[away] == 1 && uses[power] == 2 && uses[total] == 1 && uses[inverse] == 1 &&
+            uses[product]) {
+            found = {total, inverse, product};
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether a value is rsqrt(squares / columns + number). */
+bool Encoder::is_deviation(int root, int squares, int &number)
+{
+    Scaled parts;
+    if (!find_scaled(root, parts) || parts.given != squares) {
+        return false;
+    }
+    number = program.nodes[parts.total].args[1];
+    float cols = (float)image.cols;
+    uint32_t expected;
+    memcpy(&expected, &cols, 4);
+    return bits(program.nodes[parts.quotient].args[1]) == expected;
+}
+
 /* Whether a value is a sum divided by the row's length. */
 bool Encoder::is_mean(int mean, int total)
 {

@@ -114,7 +114,7 @@ class _Encoder(RowEncoder):
                 self.image.rest.append(len(self.image.words))
                 self.held = -1  # a row's later chunks begin here
             for n in reduces:
-                if self.phase[n] == p + 1 and n not in self.register:
+                if self.phase[n] == p + 1 and n not in self.register and n not in self.folded:
                     self.emit_reduce(n, chunked)
             for k in tiles:
                 if self.phase[self.program.outputs[k].node] == p:
@@ -369,6 +369,20 @@ class _Encoder(RowEncoder):
 
     def reduce_row(self, n: int, arg: int) -> None:
         """Of a row in one stage: statistics in one word, or squares, or what it is."""
+        parts = self.normalized(n)
+        if parts:
+            self.normalize(n, arg, parts)
+            return
+        parts = self.softmaxed(n)
+        if parts:
+            self.generate(arg)
+            self.give_up(2)
+            self.put("row.f.softmax")
+            self.done_with(arg)
+            self.done_with(arg)
+            self.folded.update((n, *parts[:2]))
+            self.held = parts[2]
+            return
         squares = self.squares_about_mean(n)
         squared = self.squared(arg)
         if squares >= 0:
@@ -386,6 +400,21 @@ class _Encoder(RowEncoder):
             self.generate(arg)
             self.put(f"row.{self.reduction(n)}", x=self.new_register(n))
         self.done_with(arg)
+
+    def normalize(self, n: int, arg: int, parts: tuple[int, ...]) -> None:
+        """A ← the row normalized: statistics and what is made of them in one word."""
+        mean, squares, away, again, root, product = parts
+        total = self.scaled(root)[2]
+        uses = 2 if again == away else 3  # of the argument: the sum, and each difference
+        self.generate(arg)
+        self.give_up(uses)
+        x, y = self.new_register(mean), self.new_register(root)
+        cols, number = self.space.cols, self.bits(self.nodes[total].args[1])
+        self.put("row.f.norm", x=x, y=y, w1=cols, w2=float_bits(1.0 / cols), w3=number)
+        for _ in range(uses):
+            self.done_with(arg)
+        self.folded.update((n, squares))
+        self.held = product
 
     def skip_squares(self, n: int) -> None:
         """The sum of squares is known: what it is of is not computed for it."""

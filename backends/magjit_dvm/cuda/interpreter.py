@@ -62,11 +62,11 @@ OWN_TABLE = frozenset(
         "la": "s.32 s.f16 s.bf16 scratch r",
         "lk": "r",
         "st": "g.32 g.f16 g.bf16",
-        "row": "f.sum f.max f.squares f.stat",
+        "row": "f.sum f.max f.squares f.norm f.softmax",
         "red": "f.sum f.max",
         "fin": "f.sum",
         "s": "add sub mul rsqrt k",
-        "sk": "add mul div scaled_rsqrt",
+        "sk": "add mul scaled_rsqrt",
     }.items()
     for name in names.split()
 ) | {"swap", "keep", "mask", "select", "save"}

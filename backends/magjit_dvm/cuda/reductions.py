@@ -2,22 +2,26 @@
 
 ``red`` and ``fin`` work over chunks, through accumulators.  Where a row is in one stage, ``row``
 does both at once, and ``row.f.stat`` finds a sum and the squares about the mean in one word, with
-one barrier.
+one barrier.  ``row.f.norm`` and ``row.f.softmax`` go on to what norms and softmaxes make of it.
 """
 
 from __future__ import annotations
 
+import math
+
 from magjit_dvm.cuda.cases import Cases
 from magjit_dvm.cuda.elements import COMBINE, IDENTITY
+from magjit_dvm.cuda.ptx import single
 
 __all__ = ["Reductions"]
 
+_LOG2E = single(math.log2(math.e))
 _FEW = 4
 """Warps of a row up to which two exchanges between lanes join what they have found."""
 
 
 class Reductions(Cases):
-    """The words ``red``, ``fin`` and ``row``.  None of them changes A where there are elements."""
+    """The words ``red``, ``fin`` and ``row``: norms and softmaxes alone change A."""
 
     def reduce(self, name: str) -> None:
         """Accumulator x ← what it has and the reduction of the warp's elements that are there."""
@@ -53,9 +57,16 @@ class Reductions(Cases):
         self.fetch()
 
     def row(self, name: str) -> None:
-        """S[x] ← the reduction of a row; ``f.stat`` also has S[y] ← the squares about its mean."""
-        if name == "f.stat":
-            self.statistics()
+        """S[x] ← the reduction of a row; ``f.stat`` also has S[y] ← the squares about its mean.
+
+        ``f.norm`` has the mean and the inverse deviation, and normalizes A; ``f.softmax`` has
+        nothing but A.
+        """
+        if name in ("f.stat", "f.norm"):
+            self.statistics(normalizes=name == "f.norm")
+            return
+        if name == "f.softmax":
+            self.softmax()
             return
         again = self.of_warp(name)
         self.of_row(name)
@@ -67,10 +78,15 @@ class Reductions(Cases):
 
     def of_warp(self, name: str) -> tuple[str, str]:
         """f0 ← the reduction of the warp's elements; labels for ``where_absent``."""
-        opcode, ways = COMBINE[name], 4
         labels = self.label("TAIL"), self.label("HEAD")
         self.put(f"@!full bra.uni {labels[0]};", f"{labels[1]}:")
-        if name == "f.squares":
+        self.of_all(COMBINE[name], squares=name == "f.squares")
+        return labels
+
+    def of_all(self, opcode: str, squares: bool = False) -> None:
+        """f0 ← the reduction of A, or of its squares, in all lanes."""
+        ways = 4
+        if squares:
             self.put(*(f"mul.rn.f32 f{i},A{i},A{i};" for i in range(ways)))
             self.put(*(f"fma.rn.f32 f{r % 4},A{r},A{r},f{r % 4};" for r in range(ways, self.R)))
         else:
@@ -78,7 +94,6 @@ class Reductions(Cases):
             self.put(*(f"{opcode} f{r % 4},f{r % 4},A{r};" for r in range(2 * ways, self.R)))
         self.put(f"{opcode} f0,f0,f1; {opcode} f2,f2,f3; {opcode} f0,f0,f2;")
         self.exchange("f0", "f1", opcode, (16, 8, 4, 2, 1))
-        return labels
 
     def where_absent(self, labels: tuple[str, str], value: str) -> None:
         """Put a value into the elements of A that are not there, and go back."""
@@ -123,8 +138,10 @@ class Reductions(Cases):
             "and.b32 c1,{ROWS},u3; shl.b32 c1,c1,1; add.u32 u3,c1,ad; bar.sync u1,u2;",
         )
 
-    def statistics(self) -> None:
+    def statistics(self, normalizes: bool) -> None:
         """S[x] ← the row's sum, S[y] ← squares about its mean; F0 is 1 / columns, i1 columns.
+
+        Or A ← A normalized, see ``normalize``: then A has what is beyond the warp's mean meanwhile.
 
         Each warp has squares about a mean of its own; of several warps, Chan, Golub and LeVeque
         (1983) add to them the squares of how far these means are from the row's.
@@ -132,13 +149,20 @@ class Reductions(Cases):
         one, few, less = self.label("ONE"), self.label("FEW"), self.label("LESS")
         again = self.of_warp("f.sum")
         absent = self.label("TAIL"), self.label("HEAD")
-        self.put("cvt.rn.f32.u32 f4,{NV}; rcp.approx.ftz.f32 f4,f4; mul.rn.f32 f4,f0,f4;")
+        self.put("cvt.rn.f32.u32 f3,{NV}; rcp.approx.ftz.f32 f2,f3; mul.rn.f32 f4,f0,f2;")
+        if normalizes:
+            self.divided_well("f4", "f2", "f3")
+            self.put("mov.b32 f6,f4;")
         self.put(f"@!full bra.uni {absent[0]};", f"{absent[1]}:")
         places = ("f1", "f2", "f3", "f5")
         for r in range(self.R):
-            to = places[r % 4]
-            self.put(f"sub.rn.f32 c0,A{r},f4; ")
-            self.put(f"mul.rn.f32 {to},c0,c0;" if r < 4 else f"fma.rn.f32 {to},c0,c0,{to};")
+            to, away = places[r % 4], f"A{r}" if normalizes else "c0"
+            self.put(f"sub.rn.f32 {away},A{r},f4; ")
+            self.put(
+                f"mul.rn.f32 {to},{away},{away};"
+                if r < 4
+                else f"fma.rn.f32 {to},{away},{away},{to};"
+            )
         self.put("add.rn.f32 f1,f1,f2; add.rn.f32 f3,f3,f5; add.rn.f32 f1,f1,f3;")
         self.exchange("f1", "f2", "add.rn.f32", (16, 8, 4, 2, 1))
         self.put(f"and.b32 k0,{{GW}},255; setp.le.u32 q,k0,1; @q bra.uni {one};")
@@ -161,11 +185,72 @@ class Reductions(Cases):
         self.put(f"{few}:")
         self.exchange("f1", "f4", "add.rn.f32", (2, 1))
         self.put(f"{one}:")
+        if normalizes:
+            self.normalize()
         self.set_row_register("f0")
         self.put("bfe.u32 d,i0,20,4; shl.b32 d,d,7; add.u32 d,d,{ROWS}; st.shared.b32 [d],f1;")
         self.fetch()
         self.where_absent(again, IDENTITY["f.sum"])
         self.where_absent(absent, "f4")
+
+    def softmax(self) -> None:
+        """A ← exp(A − the row's largest) / the row's sum of that.
+
+        Each warp's exponentials are of what is beyond a largest of its own; with one barrier, each
+        has a factor of them (Milakov and Gimelshein 2018, "Online normalizer calculation").
+        """
+        one, few, less = self.label("ONE"), self.label("FEW"), self.label("LESS")
+        none, maximum = IDENTITY["f.max"], COMBINE["f.max"]
+        again = self.of_warp("f.max")
+        # Of a warp whose elements all are infinitely small, exponentials are 0, not NaN.
+        self.put(f"mov.b32 f6,f0; setp.eq.f32 q,f0,{none}; selp.b32 f4,0,f0,q;")
+        for r in range(self.R):
+            self.put(f"sub.rn.f32 A{r},A{r},f4; mul.rn.f32 A{r},A{r},{_LOG2E};")
+            self.put(f"ex2.approx.ftz.f32 A{r},A{r};")
+        self.of_all("add.rn.f32")
+        self.put("mov.b32 f4,0f3F800000;")
+        self.put(f"and.b32 k0,{{GW}},255; setp.le.u32 q,k0,1; @q bra.uni {one};")
+        self.meet("st.shared.v2.b32 [u0],{{f6,f0}};")
+        self.put(
+            "ld.shared.v2.b32 {{f1,f0}},[u3]; shr.u32 c1,c1,3; setp.gt.u32 q,k0,c1; "
+            f"selp.b32 f1,f1,{none},q; selp.b32 f0,f0,0,q; mov.b32 f2,f1; @q1 bra.uni {less};"
+        )
+        self.exchange("f2", "f3", maximum, (16, 8, 4))
+        self.put(f"{less}:")
+        self.exchange("f2", "f3", maximum, (2, 1))
+        self.put(
+            f"sub.rn.f32 f1,f1,f2; mul.rn.f32 f1,f1,{_LOG2E}; ex2.approx.ftz.f32 f1,f1; "
+            f"mul.rn.f32 f0,f0,f1; sub.rn.f32 f4,f6,f2; mul.rn.f32 f4,f4,{_LOG2E}; "
+            f"ex2.approx.ftz.f32 f4,f4; @q1 bra.uni {few};"
+        )
+        self.exchange("f0", "f3", "add.rn.f32", (16, 8, 4))
+        self.put(f"{few}:")
+        self.exchange("f0", "f3", "add.rn.f32", (2, 1))
+        self.put(f"{one}:", "rcp.approx.ftz.f32 f0,f0; mul.rn.f32 f4,f4,f0;")
+        self.put(*(f"mul.rn.f32 A{r},A{r},f4;" for r in range(self.R)))
+        self.fetch()
+        self.where_absent(again, none)
+
+    def normalize(self) -> None:
+        """f0 ← the mean, f1 ← 1 / √(squares / columns + F1), A ← (A + f6 − mean) · f1.
+
+        f0 and f1 were the row's sum and squares; f6 is the mean that A is about, near to the row's:
+        little is lost of elements that are far from 0 and near to each other.
+        """
+        self.put("mul.rn.f32 f2,f0,F0; mul.rn.f32 f1,f1,F0; add.rn.f32 f1,f1,F1; mov.b32 f7,f2;")
+        self.put("cvt.rn.f32.u32 f3,i1; rsqrt.approx.f32 f1,f1;")
+        self.divided_well("f2", "F0", "f3")
+        # Of an infinite mean, what is left is no number.
+        self.put("sub.rn.f32 f4,f6,f2; mul.rn.f32 f4,f4,f1; abs.f32 f5,f7;")
+        self.put("setp.lt.f32 q,f5,0f7F800000; selp.b32 f0,f2,f7,q;")
+        self.put(*(f"fma.rn.f32 A{r},A{r},f1,f4;" for r in range(self.R)))
+
+    def divided_well(self, quotient: str, inverse: str, by: str) -> None:
+        """A quotient, f0 · inverse, that is rounded to nearest but for rare cases."""
+        self.put(
+            f"neg.f32 f5,{quotient}; fma.rn.f32 f5,f5,{by},f0; "
+            f"fma.rn.f32 {quotient},f5,{inverse},{quotient};"
+        )
 
     def accumulator(self, shift: int) -> None:
         """The address of an accumulator, which come behind the row registers."""

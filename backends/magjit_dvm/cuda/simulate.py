@@ -20,6 +20,7 @@ from magjit_dvm.cuda.formats import elements_of, registers_of
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
 from magjit_dvm.cuda.ptx import evaluate
 from magjit_dvm.cuda.short_functions import LARGEST
+from magjit_dvm.cuda.simulate_rows import FOLD, identity, normalized, softmax
 from magjit_dvm.cuda.words import HEADER_BYTES, NO_WORD, OPCODES
 
 __all__ = ["ImageError", "run_image"]
@@ -34,12 +35,6 @@ _NAMES = (
     *("numbers", "accumulators", "barriers_at", "rows_at", "partials_at", "scratch_at"),
     *("ring_at", "scratch_bytes", "unused", "elements", "rows", "counter"),
 )
-_FOLD = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-}
 
 
 class ImageError(Exception):
@@ -403,7 +398,7 @@ class _Kernel:
         values = self.A.view(np.float32 if kind == "f" else np.int32)
         with np.errstate(all="ignore"):
             found = [
-                _FOLD[op].reduce(v[m], initial=_identity(name))
+                FOLD[op].reduce(v[m], initial=identity(name))
                 for v, m in zip(values, self.valid, strict=True)
             ]
             total = np.array(found, values.dtype)
@@ -411,7 +406,7 @@ class _Kernel:
             if self.more:
                 high, rest = self.accumulators[self.x]
                 before = high.view(values.dtype)
-                joined = _FOLD[op](before, total)
+                joined = FOLD[op](before, total)
                 if name == "f.sum":
                     part = joined - before
                     low = rest + ((before - (joined - part)) + (total - part))
@@ -425,7 +420,7 @@ class _Kernel:
         with np.errstate(all="ignore"):
             if name == "f.sum":
                 values = np.where(np.isfinite(values), values + low, values)
-            total = _FOLD[op].reduce(values)
+            total = FOLD[op].reduce(values)
         self.set_number(self.x, np.full(self.group, total).view(np.uint32))
 
     def row_reduction(self, name: str) -> None:
@@ -436,7 +431,17 @@ class _Kernel:
         parts = [v[m] for v, m in zip(self.A, self.valid, strict=True)]
         whole = np.concatenate(parts).view(np.float32 if kind == "f" else np.int32)
         with np.errstate(all="ignore"):
-            if op == "stat":
+            if op == "norm":
+                if self.w1 != len(whole):
+                    raise ImageError("statistics of another row")
+                given = (np.uint32(one).view(np.float32) for one in (self.F0, self.F1))
+                total, root, made = normalized(whole, *given)
+                self.set_number(self.y, np.full(self.group, root).view(np.uint32))
+                self.replace_row(made)
+            elif op == "softmax":
+                self.replace_row(softmax(whole))
+                return
+            elif op == "stat":
                 if self.w1 != len(whole):
                     raise ImageError("statistics of another row")
                 total = whole.sum(dtype=np.float32)
@@ -446,8 +451,13 @@ class _Kernel:
             elif op == "squares":
                 total = np.square(whole).sum(dtype=np.float32)
             else:
-                total = _FOLD[op].reduce(whole, initial=_identity(name), dtype=whole.dtype)
+                total = FOLD[op].reduce(whole, initial=identity(name), dtype=whole.dtype)
         self.set_number(self.x, np.full(self.group, total, whole.dtype).view(np.uint32))
+
+    def replace_row(self, row: Array) -> None:
+        """A ← a row; what is not there has nothing of use."""
+        self.A = self.empty.copy()
+        self.A[self.valid] = row.view(np.uint32)
 
     def scalar_and_number(self, name: str) -> None:
         t = np.full(self.group, self.F0, np.uint32)
@@ -486,14 +496,3 @@ class _Kernel:
             second = self.w1 if is_binary(name, "f") else self.y
             value = self.scalars(name, self.number(second))
         self.set_number(self.x, value)
-
-
-def _identity(name: str) -> float:
-    return {
-        "f.sum": 0.0,
-        "f.prod": 1.0,
-        "f.max": -np.inf,
-        "f.min": np.inf,
-        "i.max": -(2**31),
-        "i.min": 2**31 - 1,
-    }[name]

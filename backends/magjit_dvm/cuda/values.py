@@ -232,6 +232,69 @@ class Values:
                 return other
         return -1
 
+    def normalized(self, n: int) -> tuple[int, ...]:
+        """Of the sum of x, the parts of (x − mean) · rsqrt(squares / columns + number).
+
+        Returns:
+            The mean, the squares' sum, the difference that is squared, the one that is multiplied
+            (they may be one), the root and the product; nothing where others ask for what comes
+            between, or there is no such product.
+        """
+        squares = self.squares_about_mean(n)
+        if squares < 0 or self.uses[n] != 1 or self.uses[squares] != 1:
+            return ()
+        away = self.squared(self.nodes[squares].args[0])
+        x, mean = (self.canonical[one] for one in self.nodes[away].args)
+        for product, node in enumerate(self.nodes):
+            if node.op != "mul" or self.canonical[product] != product or self.in_row(product):
+                continue
+            left, right = (self.canonical[one] for one in node.args)
+            again, root = (left, right) if self.nodes[right].op == "rsqrt" else (right, left)
+            if self.nodes[root].op != "rsqrt" or self.nodes[again].op != "sub":
+                continue
+            if tuple(self.canonical[one] for one in self.nodes[again].args) != (x, mean):
+                continue
+            same = again == away
+            alone = self.uses[away] == 2 + same and self.uses[again] == 1 + 2 * same
+            if alone and self.uses[product] and self.is_deviation(root, squares):
+                return mean, squares, away, again, root, product
+        return ()
+
+    def softmaxed(self, n: int) -> tuple[int, ...]:
+        """Of the largest of x, the parts of exp(x − largest) · (1 / sum) that is stored in 16 bits.
+
+        Returns:
+            The sum, its inverse and the product; nothing as of ``normalized``.
+        """
+        (x,) = (self.canonical[arg] for arg in self.nodes[n].args)
+        if self.uses[n] != 1 or not self.below_largest(x, n) or self.kind(x) != "f":
+            return ()
+        for product, node in enumerate(self.nodes):
+            if node.op != "mul" or self.canonical[product] != product or self.in_row(product):
+                continue
+            left, right = (self.canonical[one] for one in node.args)
+            power, inverse = (left, right) if self.nodes[left].op == "exp" else (right, left)
+            if self.nodes[power].op != "exp" or self.nodes[inverse].op != "reciprocal":
+                continue
+            away = self.canonical[self.nodes[power].args[0]]
+            total = self.canonical[self.nodes[inverse].args[0]]
+            if self.nodes[away].op != "sub" or self.nodes[total].op != "sum":
+                continue
+            of = tuple(self.canonical[one] for one in self.nodes[away].args)
+            if of != (x, n) or self.canonical[self.nodes[total].args[0]] != power:
+                continue
+            counts = [self.uses[one] for one in (away, power, total, inverse)]
+            if counts == [1, 2, 1, 1] and self.uses[product]:
+                return total, inverse, product
+        return ()
+
+    def is_deviation(self, root: int, squares: int) -> bool:
+        """Whether a value is rsqrt(squares / columns + number)."""
+        parts = self.scaled(root)
+        if not parts or parts[0] != squares:
+            return False
+        return self.bits(self.nodes[parts[1]].args[1]) == float_bits(self.space.cols)
+
     def is_mean(self, mean: int, total: int) -> bool:
         """Whether a value is a sum divided by the row's length."""
         node = self.nodes[mean]

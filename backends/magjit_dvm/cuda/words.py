@@ -55,7 +55,7 @@ STORED = ("32", "f16", "bf16", "u8", "i64", "i64f")
 OF_COLUMNS = ("32", "f16", "bf16")
 """What loads of vectors that all rows share know, and loads and stores of squares."""
 REDUCTIONS = ("f.sum", "f.prod", "f.max", "f.min", "i.max", "i.min")
-ROW_REDUCTIONS = (*REDUCTIONS, "f.squares", "f.stat")
+ROW_REDUCTIONS = (*REDUCTIONS, "f.squares", "f.stat", "f.norm", "f.softmax")
 """Of a row in one stage, all at once."""
 SCALARS = (
     *("add", "sub", "rsub", "mul", "div", "rdiv", "maximum", "minimum"),
@@ -104,7 +104,7 @@ contiguous, ``e`` through a descriptor, ``n`` as loads.  ``pf`` asks for what a 
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 5
+FORM = 6
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4

@@ -1,0 +1,43 @@
+"""What words that reduce mean, of a row in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["FOLD", "identity", "normalized", "softmax"]
+
+Array = Any
+FOLD = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+
+def identity(name: str) -> float:
+    """What a reduction begins with."""
+    return {
+        "f.sum": 0.0,
+        "f.prod": 1.0,
+        "f.max": -np.inf,
+        "f.min": np.inf,
+        "i.max": -(2**31),
+        "i.min": 2**31 - 1,
+    }[name]
+
+
+def normalized(row: Array, inverse: Array, epsilon: Array) -> tuple[Array, Array, Array]:
+    """A row's mean, its inverse deviation, and the row less the one, times the other."""
+    mean = row.sum(dtype=np.float32) / np.float32(len(row))
+    squares = np.square(row - mean).sum(dtype=np.float32)
+    root = np.float32(1 / np.sqrt(np.float64(squares * inverse + epsilon)))
+    return mean, root, (row - mean) * root
+
+
+def softmax(row: Array) -> Array:
+    """Exponentials of what is beyond the largest, by their sum."""
+    powers = np.exp(row - row.max())
+    return powers / powers.sum(dtype=np.float32)
