@@ -66,6 +66,13 @@ class Pending:
     step: Step
     values: tuple[Any, ...]
 
+# ---- reading.c ----
+
+def set_reader(
+    reader: Callable[..., Any], functions: tuple[Any, ...], device_types: int, /
+) -> None: ...
+def effects() -> int: ...
+
 # ---- tracer.c ----
 
 UNIT_SIZE: int
@@ -162,6 +169,7 @@ class Record:
         finish_slots: tuple[int, ...] = (),
     ) -> None: ...
     hits: int
+    pure: bool
     @property
     def program(self) -> GuardProgram: ...
     @property

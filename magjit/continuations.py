@@ -300,11 +300,14 @@ for _name in (
 FindWay = Callable[[Any, int, int], tuple[Callable[..., Any] | None, tuple[int, ...]]]
 """Of a cut point, an offset and a number of values: see `magjit/csrc/step.c`."""
 
-_PYTHON, _TEST, _NEXT = range(3)  # as magjit/csrc/step.c has them
+_PYTHON, _TEST, _NEXT, _READ = range(4)  # as magjit/csrc/step.c has them
 _MOST_UNPACKED = 6
 
 
-def _step_kind(opname: str) -> int:
+def _step_kind(operation: Operation, nulls: tuple[bool, ...]) -> int:
+    opname = operation.instr.opname
+    if opname == "CALL" and nulls.count(False) == 2 and not operation.instr.kwnames:
+        return _READ  # of a tensor's number, perhaps: a function and one argument
     if opname.startswith("POP_JUMP_") and opname.endswith(("_IF_TRUE", "_IF_FALSE")):
         return _TEST
     return _NEXT if opname == "FOR_ITER" else _PYTHON
@@ -388,7 +391,7 @@ class CutPoint:
     def make_step(self, find_way: FindWay) -> _C.Step:
         """The operation in C, as far as C can do it."""
         operation = self.operation
-        kind, jumps_if, unpacks, unpacked = _step_kind(operation.instr.opname), False, -1, -1
+        kind, jumps_if, unpacks, unpacked = _step_kind(operation, self.nulls), False, -1, -1
         if kind == _TEST:
             jumps_if = operation.instr.opname.endswith("TRUE")
         elif kind == _NEXT and (further := self.next_operation(operation.following, 2)) is not None:

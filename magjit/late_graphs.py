@@ -97,7 +97,7 @@ class LateGraph:
             origins = [*origins, *((0, origin) for _, origin in added)]
             program = _C.GuardProgram(instructions, program.n_slots)
         handle = _C.Record(program, compiled, old.input_slots, old.finish, old.finish_slots)
-        handle.hits = old.hits
+        handle.hits, handle.pure = old.hits, old.pure
         record.handle, record.instructions, record.guard_origins = handle, instructions, origins
         record.late = None
         record.timings.backend_ms = (time.perf_counter() - started) * 1e3

@@ -34,6 +34,7 @@ from magjit.monitor.operator_graph import (
 )
 from magjit.monitor.regions import FunctionRegion, Region
 from magjit.plugin import make_graph_module, runnable
+from magjit.plugin.fx_nodes import new_call
 from magjit.refgraph.number_values import SYMBOLIC, Item
 from magjit.replayed_function import ForwardPlan, replayed_apply
 
@@ -135,6 +136,7 @@ class _Lowering:
         self.root = torch.nn.Module()
         self.nodes: dict[int, Node] = {}
         self.numbers: dict[int, Node] = {}
+        self.places: dict[tuple[int, int], str] = {}
         self.floats: dict[tuple[int, torch.dtype], Node] = {}
         self.wanted: set[int] = set()
         taken: set[str] = set()
@@ -229,7 +231,7 @@ class _Lowering:
         apply = replayed_apply(ForwardPlan(region, positions, outputs, kept))
         inner = self.submodule(region.function.__name__, region, outputs)
         node = self.fx.call_function(apply, (inner, *[self.argument(a) for a in args]))
-        node.meta["stack_trace"] = _where(op) if op.code is not None else ""
+        node.meta["stack_trace"] = self.place(op) if op.code is not None else ""
         result = (*region.result, *[ValueRef(value_id) for value_id in kept])
         alone = len(result) == 1 and not isinstance(region.returned, tuple)
         self.bind(result[0] if alone else result, node)
@@ -251,8 +253,15 @@ class _Lowering:
             args = (args[0], 0, args[1])
         node = _make_node(self.fx, func, args, kwargs, self.traced)
         if op.code is not None:
-            node.meta["stack_trace"] = _where(op)
+            node.meta["stack_trace"] = self.place(op)
         self.bind(op.result, node)
+
+    def place(self, op: Operator) -> str:
+        """Where an operator is called; a loop calls many at one place."""
+        key = (id(op.code), op.offset)
+        if key not in self.places:
+            self.places[key] = _where(op)
+        return self.places[key]
 
     def with_floats(self, template: Any, dtype: torch.dtype) -> Any:
         """An argument with tensors in the place of floats."""
@@ -304,7 +313,7 @@ class _Lowering:
         elif isinstance(result, tuple):
             for index, item in enumerate(result):
                 if next(refs_in(item), None) is not None:
-                    self.bind(item, self.fx.call_function(operator.getitem, (node, index)))
+                    self.bind(item, new_call(self.fx, operator.getitem, (node, index)))
 
 
 def _is_pick(op: Operator) -> bool:
@@ -325,18 +334,18 @@ def _make_node(
     owner = getattr(func, "__self__", None)
     if name == "__get__" and owner is not None:
         attribute = getattr(owner, "__name__", None) or owner.fget.__name__
-        return fx.call_function(getattr, (args[0], attribute))
+        return new_call(fx, getattr, (args[0], attribute))
     if name in _REFLECTED and len(args) == 2 and not kwargs:
-        return fx.call_function(_REFLECTED[name], (args[1], args[0]))
+        return new_call(fx, _REFLECTED[name], (args[1], args[0]))
     if name in _DUNDERS and not kwargs and _is_tensor_method(func):
-        return fx.call_function(_DUNDERS[name], args)
+        return new_call(fx, _DUNDERS[name], args)
     if _is_tensor_method(func) and args and isinstance(args[0], Node):
-        return fx.call_method(name, args, kwargs)
+        return new_call(fx, name, args, kwargs)
     if args and args[0] is torch.nn.Parameter:
-        return fx.call_function(make_parameter, args[1:], kwargs)
+        return new_call(fx, make_parameter, args[1:], kwargs)
     if func is torch.tensor and traced and fx.find_nodes(op="call_method", target="size"):
         func = torch._refs.tensor  # which takes symbols for numbers
-    return fx.call_function(_named(func, traced), args, kwargs)
+    return new_call(fx, _named(func, traced), args, kwargs)
 
 
 def _array_function(op: ArrayOperator, traced: bool) -> Callable[..., Any]:

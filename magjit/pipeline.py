@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 from magjit import _C
 from magjit import config as settings
+from magjit.decisions import is_pure
 from magjit.errors import BackendError, Unrebuildable
 from magjit.garbage import uncollected
 from magjit.guards import emit as guard_emit
@@ -294,9 +295,13 @@ def _is_one_call(build: Build) -> bool:
     """
     if settings.current().single_operators:
         return False
-    part = build.go_on is not None or build.observation.recorder.in_region
     operators = build.captured.operators.operators
-    return part and len(operators) == 1 and not isinstance(operators[0].func, Region)
+    return _is_part(build) and len(operators) == 1 and not isinstance(operators[0].func, Region)
+
+
+def _is_part(build: Build) -> bool:
+    """Whether it is a region of a program that is cut."""
+    return build.go_on is not None or build.observation.recorder.in_region
 
 
 def _no_operators(*inputs: Any) -> tuple[()]:
@@ -373,6 +378,10 @@ def _emit(build: Build) -> None:
     guard_emit.add_number_guard(code, numbers.guard())
     program = code.program()
     handle = _C.Record(program, compiled, input_slots, build.finish, node_slots)
+    repeatable = build.observation.repeatable()
+    assert captured.mock_plan is not None
+    if _is_part(build):
+        handle.pure = is_pure(repeatable, captured.operators.operators, captured.mock_plan)
     captured.record = Record(
         handle,
         code.instructions,
@@ -386,7 +395,7 @@ def _emit(build: Build) -> None:
         dict(build.context.dumps),
         tuple(build.context.movement),
         grad_enabled=bool(build.observation.global_state["grad_mode"]),
-        repeatable=build.observation.repeatable(),
+        repeatable=repeatable,
         fixed_draws=any(drawn.pinned for drawn in numbers.draws),
         late=build.compiled if isinstance(build.compiled, LateGraph) else None,
     )

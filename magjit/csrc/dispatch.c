@@ -7,6 +7,8 @@
  */
 #include "dispatch.h"
 
+#include "reading.h"
+
 #include <structmember.h>
 
 typedef struct {
@@ -120,8 +122,10 @@ dispatch(dispatcher *d, const guard_call *call)
                 move_to_front(d, i);
             }
             bool in_graph;
+            mj_effects += !r->pure;
             PyObject *result = mj_record_serve(r, &run, &in_graph);
             if (result == NULL && d->failed != NULL && d->failed != Py_None) {
+                mj_effects++;
                 result = call_failed(d, r, call, in_graph);
             }
             Py_DECREF(r);
@@ -130,6 +134,7 @@ dispatch(dispatcher *d, const guard_call *call)
         Py_DECREF(r);
     }
     d->misses++;
+    mj_effects++;
     return call_miss(d, call);
 }
 

@@ -12,6 +12,7 @@ typedef struct {
     Py_ssize_t n_inputs, n_finish;
     int32_t *slots; /* n_inputs of the graph, then n_finish */
     unsigned long long hits;
+    char pure; /* changes no data of what is outside, nor runs Python code that might */
 } record;
 
 extern PyTypeObject mj_record_type;

@@ -155,6 +155,8 @@ static PyMemberDef record_members[] = {
     {"program", T_OBJECT, offsetof(record, program), READONLY, "the GuardProgram"},
     {"graph_fn", T_OBJECT, offsetof(record, graph_fn), READONLY, "the compiled graph"},
     {"hits", T_ULONGLONG, offsetof(record, hits), 0, "number of calls that this record served"},
+    {"pure", T_BOOL, offsetof(record, pure), 0,
+     "whether a call changes no data of a tensor that existed before, nor runs code that might"},
     {NULL},
 };
 

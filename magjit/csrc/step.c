@@ -4,18 +4,18 @@
  *                           do the operation; call the region behind it
  *     way                ::= (offset, count) -> target picked*
  *
- * The values are those that the frames hold, then the operands.  The tests and loops that most
- * programs are cut at are done here; anything else is point.perform's.  The way says for where an
- * operation goes on, having left `count` values, what is called with which of the values that the
- * frames hold and with those that are left: the dispatcher of a region.  Without a target, the
- * program is over, and the last of them is its result.
+ * The values are those that the frames hold, then the operands.  The tests, loops and reads of
+ * tensors that most programs are cut at are done here; anything else is point.perform's.  The way
+ * says for where an operation goes on, having left `count` values, what is called with which of the
+ * values that the frames hold and with those that are left: the dispatcher of a region.  Without a
+ * target, the program is over, and the last of them is its result.
  */
-#include "magjit.h"
+#include "reading.h"
 
 #include <structmember.h>
 
 /* As magjit.continuations numbers them. */
-typedef enum { STEP_PYTHON, STEP_TEST, STEP_NEXT } step_kind;
+typedef enum { STEP_PYTHON, STEP_TEST, STEP_NEXT, STEP_READ } step_kind;
 
 /* Values that are left on C's stack; an operation that leaves more is Python's. */
 enum { MOST_LEFT = 8, MOST_ON_STACK = 64 };
@@ -137,9 +137,19 @@ way_of(step *s, Py_ssize_t offset, Py_ssize_t count)
 typedef enum { DONE, RAISED, NOT_HERE } verdict;
 
 static verdict
-do_test(step *s, PyObject *operand, outcome *out)
+do_test(step *s, PyObject *values, outcome *out, read_state *reads)
 {
-    int truth = PyObject_IsTrue(operand);
+    PyObject *operand = PyTuple_GET_ITEM(values, s->n_held), *number;
+    PyObject *is_true = (PyObject *)&PyBool_Type;
+    int truth = mj_read(reads, is_true, operand, values, s->n_held, &number);
+    if (truth > 0) {
+        truth = PyObject_IsTrue(number);
+        Py_DECREF(number);
+    }
+    else if (truth == 0) {
+        mj_effects += !mj_is_plain(operand);
+        truth = PyObject_IsTrue(operand);
+    }
     if (truth < 0) {
         return RAISED;
     }
@@ -173,6 +183,7 @@ do_next(step *s, PyObject *iterator, outcome *out)
     if (!PyIter_Check(iterator)) {
         return NOT_HERE;
     }
+    mj_effects += !mj_is_plain_iterator(iterator);
     PyObject *value = Py_TYPE(iterator)->tp_iternext(iterator);
     if (value == NULL) {
         if (PyErr_Occurred()) {
@@ -234,16 +245,57 @@ python_performs(step *s, PyObject *values, outcome *out)
     return read_outcome(done, out);
 }
 
+/* A call of a function with one argument: of a tensor's number, perhaps. */
 static verdict
-perform(step *s, PyObject *values, outcome *out)
+do_read(step *s, PyObject *values, outcome *out, read_state *reads)
+{
+    PyObject *function = PyTuple_GET_ITEM(values, s->n_held), *number;
+    PyObject *tensor = PyTuple_GET_ITEM(values, s->n_held + 1);
+    int found = 0;
+    if (mj_reads(function)) {
+        found = mj_read(reads, function, tensor, values, s->n_held, &number);
+    }
+    if (found <= 0) {
+        return found < 0 ? RAISED : NOT_HERE;
+    }
+    PyObject *left = PyTuple_Pack(1, number);
+    Py_DECREF(number);
+    return left != NULL ? python_follows(s, left, out) : RAISED;
+}
+
+/* No instruction runs code of a program on those. */
+static bool
+are_numbers(PyObject *values, Py_ssize_t first)
+{
+    for (Py_ssize_t i = first; i < PyTuple_GET_SIZE(values); i++) {
+        PyObject *value = PyTuple_GET_ITEM(values, i);
+        if (!PyLong_CheckExact(value) && !PyFloat_CheckExact(value) && !PyBool_Check(value)) {
+            return false;
+        }
+    }
+    return PyTuple_GET_SIZE(values) > first;
+}
+
+static verdict
+perform(step *s, PyObject *values, outcome *out, read_state *reads)
 {
     verdict v = NOT_HERE;
+    Py_ssize_t n_operands = PyTuple_GET_SIZE(values) - s->n_held;
     s->done++;
-    if (s->kind != STEP_PYTHON && PyTuple_GET_SIZE(values) == s->n_held + 1) {
-        PyObject *operand = PyTuple_GET_ITEM(values, s->n_held);
-        v = s->kind == STEP_TEST ? do_test(s, operand, out) : do_next(s, operand, out);
+    if (s->kind == STEP_TEST && n_operands == 1) {
+        v = do_test(s, values, out, reads);
     }
-    return v == NOT_HERE ? python_performs(s, values, out) : v;
+    else if (s->kind == STEP_NEXT && n_operands == 1) {
+        v = do_next(s, PyTuple_GET_ITEM(values, s->n_held), out);
+    }
+    else if (s->kind == STEP_READ && n_operands == 2) {
+        v = do_read(s, values, out, reads);
+    }
+    if (v != NOT_HERE) {
+        return v;
+    }
+    mj_effects += !are_numbers(values, s->n_held);
+    return python_performs(s, values, out);
 }
 
 /* An exception is set: the frames go on from there. */
@@ -286,7 +338,7 @@ clear_outcome(outcome *out)
 
 /* values, out: given away, so that nothing is kept alive that no frame needs. */
 static PyObject *
-enter_region(const way *w, PyObject *values, outcome *out)
+enter_region(const way *w, PyObject *values, outcome *out, read_state *reads)
 {
     PyObject *small[MOST_ON_STACK], **args = small, *result = NULL;
     Py_ssize_t n = w->n_picked + out->n;
@@ -308,6 +360,7 @@ enter_region(const way *w, PyObject *values, outcome *out)
         PyErr_NoMemory();
     }
     else {
+        mj_read_keep(reads, args + 1, n);
         size_t flags = (size_t)n | PY_VECTORCALL_ARGUMENTS_OFFSET;
         result = PyObject_Vectorcall(target, args + 1, flags, NULL);
         for (Py_ssize_t i = 0; i < n; i++) {
@@ -323,11 +376,11 @@ enter_region(const way *w, PyObject *values, outcome *out)
 
 /* One operation and the region behind it; values: stolen. */
 static PyObject *
-advance(step *s, PyObject *values)
+advance(step *s, PyObject *values, read_state *reads)
 {
     outcome out = {.n = 0};
     PyObject *result;
-    if (perform(s, values, &out) == RAISED) {
+    if (perform(s, values, &out, reads) == RAISED) {
         clear_outcome(&out);
         result = go_on_raising(s, values);
         Py_DECREF(values);
@@ -335,7 +388,7 @@ advance(step *s, PyObject *values)
     }
     way *w = way_of(s, out.offset, out.n);
     if (w != NULL && w->target != NULL) {
-        return enter_region(w, values, &out);
+        return enter_region(w, values, &out, reads);
     }
     if (w == NULL) {
         result = NULL;
@@ -369,14 +422,16 @@ step_drive(PyObject *self, PyObject *values)
         Py_DECREF(s);
         return NULL;
     }
-    PyObject *result = advance(s, Py_NewRef(values));
+    read_state reads = {NULL, NULL, 0};
+    PyObject *result = advance(s, Py_NewRef(values), &reads);
     while (result != NULL && Py_TYPE(result) == &pending_type) {
         pending *p = (pending *)result;
         Py_SETREF(s, (step *)Py_NewRef((PyObject *)p->step));
         PyObject *given = Py_NewRef(p->values);
         Py_DECREF(p);
-        result = advance(s, given);
+        result = advance(s, given, &reads);
     }
+    mj_read_clear(&reads);
     Py_DECREF(s);
     return result;
 }
@@ -423,7 +478,7 @@ step_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &unpacked)) {
         return NULL;
     }
-    if (kind < STEP_PYTHON || kind > STEP_NEXT || held < 0 || unpacks >= MOST_LEFT) {
+    if (kind < STEP_PYTHON || kind > STEP_READ || held < 0 || unpacks >= MOST_LEFT) {
         PyErr_SetString(PyExc_ValueError, "no such step");
         return NULL;
     }

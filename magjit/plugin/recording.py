@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils._sympy.functions import FloatTrueDiv, FloorDiv, IntTrueDiv, ToFloat
 
+from magjit.plugin.fx_nodes import new_call
+
 __all__ = ["NotRecorded", "record"]
 
 
@@ -198,7 +200,7 @@ class _Recorder(TorchDispatchMode):
         if isinstance(result, torch.SymInt):
             return result  # an expression, which tells where it comes from
         name = func.overloadpacket.__name__  # as make_fx names it
-        node = self.graph.create_node("call_function", func, given, named, name)
+        node = new_call(self.graph, func, given, named, name)
         node.meta["val"] = result
         self.name_results(node, result)
         return result
@@ -209,7 +211,7 @@ class _Recorder(TorchDispatchMode):
         elif isinstance(result, (tuple, list)):
             for position, one in enumerate(result):
                 if isinstance(one, torch.Tensor):
-                    item = self.graph.call_function(operator.getitem, (node, position))
+                    item = new_call(self.graph, operator.getitem, (node, position))
                     item.meta["val"] = one
                     self.keep(one, item)
                 elif isinstance(one, (tuple, list)):
