@@ -25,7 +25,7 @@ from magjit.marks import Mark, mark
 from magjit.observe import Manner, Observation, capture_lock, observe
 from magjit.own_frames import depth_of_the_call, users_part
 from magjit.pipeline import build_record
-from magjit.plugin import Backend, BackendContext, FloatInputs, Streaming, StreamingBackend
+from magjit.plugin import Backend, BackendContext, FloatInputs, Streaming, StreamingBackend, calls
 from magjit.records import Captured, Record, SplitPoint, Stats
 from magjit.regions import Program, RegionRun, Rest
 from magjit.rehearsal import may_rehearse, rehearse
@@ -33,6 +33,7 @@ from magjit.replay_errors import has_saved_tensor_hooks, leave_modes
 from magjit.shape_history import ShapeHistory
 
 log = logging.getLogger("magjit")
+calls.follow(_C.current_call)
 
 _controllers: weakref.WeakSet[Controller] = weakref.WeakSet()
 _MAX_FAILURES = 2

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from magjit.plugin import BackendContext, BackendError, BackendOptionError, CompiledGraph
 from magjit.plugin.aot import dump_graph
+from magjit_inductor.steps import Step
 
 __all__ = ["InductorBackend"]
 
@@ -100,7 +101,7 @@ class InductorBackend:
         with config.patch(self.config):
             uses_cuda_graphs = bool(config.triton.cudagraphs)
         function = cast(CompiledGraph, compiled)
-        return _marking_steps(function) if uses_cuda_graphs else function
+        return Step(function) if uses_cuda_graphs else function
 
 
 def _remedy(mode: str | None) -> str:
@@ -129,18 +130,3 @@ def _dumping(inner: Callable[..., Any], context: BackendContext) -> Callable[...
         return compiled
 
     return compile_and_dump
-
-
-def _marking_steps(compiled: CompiledGraph) -> CompiledGraph:
-    """Tell CUDA graph trees at each call that a new compiled invocation begins.
-
-    Torch's own entry increments this counter.  ``cudagraph_mark_step_begin`` would not do:
-    it also frees the outputs of a forward whose backward is still to come.
-    """
-    from torch._dynamo.mutation_guard import GenerationTracker
-
-    def step(*inputs: Any) -> Sequence[Any]:
-        GenerationTracker.generation += 1
-        return compiled(*inputs)
-
-    return step

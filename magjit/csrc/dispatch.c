@@ -25,6 +25,9 @@ typedef struct {
 
 static PyTypeObject dispatcher_type;
 static bool force_misses; /* every call of every dispatcher is a miss */
+static unsigned long long calls; /* of dispatchers, those that are made by one not counted */
+static _Thread_local Py_ssize_t depth;
+static _Thread_local unsigned long long outermost; /* the number of that which is under way */
 
 static PyObject *
 set_force_misses(PyObject *module, PyObject *on)
@@ -164,6 +167,9 @@ dispatcher_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyOb
     Py_ssize_t n_keywords = kwnames != NULL ? PyTuple_GET_SIZE(kwnames) : 0;
     PyObject *result;
     Py_INCREF(self);
+    if (depth++ == 0) {
+        outermost = ++calls;
+    }
     if (d->bound == NULL) {
         result = dispatch(d, &call);
     }
@@ -179,8 +185,15 @@ dispatcher_vectorcall(PyObject *self, PyObject *const *args, size_t nargsf, PyOb
     else {
         result = dispatch_bound_copy(d, &call, call.nargs + n_keywords);
     }
+    depth--;
     Py_DECREF(self);
     return result;
+}
+
+static PyObject *
+current_call(PyObject *module, PyObject *unused)
+{
+    return PyLong_FromUnsignedLongLong(depth > 0 ? outermost : 0);
 }
 
 /* ---- methods of dispatchers ---- */
@@ -386,6 +399,8 @@ static PyTypeObject dispatcher_type = {
 static PyMethodDef functions[] = {
     {"force_misses", set_force_misses, METH_O,
      "force_misses(on): whether every call of every dispatcher is a miss"},
+    {"current_call", current_call, METH_NOARGS,
+     "current_call(): the number of this thread's outermost call of a dispatcher; 0: there is none"},
     {NULL},
 };
 

@@ -8,8 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import magjit
 from magjit.plugin import BackendContext, BackendOptionError, resolve
+from magjit.plugin.calls import current_call
 from magjit_inductor import InductorBackend, backend, compile_for_torch
+from magjit_inductor.steps import Step
 
 from .graphs import compile_for
 
@@ -174,6 +177,83 @@ def test_each_call_is_a_step_for_cuda_graphs(
         stepping(*inputs)
         stepping(*inputs)
         assert GenerationTracker.generation == before + 2
+
+
+def returned(made: torch.Tensor) -> Step:
+    """A graph that returns always the same memory, as a CUDA graph does."""
+    return Step(lambda *inputs: [made, 3])
+
+
+def generations_of(steps: list[Step], calls: list[int], monkeypatch) -> list[int]:
+    """By how much each step of a call of this number raises the generation."""
+    from torch._dynamo.mutation_guard import GenerationTracker
+
+    raised = []
+    for step, call in zip(steps, calls, strict=True):
+        before = GenerationTracker.generation
+        monkeypatch.setattr("magjit_inductor.steps.current_call", lambda call=call: call)
+        step()
+        raised.append(GenerationTracker.generation - before)
+    return raised
+
+
+def test_graphs_of_one_call_are_one_generation_until_their_results_are_copied(monkeypatch) -> None:
+    memory = torch.ones(3), torch.ones(3)
+    first, second = map(returned, memory)
+    both = [first, second, second]
+    assert generations_of(both, [-1, -1, -1], monkeypatch) == [1, 0, 0]
+    assert generations_of(both, [-2, -2, -2], monkeypatch) == [1, 1, 1]
+    for step, made in zip(both, memory, strict=False):
+        copied, number = step()
+        assert number == 3 and torch.equal(copied, made)
+        assert copied.data_ptr() != made.data_ptr()
+
+
+def test_graphs_of_calls_of_their_own_lend_their_results(monkeypatch) -> None:
+    made = torch.ones(3)
+    step = returned(made)
+    assert generations_of([step] * 4, [-3, -4, -5, 0], monkeypatch) == [1, 1, 1, 1]
+    assert step()[0] is made
+
+
+@pytest.mark.parametrize("shared", ["input", "result", "gradient"])
+def test_results_that_share_memory_are_not_copied(shared: str, monkeypatch) -> None:
+    x = torch.ones(3)
+    results = {
+        "input": [x.view(3, 1)],
+        "result": [whole := torch.ones(4), whole[1:]],
+        "gradient": [torch.ones(3, requires_grad=True)],
+    }[shared]
+    step = Step(lambda x: results)
+    monkeypatch.setattr("magjit_inductor.steps.current_call", lambda: -7)
+    for _ in range(3):
+        assert all(one is made for one, made in zip(step(x), results, strict=True))
+    assert generations_of([Step(lambda: [])], [-7], monkeypatch) == [0]
+
+
+def test_a_call_of_a_compiled_program_has_a_number() -> None:
+    numbers = []
+
+    def note(gm, example_inputs):
+        def run(*inputs):
+            numbers.append(current_call())
+            return gm.forward(*inputs)
+
+        return run
+
+    def program(x):
+        y = x + 1
+        return y.relu() * 2 if y.sum() > 0 else y
+
+    compiled = magjit.compile(program, backend=note)
+    for _ in range(4):
+        numbers.clear()
+        compiled(torch.ones(3))
+    assert len(numbers) == 2 and numbers[0] == numbers[1] > 0
+    last = numbers[0]
+    compiled(torch.ones(3))
+    assert numbers[2:] == [last + 1] * 2
+    assert current_call() == 0
 
 
 @pytest.mark.gpu

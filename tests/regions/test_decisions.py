@@ -470,8 +470,13 @@ def test_nothing_is_kept(reads: Reads) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["eager", "inductor", "dvm"])
-@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+@pytest.mark.parametrize(
+    ("backend", "mode"),
+    [
+        *(("eager", None), ("inductor", None), ("dvm", None), ("triton", None)),
+        *((name, "reduce-overhead") for name in ("inductor", "dvm", "triton")),
+    ],
+)
 def test_on_a_device(backend: str, mode: str | None) -> None:
     """Reads wait once a call; twice where a graph returns the first number beside its tensor."""
     copies = 0

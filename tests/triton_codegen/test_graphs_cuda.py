@@ -148,22 +148,30 @@ def test_a_view_of_a_result_keeps_it(graphs: Graphs) -> None:
 
 def test_each_shape_and_stream_has_its_own(graphs: Graphs) -> None:
     call, w = graphed(), torch.randn(4, 4)
+    kept = []  # or another call's input might lie at the same address
+
+    def another(rows: int) -> torch.Tensor:
+        kept.append(torch.randn(rows, 4))
+        return kept[-1]
+
     for _ in range(5):
         for rows in (2, 3):
-            check(call, torch.randn(rows, 4), w)
+            check(call, another(rows), w)
     assert len(graphs.made) == 2
     graphs.stream = 2
     for _ in range(3):
-        check(call, torch.randn(2, 4), w)
+        check(call, another(2), w)
     assert len(graphs.made) == 3
 
 
 def test_shapes_have_an_end(graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs_cuda, "_MOST_SHAPES", 2)
     call, w = graphed(), torch.randn(4, 4)
+    kept = []  # or another call's input might lie at the same address
     for _ in range(4):
         for rows in (1, 2, 3):
-            check(call, torch.randn(rows, 4), w)
+            kept.append(torch.randn(rows, 4))
+            check(call, kept[-1], w)
     assert len(graphs.made) == 2
 
 
