@@ -20,6 +20,7 @@ later reads are served from there, as long as the data are provably the same:
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Iterable
 from typing import Any
@@ -150,7 +151,10 @@ def serve(*device_types: int) -> None:
     _C.set_reader(read, _FUNCTIONS, sum(1 << kind for kind in device_types))
 
 
-serve(CUDA)
+DEVICES: tuple[int, ...] = (CUDA,) if os.environ.get("MAGJIT_READ_TOGETHER", "0") != "0" else ()
+"""Where it is done: nowhere unless asked for, as long as no measurement shows that it pays."""
+
+serve(*DEVICES)
 
 
 def is_pure(repeatable: bool, operators: Iterable[Operator], plan: MockPlan) -> bool:

@@ -37,7 +37,7 @@ def reads() -> Iterator[Reads]:
     counted = Reads()
     _C.set_reader(counted.read, decisions._FUNCTIONS, 1 << decisions.CPU)
     yield counted
-    decisions.serve(decisions.CUDA)
+    decisions.serve(*decisions.DEVICES)
     magjit.reset()
 
 
@@ -137,7 +137,7 @@ def test_on_the_host_nothing_changes() -> None:
         agree(decides)
         agree(items)
     finally:
-        decisions.serve(decisions.CUDA)
+        decisions.serve(*decisions.DEVICES)
         magjit.reset()
 
 
@@ -501,5 +501,5 @@ def test_on_a_device(backend: str, mode: str | None) -> None:
                 torch.testing.assert_close(compiled(x, given), decides(x, given))
         assert CALLS <= copies <= 2 * CALLS
     finally:
-        decisions.serve(decisions.CUDA)
+        decisions.serve(*decisions.DEVICES)
         magjit.reset()
