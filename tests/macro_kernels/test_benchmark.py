@@ -110,10 +110,10 @@ def test_a_peer_that_takes_too_long_leaves_what_is_known(
 
     monkeypatch.setattr(torch, "compile", slow)
     path = tmp_path / "rows.json"
-    arguments = ["--parts", "groups", "--groups", "small", "--shapes", "3", "--seconds", "3"]
+    arguments = ["--parts", "groups", "--groups", "small", "--shapes", "3", "--seconds", "10"]
     begin = time.perf_counter()
     assert macro_kernels.main([*arguments, "--json", str(path), "--force"]) == 1
-    assert time.perf_counter() - begin < 30
+    assert time.perf_counter() - begin < 50
     found = rows_of(path)
     assert "OverTimeError" in found["small, float16", "torch.compile failed"]["note"]
     assert ("small, float16", "speedup over eager") in found
