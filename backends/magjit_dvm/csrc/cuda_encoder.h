@@ -318,6 +318,7 @@ struct Encoder {
     int squares_about_mean(int n);
     bool find_normalized(int n, Normalized &found);
     bool find_softmax(int n, Softmax &found) const;
+    bool computes(int n, int op) const;
     bool is_deviation(int root, int squares, int &number);
     bool is_mean(int mean, int total);
     int stored(int n) const;

@@ -106,7 +106,7 @@ void Encoder::survey()
     std::fill(folded, folded + MAX_NODES, false);
     for (int n = 0; n < n_nodes(); n++) {
         Scaled parts;
-        bool is_rsqrt = program.nodes[n].kind == NODE_compute && program.nodes[n].op == OP_rsqrt;
+        bool is_rsqrt = computes(n, OP_rsqrt);
         if (is_rsqrt && find_scaled(n, parts)) {
             folded[parts.quotient] = folded[parts.total] = true;
         }
@@ -232,6 +232,12 @@ int Encoder::squares_about_mean(int n)
     return -1;
 }
 
+/* Whether a node is what this instruction computes. */
+bool Encoder::computes(int n, int op) const
+{
+    return program.nodes[n].kind == NODE_compute && program.nodes[n].op == op;
+}
+
 /* The parts of a normalized row, where nothing else asks for what comes between. */
 bool Encoder::find_normalized(int n, Normalized &found)
 {
@@ -242,20 +248,17 @@ bool Encoder::find_normalized(int n, Normalized &found)
     int away = squared(program.nodes[found.squares].args[0]);
     int x = canonical[program.nodes[away].args[0]];
     found.mean = canonical[program.nodes[away].args[1]];
-    auto is = [&](int m, int op) {
-        return program.nodes[m].kind == NODE_compute && program.nodes[m].op == op;
-    };
     for (int product = 0; product < n_nodes(); product++) {
         const Node &node = program.nodes[product];
-        if (!is(product, OP_mul) || canonical[product] != product || in_row(product)) {
+        if (!computes(product, OP_mul) || canonical[product] != product || in_row(product)) {
             continue;
         }
         found.again = canonical[node.args[0]];
         found.root = canonical[node.args[1]];
-        if (!is(found.root, OP_rsqrt)) {
+        if (!computes(found.root, OP_rsqrt)) {
             std::swap(found.again, found.root);
         }
-        if (!is(found.root, OP_rsqrt) || !is(found.again, OP_sub)) {
+        if (!computes(found.root, OP_rsqrt) || !computes(found.again, OP_sub)) {
             continue;
         }
         const int16_t *args = program.nodes[found.again].args;
@@ -279,25 +282,22 @@ bool Encoder::find_softmax(int n, Softmax &found) const
     if (uses[n] != 1 || !below_largest(x, n) || !facts[x].floating) {
         return false;
     }
-    auto is = [&](int m, int op) {
-        return program.nodes[m].kind == NODE_compute && program.nodes[m].op == op;
-    };
     for (int product = 0; product < n_nodes(); product++) {
         const Node &node = program.nodes[product];
-        if (!is(product, OP_mul) || canonical[product] != product || in_row(product)) {
+        if (!computes(product, OP_mul) || canonical[product] != product || in_row(product)) {
             continue;
         }
         int power = canonical[node.args[0]], inverse = canonical[node.args[1]];
-        if (!is(power, OP_exp)) {
+        if (!computes(power, OP_exp)) {
             std::swap(power, inverse);
         }
-        if (!is(power, OP_exp) || !is(inverse, OP_reciprocal)) {
+        if (!computes(power, OP_exp) || !computes(inverse, OP_reciprocal)) {
             continue;
         }
         int away = canonical[program.nodes[power].args[0]];
         int total = canonical[program.nodes[inverse].args[0]];
         const Node &sum = program.nodes[total];
-        if (!is(away, OP_sub) || sum.kind != NODE_reduce || sum.op != OP_sum) {
+        if (!computes(away, OP_sub) || sum.kind != NODE_reduce || sum.op != OP_sum) {
             continue;
         }
         const int16_t *args = program.nodes[away].args;
