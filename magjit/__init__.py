@@ -5,6 +5,8 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
+from magjit.garbage import uncollected
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -70,10 +72,13 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES or name == "plugin":
         check_versions()
     if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
+        # Of the time that torch's compiler modules take to load, the collector's is a third.
+        with uncollected():
+            value = getattr(importlib.import_module(_HOMES[name]), name)
         _add_what_is_loaded()
     elif name in _MODULES:
-        value = importlib.import_module(f"magjit.{name}")
+        with uncollected():
+            value = importlib.import_module(f"magjit.{name}")
     else:
         raise AttributeError(f"module 'magjit' has no attribute {name!r}")
     globals()[name] = value

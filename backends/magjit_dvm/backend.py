@@ -11,9 +11,10 @@ from torch.fx import GraphModule
 from magjit.plugin import BackendContext, BackendOptionError, CompiledGraph, uncollected
 from magjit.plugin.aliases import results_are_their_own
 from magjit.plugin.aot import aot, dump_graph
-from magjit.plugin.cuda_graphs import Replaying, can_be_captured, without_symbols
+from magjit.plugin.cuda_graphs import ReplayingByModule, can_be_captured, without_symbols
 from magjit.plugin.floats_on_device import floats_on_device
 from magjit.plugin.inference import lower_for_inference, needs_gradients
+from magjit.plugin.inputs import TensorInput
 from magjit_dvm.fuser import fuse
 from magjit_dvm.lowering import decompositions
 from magjit_dvm.schedule import Schedule
@@ -104,11 +105,19 @@ class DvmBackend:
         given = [node for node in views.graph.nodes if node.op == "placeholder"]
         (output,) = (node for node in views.graph.nodes if node.op == "output")
         keeping = {given[k] for k in context.static_inputs}
+        owned = {
+            node
+            for node, one in zip(given, context.inputs, strict=False)
+            if isinstance(one, TensorInput) and one.is_parameter
+        }
         taken = list(output.args[0])
         static = [k for k, node in enumerate(taken) if node in keeping]
+        parameters = [k for k, node in enumerate(taken) if node in owned]
         launched = self._schedule(computed, context)
         unread: frozenset[int] = launched.unread  # type: ignore[attr-defined]
-        replaying = Replaying(launched, len(taken), writes=False, static=static, unread=unread)
+        replaying = ReplayingByModule(
+            launched, len(taken), parameters=parameters, static=static, unread=unread
+        )
         if taken == given:
             return replaying
         viewed = self._schedule(views, context)

@@ -50,7 +50,8 @@ class TritonBackend:
     ) -> CompiledGraph:
         """Compile forward, and backward where an input requires a gradient."""
         if generates_kernels(example_inputs):
-            return compile_with_kernels(gm, example_inputs, context, self.settings)
+            with uncollected():
+                return compile_with_kernels(gm, example_inputs, context, self.settings)
 
         def compile_aten(graph: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
             with uncollected():

@@ -6,8 +6,10 @@
 The first call runs as it is. The next one tells which inputs lie elsewhere; those move, all others
 are read, and updated, where they were when the graph was captured: nothing else is copied in. A
 program that writes an input has no moving ones, since two inputs may overlap. What a graph returns
-is copied out, for the next replay writes over it. Where the device works far longer than the host
-launches, a graph saves nothing and holds its memory between calls: it is given up.
+is copied out, for the next replay writes over it; so graphs of one stream share their memory. Code
+that several modules share is captured for the parameters of each, which are never copied. Where the
+device works far longer than the host launches, a graph saves nothing and holds its memory between
+calls: it is given up.
 """
 
 from __future__ import annotations
@@ -27,27 +29,33 @@ from torch.fx import Graph, GraphModule, Node
 from magjit.plugin.aliases import is_alias
 
 __all__ = [
-    "HIDDEN",
     "Replaying",
+    "ReplayingByModule",
     "can_be_captured",
     "capturing",
     "current_stream",
     "device_seconds",
+    "saves_nothing",
     "without_symbols",
 ]
 
 _log = logging.getLogger(__name__)
 
-HIDDEN = 3.0
+_HIDDEN = 3.0
 """Launches are hidden where the device takes so many times as long as they do."""
+_HIDDEN_IF_SEEN = 2.0
+"""The same where launching them one by one has been seen to take no longer than a replay."""
+_AS_LONG = 1.05
 
 _MOST_GRAPHS = 8
 _MOST_CAPTURES = 16
 _MOST_ADDRESSES = 64
+_MOST_MODULES = 64
 
 T = TypeVar("T")
 Addresses = tuple[int, ...]
 _Key = tuple[Addresses, tuple[tuple[int, ...], ...]]
+_Pools = dict[int, torch.cuda.MemPool]
 
 
 def can_be_captured(gm: GraphModule) -> bool:
@@ -151,6 +159,8 @@ class Replaying:
         writes: whether it may write them.
         static: positions of inputs that keep their strides, too.
         unread: positions of inputs that it does not read, which may be anything.
+        parameters: positions of inputs that are most probably where they were.
+        pools: the memory that graphs of a stream share.
     """
 
     def __init__(
@@ -161,9 +171,13 @@ class Replaying:
         writes: bool,
         static: Iterable[int] = (),
         unread: Collection[int] = (),
+        parameters: Iterable[int] = (),
+        pools: _Pools | None = None,
     ) -> None:
         self.function, self.unread = function, frozenset(unread)
+        self._pools: _Pools = {} if pools is None else pools
         self._static = frozenset(static)
+        self._staying = self._static.union(parameters)
         self._may_move = not writes
         self._read = [k for k in range(count) if k not in self.unread]
         self._last: Addresses | None = None
@@ -203,7 +217,7 @@ class Replaying:
         """A new graph for these inputs, where that is worth it."""
         if self._captures >= _MOST_CAPTURES or torch.cuda.is_current_stream_capturing():
             return None
-        self._learn(tuple([inputs[k].data_ptr() for k in self._read]))
+        self._learn(inputs)
         key = self._key(inputs)
         if key not in self._seen:
             if len(self._seen) < _MOST_ADDRESSES:
@@ -213,7 +227,7 @@ class Replaying:
             return None
         self._captures += 1
         try:
-            self._graphs[key] = _capture(self.function, inputs, self._moving)
+            self._graphs[key] = _capture(self.function, inputs, self._moving, self._pools)
         except RuntimeError as error:
             self._captures = _MOST_CAPTURES
             _log.warning("launched one by one, since no CUDA graph can be captured: %s", error)
@@ -222,7 +236,7 @@ class Replaying:
     def _weighed(self, captured: _Captured, moved: list[torch.Tensor]) -> Sequence[Any]:
         """The first replay, which tells whether there will be others."""
         results, seconds = device_seconds(captured.run, moved)
-        if seconds > HIDDEN * captured.host_seconds:
+        if saves_nothing(seconds, captured.host_seconds):
             self._graphs.clear()
             self._captures = _MOST_CAPTURES
             _log.debug(
@@ -232,30 +246,91 @@ class Replaying:
             )
         return results
 
-    def _learn(self, addresses: Addresses) -> None:
-        """What lies elsewhere than at the last call moves."""
+    def _learn(self, inputs: Sequence[Any]) -> None:
+        """What lies elsewhere than at the last call moves, and so does what looks like it.
+
+        Of the states of a loop some stay in their places for a while by chance.
+        """
+        addresses = tuple([inputs[k].data_ptr() for k in self._read])
         last, self._last = self._last, addresses
         if last is None or not self._may_move:
             return
         places = zip(self._read, last, addresses, strict=True)
         moved = {k for k, before, now in places if before != now}
         if not moved <= set(self._moving):
-            self._move(moved.union(self._moving))
+            moved.update(self._moving)
+            looks = {(inputs[k].dtype, inputs[k].shape) for k in moved}
+            moved.update(
+                k
+                for k in self._read
+                if k not in self._staying and (inputs[k].dtype, inputs[k].shape) in looks
+            )
+            self._move(moved)
+
+
+class ReplayingByModule:
+    """A `Replaying` for each module whose parameters a function is called with.
+
+    Args:
+        function: as for `Replaying`, writing no input.
+        count, static, unread: as for `Replaying`.
+        parameters: positions of inputs that tell the modules apart.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Sequence[Any]],
+        count: int,
+        *,
+        parameters: Iterable[int],
+        static: Iterable[int] = (),
+        unread: Collection[int] = (),
+    ) -> None:
+        self.function, self.unread = function, frozenset(unread)
+        self._count, self._static = count, tuple(static)
+        self._parameters = [k for k in parameters if k not in self.unread]
+        self._pools: _Pools = {}
+        self._of_module: dict[Addresses, Replaying] = {}
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        module = tuple([inputs[k].data_ptr() for k in self._parameters])
+        replaying = self._of_module.get(module)
+        if replaying is None:
+            if len(self._of_module) >= _MOST_MODULES:
+                return self.function(*inputs)
+            made = Replaying(
+                self.function,
+                self._count,
+                writes=False,
+                static=self._static,
+                unread=self.unread,
+                parameters=self._parameters,
+                pools=self._pools,
+            )
+            replaying = self._of_module.setdefault(module, made)
+        return replaying(*inputs)
 
 
 def _capture(
-    function: Callable[..., Sequence[Any]], inputs: Sequence[Any], moving: Sequence[int]
+    function: Callable[..., Sequence[Any]],
+    inputs: Sequence[Any],
+    moving: Sequence[int],
+    pools: _Pools,
 ) -> _Captured:
     """Nothing runs while it is captured: the replay that follows is the one execution."""
     given = list(inputs)
     for k in moving:
         given[k] = inputs[k].clone()
     graph = torch.cuda.CUDAGraph()
-    with capturing(graph):
+    stream = current_stream()
+    if stream not in pools:
+        # It outlives its graphs: without one, a mere handle of a pool cannot be used again.
+        pools[stream] = torch.cuda.MemPool()
+    with capturing(graph, pool=pools[stream].id):
         begin = time.perf_counter()
         outputs = function(*given)
         spent = time.perf_counter() - begin
-    return _Captured(graph.replay, [given[k] for k in moving], outputs, current_stream(), spent)
+    return _Captured(graph.replay, [given[k] for k in moving], outputs, stream, spent)
 
 
 _sides: dict[tuple[int, int], torch.cuda.Stream] = {}
@@ -263,7 +338,9 @@ _workspaces: dict[tuple[int, int], torch.cuda.MemPool] = {}
 
 
 @contextmanager
-def capturing(graph: torch.cuda.CUDAGraph, *, multiplies: bool = True) -> Iterator[None]:
+def capturing(
+    graph: torch.cuda.CUDAGraph, *, multiplies: bool = True, pool: Any = None
+) -> Iterator[None]:
     """Capture what is launched, on a stream that stands for the current one.
 
     Graphs of different streams may be replayed at once, so each has its own workspace of cuBLAS,
@@ -275,6 +352,7 @@ def capturing(graph: torch.cuda.CUDAGraph, *, multiplies: bool = True) -> Iterat
         graph: what is captured into.
         multiplies: whether cuBLAS is called; if it is all the same, the graph's own pool has the
             workspace.
+        pool: memory that it shares with other graphs, which are never replayed meanwhile.
     """
     device = torch.cuda.current_device()
     key = device, current_stream()
@@ -290,7 +368,7 @@ def capturing(graph: torch.cuda.CUDAGraph, *, multiplies: bool = True) -> Iterat
         with torch.cuda.use_mem_pool(_workspaces[key]), torch.cuda.stream(side):
             torch.mm(matrix, matrix, out=made)
     try:
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool, side, capture_error_mode="thread_local"):
             yield
     finally:
         torch._C._cuda_clearCublasWorkspaces()
@@ -304,6 +382,19 @@ def device_seconds(task: Callable[..., T], *given: Any) -> tuple[T, float]:
     end.record()
     end.synchronize()
     return result, begin.elapsed_time(end) / 1e3
+
+
+def saves_nothing(replayed: float, host: float, launched: float = math.inf) -> bool:
+    """Whether a graph only holds memory.
+
+    Args:
+        replayed: seconds that the device takes for a replay.
+        host: seconds that the host takes for launching the same one by one.
+        launched: seconds that the device takes then.
+    """
+    if launched < _AS_LONG * replayed and replayed > _HIDDEN_IF_SEEN * host:
+        return True
+    return replayed > _HIDDEN * host
 
 
 def current_stream() -> int:

@@ -17,6 +17,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from magjit.errors import ArgumentError, BackendError, BackendOptionError, UnknownBackendError
+from magjit.garbage import uncollected
 from magjit.plugin.context import BackendContext
 from magjit.plugin.fx_helpers import runnable
 from magjit.plugin.protocol import (
@@ -187,7 +188,8 @@ def _find_by_name(name: str) -> Backend:
 
 def _load(point: EntryPoint) -> Backend:
     try:
-        loaded = point.load()
+        with uncollected():
+            loaded = point.load()
     except Exception as error:
         raise BackendError(
             f"Backend {point.name!r} cannot be imported from {point.value!r}: {error}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,14 +10,16 @@ import torch
 from torch import nn
 
 import magjit
-from control_flow import LoopedLSTM
+from control_flow import BlockDrop, LoopedLSTM
 from magjit.plugin import cuda_graphs
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def captured(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[list[Any]]:
     found, capture = [], cuda_graphs._capture
 
     def counted(*given: Any) -> Any:
@@ -25,7 +27,8 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return found[-1]
 
     monkeypatch.setattr(cuda_graphs, "_capture", counted)
-    return found
+    yield found
+    assert "launched one by one, since" not in caplog.text
 
 
 def test_a_loop_of_any_length(captured: list[Any]) -> None:
@@ -37,6 +40,21 @@ def test_a_loop_of_any_length(captured: list[Any]) -> None:
             x = torch.randn(length, 4, 64, device="cuda")
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
     assert captured
+
+
+def test_blocks_that_share_code_have_graphs_of_their_own(captured: list[Any]) -> None:
+    """They copy what goes from block to block, and no weights."""
+    torch.manual_seed(0)
+    model = BlockDrop(depth=5).cuda().eval()
+    compiled = magjit.compile(model, backend="dvm", mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(40):
+            x = torch.randn(1, 3, 16, 16, device="cuda") + torch.randn(1, 3, 1, 1, device="cuda")
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    activation = torch.Size([1, 32, 16, 16])
+    blocks = [one for one in captured if [x.shape for x in one.static] == [activation]]
+    assert len(blocks) >= len(model.parts)
+    assert not [one for one in captured if len(one.static) > 1]
 
 
 def test_parameters_that_change_in_place_are_seen(captured: list[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from magjit.plugin import cuda_graphs
-from magjit.plugin.cuda_graphs import Replaying, without_symbols
+from magjit.plugin.cuda_graphs import Replaying, ReplayingByModule, saves_nothing, without_symbols
 from magjit.plugin.recording import record
 
 Function = Callable[..., Sequence[Any]]
@@ -24,10 +25,16 @@ class Captures:
 
     def __init__(self) -> None:
         self.captured = self.replayed = 0
+        self.moving: list[list[int]] = []
+        self.pools: list[Any] = []
         self.stream = 1
         self.host_seconds, self.device_seconds = 2e-4, 1e-4
 
-    def capture(self, function: Function, inputs: Sequence[Any], moving: Sequence[int]) -> Any:
+    def capture(
+        self, function: Function, inputs: Sequence[Any], moving: Sequence[int], pools: Any
+    ) -> Any:
+        self.moving.append(list(moving))
+        self.pools.append(pools)
         given = list(inputs)
         for k in moving:
             given[k] = inputs[k].clone()
@@ -60,6 +67,10 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
 def step(x: torch.Tensor, h: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
     kept = (x + h @ w).tanh()
     return kept, kept * 2
+
+
+def total(given: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([*given]).sum()
 
 
 def step_of(x: torch.Tensor, h: torch.Tensor, t: int) -> tuple[torch.Tensor, ...]:
@@ -205,6 +216,22 @@ def test_a_graph_that_saves_nothing_is_given_up(
     assert (captures.captured, captures.replayed) == (1, replayed)
 
 
+@pytest.mark.parametrize(
+    ("replayed", "launched", "given_up"),
+    [
+        (3.1, math.inf, True),
+        (2.9, math.inf, False),
+        (2.9, 3.0, True),
+        (2.9, 3.1, False),
+        (1.9, 1.9, False),
+    ],
+)
+def test_a_graph_is_weighed_by_what_was_seen(
+    replayed: float, launched: float, given_up: bool
+) -> None:
+    assert saves_nothing(replayed, host=1.0, launched=launched) is given_up
+
+
 def test_a_capture_that_fails_is_tried_once(monkeypatch, caplog) -> None:
     tried = []
 
@@ -223,10 +250,49 @@ def test_a_capture_that_fails_is_tried_once(monkeypatch, caplog) -> None:
 
 def test_inputs_that_keep_moving_one_by_one_end_the_captures(captures: Captures) -> None:
     count = cuda_graphs._MOST_CAPTURES + 4
-    run = Replaying(lambda *given: (sum(given),), count, writes=False)
-    given = [torch.randn(2) for _ in range(count)]
+    run = Replaying(lambda *given: (total(given),), count, writes=False)
+    given = [torch.randn(1 + k) for k in range(count)]
     for k in range(count):
-        given[k] = torch.randn(2)
+        given[k] = torch.randn(1 + k)
         for _ in range(3):
-            torch.testing.assert_close(run(*given)[0], sum(given))
+            torch.testing.assert_close(run(*given)[0], total(given))
     assert captures.captured == cuda_graphs._MOST_CAPTURES
+
+
+def test_what_looks_like_an_input_that_moves_moves_too(captures: Captures) -> None:
+    """But for parameters, of which one may well have the shape of a state."""
+    states, weight = [torch.randn(4, 4) for _ in range(5)], torch.randn(4, 4)
+    run = Replaying(
+        lambda w, *states: (sum(states) @ w,), 6, writes=False, static=[1], parameters=[0]
+    )
+    for turn in range(12):
+        states[1 + turn % 4] = torch.randn(4, 4)  # One after the other; the first is static.
+        torch.testing.assert_close(run(weight, *states)[0], sum(states) @ weight)
+    assert captures.moving == [[2, 3, 4, 5]]
+
+
+def test_modules_that_share_code_have_graphs_of_their_own(captures: Captures) -> None:
+    """Neither their parameters nor their buffers are copied."""
+    modules = [(torch.randn(4, 4), torch.randn(4)) for _ in range(6)]
+    run = ReplayingByModule(lambda x, w, b: (x @ w + b,), 3, parameters=[1])
+    for turn in range(5):
+        for w, b in modules[turn % 2 :]:
+            x = torch.randn(2, 4)
+            torch.testing.assert_close(run(x, w, b)[0], x @ w + b)
+            w.mul_(0.9)
+    assert captures.captured == len(modules)
+    assert captures.moving == [[0]] * len(modules)
+    assert len({id(pools) for pools in captures.pools}) == 1
+
+
+def test_parameters_that_are_always_new_are_not_captured_forever(
+    captures: Captures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graphs, "_MOST_MODULES", 3)
+    run, kept = ReplayingByModule(lambda x, w: (x * w,), 2, parameters=[1]), []
+    for _ in range(8):
+        kept.append(torch.randn(4))
+        for _ in range(4):
+            x = torch.randn(4)
+            torch.testing.assert_close(run(x, kept[-1])[0], x * kept[-1])
+    assert captures.captured == len(run._of_module) == 3

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from magjit.plugin.cuda_graphs import HIDDEN, capturing, current_stream, device_seconds
+from magjit.plugin.cuda_graphs import capturing, current_stream, device_seconds, saves_nothing
 from magjit_triton.codegen.memory_plan import (
     Allocation,
     Planned,
@@ -79,7 +79,8 @@ class _Calls:
         moving: positions of inputs that were elsewhere at some call.
         allocations: what a call allocates; None until one has been watched.
         host_seconds: what launching a call takes the host, the least seen: it may have been busy.
-        hidden: the device takes far longer.
+        device_seconds: what the device takes for a call that is launched so.
+        hidden: the device takes far longer than the host.
     """
 
     recordings: list[_Recording] = field(default_factory=list)
@@ -87,6 +88,7 @@ class _Calls:
     moving: set[int] = field(default_factory=set)
     allocations: list[Allocation] | None = None
     host_seconds: float = math.inf
+    device_seconds: float = math.inf
     hidden: bool = False
 
 
@@ -165,9 +167,14 @@ class GraphedProgram:
     def _watch(self, calls: _Calls, inputs: Sequence[Any]) -> Sequence[Any]:
         watched = Watched()
         run = with_memory(self.run, self.library, watched)
-        begin = time.perf_counter()
-        results = run(*inputs)
-        calls.host_seconds = time.perf_counter() - begin
+
+        def launched() -> Sequence[Any]:
+            begin = time.perf_counter()
+            results = run(*inputs)
+            calls.host_seconds = time.perf_counter() - begin
+            return results
+
+        results, calls.device_seconds = device_seconds(launched)
         calls.allocations = watched.finish()
         return results
 
@@ -214,7 +221,7 @@ class GraphedProgram:
         own_inputs = [one if number in copied else None for number, one in enumerate(taken)]
         recording = _Recording(graph, own_inputs, kept, copied, outputs, storages, counts, block)
         results, seconds = device_seconds(recording.replay, inputs)
-        if seconds > HIDDEN * calls.host_seconds:
+        if saves_nothing(seconds, calls.host_seconds, calls.device_seconds):
             calls.hidden = True
             calls.recordings.clear()
         else:
