@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import torch
@@ -51,6 +52,8 @@ _MOST_GRAPHS = 8
 _MOST_CAPTURES = 16
 _MOST_ADDRESSES = 64
 _MOST_MODULES = 64
+
+_DATA_PTR, _STRIDE = torch.Tensor.data_ptr, torch.Tensor.stride
 
 T = TypeVar("T")
 Addresses = tuple[int, ...]
@@ -128,25 +131,36 @@ def without_symbols(gm: GraphModule) -> tuple[GraphModule, GraphModule] | None:
     return GraphModule(gm, first), GraphModule(gm, second)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Captured:
+    """A graph, the memory of what is copied in and what it returns, and what launching it takes."""
+
     replay: Callable[[], None]
     static: list[torch.Tensor]
     outputs: Sequence[Any]
     stream: int
     host_seconds: float = math.inf
+    is_weighed: bool = False
 
-    def run(self, moved: list[torch.Tensor]) -> tuple[Any, ...]:
+    def run(self, moved: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
         if moved:
             torch._foreach_copy_(self.static, moved)
         self.replay()
+        if len(self.outputs) == 1 and isinstance(self.outputs[0], torch.Tensor):
+            return (self.outputs[0].clone(),)
         kept = [one for one in self.outputs if isinstance(one, torch.Tensor)]
-        if len(kept) < 2:
-            return tuple(one.clone() if kept and one is kept[0] else one for one in self.outputs)
         made = [torch.empty_like(one) for one in kept]
-        torch._foreach_copy_(made, kept)
+        if made:
+            torch._foreach_copy_(made, kept)
         copies = iter(made)
         return tuple(next(copies) if isinstance(one, torch.Tensor) else one for one in self.outputs)
+
+
+def _taking(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What takes the elements at some positions; in C, since every call goes through it."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda given: tuple([given[k] for k in positions])
 
 
 class Replaying:
@@ -188,8 +202,10 @@ class Replaying:
     def _move(self, positions: Iterable[int]) -> None:
         """From now on inputs at these positions move: what was captured before holds no more."""
         self._moving = sorted(positions)
-        self._pinned = [k for k in self._read if k not in self._moving]
-        self._laid_out = [k for k in self._pinned if k not in self._static]
+        pinned = [k for k in self._read if k not in self._moving]
+        self._pinned = _taking(pinned)
+        self._laid_out = _taking([k for k in pinned if k not in self._static])
+        self._moved = _taking(self._moving)
         self._seen: set[_Key] = set()
         self._graphs: dict[_Key, _Captured] = {}
 
@@ -199,19 +215,23 @@ class Replaying:
             return self.function(*inputs)
         try:
             captured = self._graphs.get(self._key(inputs))
-            if captured is not None:
-                if captured.stream == current_stream():
-                    return captured.run([inputs[k] for k in self._moving])
-            elif (captured := self._captured(inputs)) is not None:
-                return self._weighed(captured, [inputs[k] for k in self._moving])
+            if captured is None:
+                captured = self._captured(inputs)
+                if captured is not None:
+                    return captured.run(self._moved(inputs))
+            elif captured.stream == current_stream():
+                moved = self._moved(inputs)
+                return (
+                    captured.run(moved) if captured.is_weighed else self._weighed(captured, moved)
+                )
         finally:
             self._lock.release()
         return self.function(*inputs)
 
     def _key(self, inputs: Sequence[Any]) -> _Key:
         """What a captured graph holds for: where the pinned inputs are, and how they lie there."""
-        addresses = tuple([inputs[k].data_ptr() for k in self._pinned])
-        return addresses, tuple([inputs[k].stride() for k in self._laid_out])
+        addresses = tuple(map(_DATA_PTR, self._pinned(inputs)))
+        return addresses, tuple(map(_STRIDE, self._laid_out(inputs)))
 
     def _captured(self, inputs: Sequence[Any]) -> _Captured | None:
         """A new graph for these inputs, where that is worth it."""
@@ -233,8 +253,9 @@ class Replaying:
             _log.warning("launched one by one, since no CUDA graph can be captured: %s", error)
         return self._graphs.get(key)
 
-    def _weighed(self, captured: _Captured, moved: list[torch.Tensor]) -> Sequence[Any]:
-        """The first replay, which tells whether there will be others."""
+    def _weighed(self, captured: _Captured, moved: tuple[torch.Tensor, ...]) -> Sequence[Any]:
+        """The second replay, which tells whether there will be others; the first one uploads it."""
+        captured.is_weighed = True
         results, seconds = device_seconds(captured.run, moved)
         if saves_nothing(seconds, captured.host_seconds):
             self._graphs.clear()
@@ -289,11 +310,12 @@ class ReplayingByModule:
         self.function, self.unread = function, frozenset(unread)
         self._count, self._static = count, tuple(static)
         self._parameters = [k for k in parameters if k not in self.unread]
+        self._module = _taking(self._parameters)
         self._pools: _Pools = {}
         self._of_module: dict[Addresses, Replaying] = {}
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
-        module = tuple([inputs[k].data_ptr() for k in self._parameters])
+        module = tuple(map(_DATA_PTR, self._module(inputs)))
         replaying = self._of_module.get(module)
         if replaying is None:
             if len(self._of_module) >= _MOST_MODULES:

@@ -203,11 +203,11 @@ def test_other_streams_and_threads_run_it_as_it_is(captures: Captures) -> None:
     assert captures.replayed == replayed + 1
 
 
-@pytest.mark.parametrize(("device_seconds", "replayed"), [(5.9e-4, 4), (6.1e-4, 1)])
+@pytest.mark.parametrize(("device_seconds", "replayed"), [(5.9e-4, 4), (6.1e-4, 2)])
 def test_a_graph_that_saves_nothing_is_given_up(
     captures: Captures, device_seconds: float, replayed: int
 ) -> None:
-    """Its first replay is the call's one execution all the same."""
+    """Not by the first replay, which is as slow as it is to bring the graph to the device."""
     captures.device_seconds = device_seconds
     run, x = Replaying(lambda x: (x + 1,), 1, writes=False), torch.zeros(3)
     for k in range(5):
