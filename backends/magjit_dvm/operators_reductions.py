@@ -279,9 +279,13 @@ def _layer_norm(builder: Builder, node: Any) -> Any:
     )
 
 
-@register(aten._native_batch_norm_legit_no_training.default, aten.native_batch_norm.default)
+@register(
+    aten._native_batch_norm_legit_no_training.default,
+    aten.native_batch_norm.default,
+    aten.cudnn_batch_norm.default,
+)
 def _batch_norm(builder: Builder, node: Any) -> Any:
-    if node.target is aten.native_batch_norm.default and node.args[5]:
+    if node.target is not aten._native_batch_norm_legit_no_training.default and node.args[5]:
         raise NotFusable("batch norm in training")
     given, weight, bias, mean, var = node.args[:5]
     epsilon = node.args[-1]
@@ -298,7 +302,7 @@ def _batch_norm(builder: Builder, node: Any) -> Any:
     made = builder.compute("mul", dtype, away, scale)
     if bias is not None:
         made = builder.compute("add", dtype, made, _aligned(builder, bias, value, [1], dtype))
-    return (replace(value, node=made, logical=results[0].dtype), None, None)
+    return (replace(value, node=made, logical=results[0].dtype), *[None] * (len(results) - 1))
 
 
 @register(operator.getitem)

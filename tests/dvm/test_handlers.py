@@ -172,6 +172,7 @@ CALLS: dict[Any, Call] = {
 
 LEFT_OUT: dict[Any, str] = {
     operator.getitem: "picks one of several results: the calls of several results have it",
+    aten.cudnn_batch_norm.default: "of GPUs only: their tests have it",
     aten.fmod.default: "of two numbers: never a tensor",
     aten.mul.default: "of two numbers: never a tensor",
     aten.remainder.default: "of two numbers: never a tensor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ def schedule_of(function: Any, *shapes: tuple[int, ...], devices: Any = "cuda") 
     with FakeTensorMode(allow_non_fake_inputs=True):
         given = [torch.empty(s, device=d) for s, d in zip(shapes, places, strict=True)]
         graph = make_fx(function)(*given)
+    graph.graph.eliminate_dead_code()
     return Schedule(graph, fuse(graph.graph))
 
 
@@ -42,6 +44,34 @@ def test_groups_on_a_gpu_are_its_own() -> None:
     assert isinstance(fused, DeviceFused)
     assert "no words for load of f64" in schedule.fusion.reasons.values()
     assert "aten" not in schedule.source and "_to_copy" in schedule.source
+
+
+@without_gpu
+def test_a_batch_norm_of_cudnn_is_fused() -> None:
+    """With what comes before and after: what a GPU's eager mode calls where nothing trains."""
+
+    def function(x: torch.Tensor, *rest: torch.Tensor) -> Any:
+        made = torch.ops.aten.cudnn_batch_norm(x * 2, *rest, False, 0.1, 1e-5)[0]
+        return ((made + x).relu(),)
+
+    schedule = schedule_of(function, (2, 6, 16, 16), *[(6,)] * 4)
+    assert not schedule.fusion.reasons
+    assert len(list(schedule.programs())) == 1
+
+
+@without_gpu
+def test_a_batch_norm_of_cudnn_that_trains_is_its_own() -> None:
+    aten, graph = torch.ops.aten, torch.fx.Graph()
+    given = [graph.placeholder(name) for name in ("x", "weight", "bias", "mean", "var")]
+    made = graph.call_function(aten.cudnn_batch_norm.default, (*given, True, 0.1, 1e-5))
+    graph.output((graph.call_function(operator.getitem, (made, 0)),))
+    with FakeTensorMode():
+        image, channels, none = (torch.empty(s, device="cuda") for s in ((2, 6, 4, 4), 6, 0))
+    for node, value in zip(graph.nodes, [image, *[channels] * 4], strict=False):
+        node.meta["val"] = value
+    made.meta["val"] = (image, channels, channels, none)
+    next(iter(made.users)).meta["val"] = image
+    assert fuse(graph).reasons[made] == "batch norm in training"
 
 
 @without_gpu

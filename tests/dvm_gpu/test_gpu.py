@@ -330,3 +330,28 @@ def _synchronized() -> Iterator[None]:
     """What a kernel did wrong is found here at the latest."""
     yield
     torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_batch_norm_that_does_not_train_is_fused(
+    dtype: torch.dtype, layout: torch.memory_format
+) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.BatchNorm2d(24), torch.nn.ReLU()).cuda().eval()
+    for one in (model[0].running_mean, model[0].weight, model[0].bias):
+        torch.nn.init.normal_(one)
+    torch.nn.init.uniform_(model[0].running_var, 0.5, 2.0)
+    compiled = magjit.compile(lambda x: model(x * 2) + x, backend="dvm")
+    with torch.no_grad():
+        for size in (7, 16):
+            x = torch.randn(2, 24, size, size, device="cuda", dtype=dtype)
+            x = x.contiguous(memory_format=layout)
+            wanted = model(x * 2) + x
+            for _ in range(2):
+                made = compiled(x)
+                torch.testing.assert_close(made, wanted)
+                assert made.stride() == wanted.stride()
+        with torch.profiler.profile() as seen:
+            compiled(x)
+    assert not [one.name for one in seen.events() if "batch_norm" in one.name]
