@@ -207,7 +207,7 @@ def alone(name: str, batch: int, entry: str, small: bool) -> dict[str, float]:
         call(*built.arguments)
     synchronize("cuda")
     seconds = time.perf_counter() - start
-    for _ in range(2):
+    for _ in range(6):  # Until it is decided what is replayed.
         call(*built.arguments)
     kept = max(0.0, held("cuda") - before)
     memory = kept + peak(lambda: call(*built.arguments), "cuda")

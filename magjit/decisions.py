@@ -151,8 +151,8 @@ def serve(*device_types: int) -> None:
     _C.set_reader(read, _FUNCTIONS, sum(1 << kind for kind in device_types))
 
 
-DEVICES: tuple[int, ...] = (CUDA,) if os.environ.get("MAGJIT_READ_TOGETHER", "0") != "0" else ()
-"""Where it is done: nowhere unless asked for, as long as no measurement shows that it pays."""
+DEVICES: tuple[int, ...] = (CUDA,) if os.environ.get("MAGJIT_READ_TOGETHER", "1") != "0" else ()
+"""Where it is done: where a read waits."""
 
 serve(*DEVICES)
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.fx import GraphModule
 
 from magjit.plugin import BackendContext, BackendOptionError, CompiledGraph, uncollected
 from magjit.plugin.aliases import results_are_their_own
 from magjit.plugin.aot import aot, dump_graph
-from magjit.plugin.cuda_graphs import ReplayingByModule, can_be_captured, without_symbols
+from magjit.plugin.cuda_graphs import ReplayingByModule, can_be_captured
 from magjit.plugin.floats_on_device import floats_on_device
 from magjit.plugin.inference import lower_for_inference, needs_gradients
 from magjit.plugin.inputs import TensorInput
+from magjit.plugin.views_apart import without_symbols, without_views
 from magjit_dvm.fuser import fuse
 from magjit_dvm.lowering import decompositions
 from magjit_dvm.schedule import Schedule
@@ -92,18 +93,13 @@ class DvmBackend:
                 decompositions=decompositions(),
             )
         dump_graph(context, "aten_inference.py", lowered)
-        if self.cuda_graphs and results_are_their_own(lowered):
-            parts = without_symbols(lowered)
-            if parts is not None and can_be_captured(parts[1]):
-                return self._replayed(*parts, context)
-        return self._schedule(lowered, context)
+        parts = _parts(lowered) if self.cuda_graphs else None
+        return self._schedule(lowered, context) if parts is None else self._replayed(parts, context)
 
-    def _replayed(
-        self, views: GraphModule, computed: GraphModule, context: BackendContext
-    ) -> CompiledGraph:
-        """The second graph as CUDA graphs, on what the first one makes of the inputs."""
-        given = [node for node in views.graph.nodes if node.op == "placeholder"]
-        (output,) = (node for node in views.graph.nodes if node.op == "output")
+    def _replayed(self, parts: _Parts, context: BackendContext) -> CompiledGraph:
+        """What is computed as CUDA graphs, on views of the inputs; gives views of its results."""
+        given = [node for node in parts.before.graph.nodes if node.op == "placeholder"]
+        (output,) = (node for node in parts.before.graph.nodes if node.op == "output")
         keeping = {given[k] for k in context.static_inputs}
         owned = {
             node
@@ -113,14 +109,17 @@ class DvmBackend:
         taken = list(output.args[0])
         static = [k for k, node in enumerate(taken) if node in keeping]
         parameters = [k for k, node in enumerate(taken) if node in owned]
-        launched = self._schedule(computed, context)
+        launched = self._schedule(parts.computed, context)
         unread: frozenset[int] = launched.unread  # type: ignore[attr-defined]
-        replaying = ReplayingByModule(
+        replaying: Callable[..., Any] = ReplayingByModule(
             launched, len(taken), parameters=parameters, static=static, unread=unread
         )
+        if parts.after is not None:
+            made = sum(node.op == "placeholder" for node in parts.after.graph.nodes) - len(taken)
+            replaying = _followed_by(self._schedule(parts.after, context), replaying, made)
         if taken == given:
             return replaying
-        viewed = self._schedule(views, context)
+        viewed = self._schedule(parts.before, context)
 
         def call(*inputs: Any) -> Any:
             return replaying(*viewed(*inputs))
@@ -136,6 +135,38 @@ class DvmBackend:
         context.dump("dvm_schedule.py", schedule.source)
         context.dump("dvm_programs.txt", lambda: _programs(schedule))
         return _holding(schedule)
+
+
+class _Parts(NamedTuple):
+    before: GraphModule
+    computed: GraphModule
+    after: GraphModule | None
+
+
+def _parts(lowered: GraphModule) -> _Parts | None:
+    """A graph as what can be captured, and views before and after; None if nothing can."""
+    parts = without_symbols(lowered)
+    if parts is None:
+        return None
+    before, computed = parts
+    after = None
+    if not results_are_their_own(computed):
+        apart = without_views(computed)
+        if apart is None:
+            return None
+        computed, after = apart
+    return _Parts(before, computed, after) if can_be_captured(computed) else None
+
+
+def _followed_by(after: Any, replaying: Any, made: int) -> Callable[..., Any]:
+    """What takes the results of a graph, ``made`` of them, and its inputs."""
+
+    def call(*inputs: Any) -> Any:
+        return after(*replaying(*inputs), *inputs)
+
+    unread = frozenset(k for k in replaying.unread if made + k in after.unread)
+    call.unread = unread  # type: ignore[attr-defined]
+    return call
 
 
 def _holding(schedule: Schedule) -> Callable[..., Any]:

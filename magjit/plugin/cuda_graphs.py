@@ -25,9 +25,9 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule
 
-from magjit.plugin.aliases import is_alias
+from magjit.plugin.views_apart import is_symbolic, tensors_of
 
 __all__ = [
     "Replaying",
@@ -37,7 +37,6 @@ __all__ = [
     "current_stream",
     "device_seconds",
     "saves_nothing",
-    "without_symbols",
 ]
 
 _log = logging.getLogger(__name__)
@@ -67,9 +66,9 @@ def can_be_captured(gm: GraphModule) -> bool:
     for node in gm.graph.nodes:
         if node.op == "placeholder" and not isinstance(node.meta.get("val"), torch.Tensor):
             return False
-        if _is_symbolic(node):
+        if is_symbolic(node):
             return False
-        for one in _tensors(node):
+        for one in tensors_of(node):
             devices.add(one.device)
         tags = getattr(node.target, "tags", ())
         if torch.Tag.nondeterministic_seeded in tags or torch.Tag.dynamic_output_shape in tags:
@@ -77,58 +76,6 @@ def can_be_captured(gm: GraphModule) -> bool:
         if torch.Tag.data_dependent_output in tags:
             return False
     return len(devices) == 1 and next(iter(devices)).type == "cuda"
-
-
-def _tensors(node: Node) -> list[torch.Tensor]:
-    value = node.meta.get("val")
-    values = value if isinstance(value, list | tuple) else (value,)
-    return [one for one in values if isinstance(one, torch.Tensor)]
-
-
-def _is_symbolic(node: Node) -> bool:
-    value = node.meta.get("val")
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return True
-    return any(isinstance(size, torch.SymInt) for one in _tensors(node) for size in one.shape)
-
-
-def without_symbols(gm: GraphModule) -> tuple[GraphModule, GraphModule] | None:
-    """A graph as views of its inputs, and what is computed of them, in which no size is a symbol.
-
-    A program that takes step after step of a sequence, ``x[t]``, is of this kind.
-
-    Returns:
-        The first takes the inputs and gives a tuple of those of the second, which gives the
-        results; None where sizes that are symbols are computed with.
-    """
-    views: list[Node] = []
-    for node in gm.graph.nodes:
-        if node.op not in ("call_function", "output"):
-            continue
-        if any(map(_is_symbolic, node.all_input_nodes)):
-            if node.op == "output" or not (is_alias(node) or not _tensors(node)):
-                return None
-            if not all(one.op == "placeholder" or one in views for one in node.all_input_nodes):
-                return None
-            views.append(node)
-    outside = dict.fromkeys(
-        [*(node for node in gm.graph.nodes if node.op == "placeholder"), *views]
-    )
-    read = [node for node in outside if not set(node.users) <= set(views)]
-    if any(map(_is_symbolic, read)):
-        return None
-    first, copies = Graph(), dict[Node, Node]()
-    for node in outside:
-        copies[node] = first.node_copy(node, copies.__getitem__)
-    first.output(tuple(copies[node] for node in read))
-    second, copies = Graph(), {}
-    for node in read:
-        copies[node] = second.placeholder(node.name)
-        copies[node].meta = dict(node.meta)
-    for node in gm.graph.nodes:
-        if node not in outside:
-            copies[node] = second.node_copy(node, copies.__getitem__)
-    return GraphModule(gm, first), GraphModule(gm, second)
 
 
 @dataclass(slots=True)

@@ -348,9 +348,11 @@ def test_a_batch_norm_that_does_not_train_is_fused(
             x = torch.randn(2, 24, size, size, device="cuda", dtype=dtype)
             x = x.contiguous(memory_format=layout)
             wanted = model(x * 2) + x
+            # Of numbers of 16 bits eager mode rounds the norm before it adds.
+            within = {"rtol": 1e-3, "atol": 4e-3} if dtype is torch.float16 else {}
             for _ in range(2):
                 made = compiled(x)
-                torch.testing.assert_close(made, wanted)
+                torch.testing.assert_close(made, wanted, **within)
                 assert made.stride() == wanted.stride()
         with torch.profiler.profile() as seen:
             compiled(x)

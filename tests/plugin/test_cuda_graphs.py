@@ -9,13 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from magjit.plugin import cuda_graphs
-from magjit.plugin.cuda_graphs import Replaying, ReplayingByModule, saves_nothing, without_symbols
-from magjit.plugin.recording import record
+from magjit.plugin.cuda_graphs import Replaying, ReplayingByModule, saves_nothing
 
 Function = Callable[..., Sequence[Any]]
 
@@ -71,53 +67,6 @@ def step(x: torch.Tensor, h: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tenso
 
 def total(given: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([*given]).sum()
-
-
-def step_of(x: torch.Tensor, h: torch.Tensor, t: int) -> tuple[torch.Tensor, ...]:
-    return (x.select(0, t + 1).view(2, 4) + h).tanh(), h * 2
-
-
-def all_of(x: torch.Tensor, h: torch.Tensor, t: int) -> tuple[torch.Tensor, ...]:
-    return (x.select(0, t) + x.sum(0), h * 2)
-
-
-def lengths_of(x: torch.Tensor, h: torch.Tensor, t: int) -> tuple[torch.Tensor, ...]:
-    return (x.select(0, t) * x.shape[0] + h,)
-
-
-def graph_of(program: Function, x: torch.Tensor, h: torch.Tensor) -> torch.fx.GraphModule:
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-
-    def fake(one: torch.Tensor, *dynamic: int) -> torch.Tensor:
-        static, changing = DimDynamic.STATIC, DimDynamic.DYNAMIC
-        dims = [changing if k in dynamic else static for k in range(one.dim())]
-        context: Any = StatelessSymbolicContext(dynamic_sizes=dims)
-        return mode.from_tensor(one, symbolic_context=context)
-
-    fakes, t = [fake(x, 0), fake(h)], fake(torch.empty(3), 0).shape[0]
-    with enable_python_dispatcher():
-        return record(program, [*fakes, t], mode, {})
-
-
-def test_steps_of_a_sequence_are_views_and_a_static_graph() -> None:
-    x, h = torch.randn(9, 8), torch.randn(2, 4)
-    parts = without_symbols(graph_of(step_of, x, h))
-    assert parts is not None
-    views, computed = parts
-    assert {node.target for node in computed.graph.nodes if node.op == "call_function"} >= {
-        torch.ops.aten.tanh.default,
-        torch.ops.aten.view.default,
-    }
-    for length, t in ((9, 3), (5, 0), (7, 4)):
-        x = torch.randn(length, 8)
-        made = computed(*views(x, h, t))
-        for one, other in zip(made, step_of(x, h, t), strict=True):
-            torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("program", [all_of, lengths_of])
-def test_sizes_that_are_computed_with_stay_symbols(program: Function) -> None:
-    assert without_symbols(graph_of(program, torch.randn(9, 4), torch.randn(4))) is None
 
 
 def test_states_that_move_are_copied_in(captures: Captures) -> None:
