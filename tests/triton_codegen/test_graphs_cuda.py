@@ -105,12 +105,12 @@ def check(call: GraphedProgram, x: torch.Tensor, w: torch.Tensor) -> torch.Tenso
     return made
 
 
-def test_the_third_call_is_recorded(graphs: Graphs) -> None:
+def test_the_fourth_call_is_recorded(graphs: Graphs) -> None:
     call, x, w = graphed(static=frozenset([1])), torch.randn(4, 4), torch.randn(4, 4)
     for _ in range(6):
         x.normal_(), w.normal_()
         check(call, x, w)
-    assert (len(graphs.made), graphs.replayed) == (1, 4)
+    assert (len(graphs.made), graphs.replayed) == (1, 3)
 
 
 def test_inputs_that_move_are_copied(graphs: Graphs) -> None:
@@ -120,12 +120,12 @@ def test_inputs_that_move_are_copied(graphs: Graphs) -> None:
         x = torch.randn(4, 4)
         kept.append(x)
         check(call, x, w)
-    assert (len(graphs.made), graphs.replayed) == (1, 4)
+    assert (len(graphs.made), graphs.replayed) == (1, 3)
 
 
 def test_results_in_use_are_left_alone(graphs: Graphs) -> None:
     call, w = graphed(), torch.randn(4, 4)
-    kept = [(x, check(call, x, w)) for x in (torch.randn(4, 4) for _ in range(9))]
+    kept = [(x, check(call, x, w)) for x in (torch.randn(4, 4) for _ in range(10))]
     for x, made in kept:
         torch.testing.assert_close(made, (x + 1) @ w)
     assert (len(graphs.made), graphs.replayed) == (3, 3)
@@ -136,7 +136,7 @@ def test_results_in_use_are_left_alone(graphs: Graphs) -> None:
 
 def test_a_view_of_a_result_keeps_it(graphs: Graphs) -> None:
     call, x, w = graphed(), torch.randn(4, 4), torch.randn(4, 4)
-    for _ in range(3):
+    for _ in range(4):
         check(call, x, w)
     part = check(call, x, w)[1:]
     expected = part.clone()
@@ -159,7 +159,7 @@ def test_each_shape_and_stream_has_its_own(graphs: Graphs) -> None:
             check(call, another(rows), w)
     assert len(graphs.made) == 2
     graphs.stream = 2
-    for _ in range(3):
+    for _ in range(4):
         check(call, another(2), w)
     assert len(graphs.made) == 3
 
@@ -168,7 +168,7 @@ def test_shapes_have_an_end(graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(graphs_cuda, "_MOST_SHAPES", 2)
     call, w = graphed(), torch.randn(4, 4)
     kept = []  # or another call's input might lie at the same address
-    for _ in range(4):
+    for _ in range(5):
         for rows in (1, 2, 3):
             kept.append(torch.randn(rows, 4))
             check(call, kept[-1], w)
@@ -178,12 +178,12 @@ def test_shapes_have_an_end(graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_written_is_never_copied(graphs: Graphs) -> None:
     call, w = graphed(changed=frozenset([0])), torch.randn(4, 4)
     xs = [torch.randn(4, 4) for _ in range(2)]
-    for turn in range(8):
+    for turn in range(9):
         check(call, xs[turn % 2], w)
     assert (len(graphs.made), graphs.replayed) == (2, 6)
 
 
-@pytest.mark.parametrize(("seconds", "replayed"), [(0.0, 4), (1e3, 1)])
+@pytest.mark.parametrize(("seconds", "replayed"), [(0.0, 3), (1e3, 2)])
 def test_a_graph_that_saves_nothing_is_given_up(
     graphs: Graphs, seconds: float, replayed: int
 ) -> None:
@@ -196,7 +196,7 @@ def test_a_graph_that_saves_nothing_is_given_up(
 
 
 def test_a_busy_host_keeps_no_graph(graphs: Graphs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call that is watched may be slow for other reasons; the capture is not."""
+    """The call that is watched may be slow for other reasons; the next one is not."""
     made = graphs.with_memory
 
     def slowly(run: Run, products: Any, memory: Any) -> Run:
@@ -215,7 +215,7 @@ def test_a_busy_host_keeps_no_graph(graphs: Graphs, monkeypatch: pytest.MonkeyPa
     call, x, w = graphed(), torch.randn(4, 4), torch.randn(4, 4)
     for _ in range(6):
         check(call, x, w)
-    assert (len(graphs.made), graphs.replayed) == (1, 1)
+    assert (len(graphs.made), graphs.replayed) == (1, 2)
 
 
 def test_a_recording_that_fails_is_the_last(graphs: Graphs) -> None:

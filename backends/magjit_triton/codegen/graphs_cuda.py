@@ -152,6 +152,8 @@ class GraphedProgram:
         calls.moving |= {k for k, one in enumerate(places) if one != before[k]}
         if calls.allocations is None:
             return self._watch(calls, inputs)
+        if calls.device_seconds == math.inf:
+            return self._timed(calls, inputs)
         if any(not self._graphable(one) for one in inputs):
             self.refusal = "an input is on the CPU"
             return self.run(*inputs)
@@ -169,16 +171,20 @@ class GraphedProgram:
 
     def _watch(self, calls: _Calls, inputs: Sequence[Any]) -> Sequence[Any]:
         watched = Watched()
-        run = with_memory(self.run, self.library, watched)
+        results = with_memory(self.run, self.library, watched)(*inputs)
+        calls.allocations = watched.finish()
+        return results
+
+    def _timed(self, calls: _Calls, inputs: Sequence[Any]) -> Sequence[Any]:
+        """A call as those without a graph would be: all is loaded, and nothing else is done."""
 
         def launched() -> Sequence[Any]:
             begin = time.perf_counter()
-            results = run(*inputs)
+            results = self.run(*inputs)
             calls.host_seconds = time.perf_counter() - begin
             return results
 
         results, calls.device_seconds = device_seconds(launched)
-        calls.allocations = watched.finish()
         return results
 
     def _record(self, calls: _Calls, inputs: Sequence[Any], stream: int) -> Sequence[Any]:
