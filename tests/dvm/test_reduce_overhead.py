@@ -1,0 +1,98 @@
+"""``mode="reduce-overhead"`` of whole programs without a GPU: graphs are replayed in Python."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import magjit
+from control_flow import BlockDrop, Decoder, LoopedLSTM, image_inputs, prompt_inputs
+from magjit import decisions
+from magjit.plugin import cuda_graphs
+from tests.plugin.test_cuda_graphs import Captures
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
+    made = Captures()
+    magjit.list_backends()
+    import magjit_dvm  # noqa: F401  (the name is the backend's)
+
+    module = sys.modules["magjit_dvm.backend"]
+    monkeypatch.setattr(module, "can_be_captured", lambda gm: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(cuda_graphs, "_capture", made.capture)
+    monkeypatch.setattr(cuda_graphs, "current_stream", lambda: made.stream)
+    monkeypatch.setattr(cuda_graphs, "device_seconds", made.timed)
+    decisions.serve(decisions.CPU)
+    yield made
+    decisions.serve(*decisions.DEVICES)
+
+
+def check(compiled: Callable[..., Any], program: Callable[..., Any], *given: torch.Tensor) -> Any:
+    wanted, made = program(*given), compiled(*given)
+    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
+    return made
+
+
+def test_a_loop_of_any_length(captures: Captures) -> None:
+    torch.manual_seed(0)
+    model, chosen = LoopedLSTM(width=32, layers=3).eval(), random.Random(1)
+    compiled = magjit.compile(model, backend="dvm", mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(10):
+            check(compiled, model, torch.randn(chosen.randint(8, 24), 4, 32))
+    # All but the first steps are one graph, into which the states are copied.
+    assert captures.replayed > 100
+    assert captures.captured <= 4
+    assert all(len(moving) <= 7 for moving in captures.moving)
+
+
+def test_blocks_that_are_skipped(captures: Captures) -> None:
+    torch.manual_seed(0)
+    model, chosen = BlockDrop(channels=4, depth=6).eval(), random.Random(1)
+    compiled = magjit.compile(model, backend="dvm", mode="reduce-overhead")
+    with torch.no_grad():
+        results = [
+            (check(compiled, model, x), model(x)) for x in (image_inputs(chosen) for _ in range(30))
+        ]
+    for made, wanted in results:  # Nobody has written over them.
+        torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
+    # A graph for each block, which copies what goes from block to block; stem and head.
+    assert 6 <= captures.captured <= 10
+    assert all(len(moving) <= 1 for moving in captures.moving)
+
+
+def test_a_cache_that_grows(captures: Captures) -> None:
+    torch.manual_seed(0)
+    model, chosen = Decoder(width=32, depth=2).eval(), random.Random(1)
+    compiled = magjit.compile(model, backend="dvm", mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(3):
+            given = prompt_inputs(chosen)
+            assert compiled(given) == model(given)
+
+
+def test_results_share_memory_as_in_eager_mode(captures: Captures) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = (x + 1).exp()
+        return x.t(), y, y[0], y[:, 3]
+
+    compiled = magjit.compile(program, backend="dvm", mode="reduce-overhead")
+    with torch.no_grad():
+        kept = []
+        for _ in range(6):
+            x = torch.randn(8, 8)
+            kept.append((check(compiled, program, x), program(x)))
+            first, y, row, column = kept[-1][0]
+            assert first.data_ptr() == x.data_ptr()
+            assert row.data_ptr() == y.data_ptr() == column.data_ptr() - 12
+    for results, wanted in kept:
+        torch.testing.assert_close(results, wanted)
+    assert captures.captured == 1
+    assert captures.replayed == 3
