@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 
 import torch
 from torch.fx import GraphModule, Node
 
-__all__ = ["is_alias", "may_alias", "results_are_their_own"]
+__all__ = ["is_alias", "may_alias", "memory_of", "results_are_their_own"]
 
 aten = torch.ops.aten
 
@@ -54,21 +55,34 @@ def results_are_their_own(gm: GraphModule) -> bool:
     for result in output.args[0]:
         if not isinstance(result, Node) or not isinstance(result.meta.get("val"), torch.Tensor):
             return False
-        made_by = _makers(result)
+        made_by = memory_of([result])
         if made_by & seen or any(node.op != "call_function" for node in made_by):
             return False
         seen |= made_by
     return True
 
 
-def _makers(node: Node) -> set[Node]:
-    """Whose memory a tensor may lie in; of an operator with several results, any of them."""
+def memory_of(nodes: Iterable[Node]) -> set[Node]:
+    """Whose memory tensors may lie in, in a graph with operators in place, too.
+
+    Of an operator with several results, any of them.
+    """
     found: set[Node] = set()
-    ways = [node]
+    seen: set[Node] = set()
+    ways = list(nodes)
     while ways:
         one = ways.pop()
-        if one.op == "call_function" and (one.target is operator.getitem or may_alias(one)):
+        if one in seen:
+            continue
+        seen.add(one)
+        if one.op == "call_function" and (_gives_operand(one) or may_alias(one)):
             ways += one.all_input_nodes
         else:
             found.add(one)
     return found
+
+
+def _gives_operand(node: Node) -> bool:
+    """Whether a result is an operand's, or the operand."""
+    schema = getattr(node.target, "_schema", None)
+    return node.target is operator.getitem or (schema is not None and bool(schema.is_mutable))

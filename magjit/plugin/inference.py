@@ -17,12 +17,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from magjit.plugin.aliases import memory_of
 from magjit.plugin.context import BackendContext
+from magjit.plugin.functional import can_be_functional
 from magjit.plugin.fx_helpers import runnable
 from magjit.plugin.recording import NotRecorded, record
 from magjit.plugin.symbols import is_symbolic
 
-__all__ = ["draw_in_place", "lower_for_inference", "needs_gradients", "order_of"]
+__all__ = [
+    "draw_in_place",
+    "lower_for_inference",
+    "needs_gradients",
+    "order_of",
+    "written_inputs",
+]
 
 aten = torch.ops.aten
 
@@ -43,6 +51,7 @@ def lower_for_inference(
     decompositions: Decompositions,
     *,
     with_writes: bool = True,
+    to_inputs: bool = False,
 ) -> GraphModule | None:
     """The ATen graph that ``gm`` runs for inputs like these fake ones.
 
@@ -51,10 +60,12 @@ def lower_for_inference(
         fake_mode: the context's.
         decompositions: ATen operator to function.
         with_writes: whether to trace programs that write intermediate tensors, too.
+        to_inputs: whether a graph may end in ``copy_`` to inputs that the program writes, where
+            these share memory with no other input and with no result.
 
     Returns:
-        None where the program writes its inputs, or writes anything while sizes are symbols:
-        what then holds of them (which of them overlap) is for AOTAutograd to find out.
+        None where the program writes its inputs otherwise, or writes anything while sizes are
+        symbols: what then holds of them (which of them overlap) is for AOTAutograd to find out.
     """
     function = runnable(gm)
     symbolic = any(map(is_symbolic, example_inputs))
@@ -64,12 +75,16 @@ def lower_for_inference(
         lowered = _recorded(function, example_inputs, fake_mode, decompositions)
         if lowered is None:
             lowered = _traced(function, example_inputs, decompositions)
-        if _written(lowered):
-            if symbolic or not with_writes:
+        written = _written(lowered)
+        if written:
+            inputs = written_inputs(lowered)
+            if symbolic or not (to_inputs if inputs else with_writes):
+                return None
+            if inputs and not _written_alone(gm, lowered, inputs, example_inputs):
                 return None
             functional = torch.func.functionalize(function, remove="mutations")
             lowered = _traced(functional, example_inputs, decompositions)
-            if any(node.op == "placeholder" for node in _written(lowered)):
+            if not _writes_at_the_end(lowered, len(inputs)):
                 return None
     return lowered
 
@@ -114,13 +129,66 @@ def _written(gm: GraphModule) -> list[Node]:
     return found
 
 
+def written_inputs(lowered: GraphModule) -> set[Node]:
+    """The placeholders of an ATen graph whose memory it may write."""
+    written = (one for node in lowered.graph.nodes for one in _written_operands(node))
+    return {one for one in memory_of(written) if one.op == "placeholder"}
+
+
+def _written_operands(node: Node) -> Iterator[Node]:
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or not schema.is_mutable:
+        return
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            named = node.kwargs.get(argument.name)
+            given = node.args[position] if position < len(node.args) else named
+            several = given if isinstance(given, list | tuple) else (given,)
+            yield from (one for one in several if isinstance(one, Node))
+
+
+def _written_alone(
+    gm: GraphModule, lowered: GraphModule, inputs: set[Node], example_inputs: Sequence[Any]
+) -> bool:
+    """Whether nothing else that anybody sees lies in the memory of the inputs that are written."""
+    if not can_be_functional(gm, example_inputs):
+        return False
+    (output,) = (node for node in lowered.graph.nodes if node.op == "output")
+    if not inputs.isdisjoint(memory_of(output.all_input_nodes)):
+        return False
+    given = [node for node in lowered.graph.nodes if node.op == "placeholder"]
+    memory = [
+        one.untyped_storage()._cdata if _is_strided(one) else None
+        for one in (node.meta["val"] for node in given)
+    ]
+    return all(
+        memory[given.index(one)] is not None and memory.count(memory[given.index(one)]) == 1
+        for one in inputs
+    )
+
+
+def _is_strided(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _writes_at_the_end(lowered: GraphModule, count: int) -> bool:
+    """Whether all that a graph writes is ``count`` of its inputs, as a whole and once."""
+    writes = [(node, one) for node in lowered.graph.nodes for one in _written_operands(node)]
+    written = {one for _, one in writes}
+    return len(written) == len(writes) == count and all(
+        node.target is aten.copy_.default and one.op == "placeholder" for node, one in writes
+    )
+
+
 def _has_effects(node: Node) -> bool:
     """Whether a node matters although nothing uses its result."""
     if node.op in ("placeholder", "output"):
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    return node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags
+    schema = node.target._schema
+    raises = not schema.returns and node.target is not aten._assert_tensor_metadata.default
+    return raises or schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 @contextmanager

@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils._sympy.functions import FloatTrueDiv, FloorDiv, IntTrueDiv, ToFloat
 
+from magjit.plugin.fake_results import FakeResults
+from magjit.plugin.fx_helpers import make_graph_module
 from magjit.plugin.fx_nodes import new_call
 
 __all__ = ["NotRecorded", "record"]
@@ -63,7 +65,7 @@ def record(
     with torch.no_grad(), fake_mode, recorder:
         results = function(*example_inputs)
     recorder.graph.output(tree_map(recorder.node_of, tuple(results)))
-    return GraphModule(recorder.constants, recorder.graph)
+    return make_graph_module(recorder.constants, recorder.graph)
 
 
 class _Recorder(TorchDispatchMode):
@@ -75,6 +77,7 @@ class _Recorder(TorchDispatchMode):
         self.constants = torch.nn.Module()
         self.fake_mode = fake_mode
         self.decompositions = decompositions
+        self.results = FakeResults(fake_mode)
         self.nodes: dict[int, Node] = {}
         self.alive: list[torch.Tensor] = []  # so that no address is used twice
         self.numbers: dict[Any, Node] = {}  # by expression
@@ -82,6 +85,10 @@ class _Recorder(TorchDispatchMode):
         self.sizes: dict[Node, tuple[Any, ...]] = {}
         self.symbols: dict[Any, tuple[Node, int | None]] = {}
         """The input that each symbol is, or is a size of, with its dimension."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # Dynamo would be told anew at each operator that it is not to look
 
     def placeholder(self, position: int, value: Any) -> None:
         node = self.graph.placeholder(f"arg{position}_1")
@@ -196,7 +203,7 @@ class _Recorder(TorchDispatchMode):
             # A size that nobody knows yet is made once only, which make_fx is then to do.
             raise NotRecorded(f"a size that depends on data: {func}")
         given, named = tree_map(self.node_of, (args, kwargs))
-        result = func(*args, **kwargs)
+        result = self.results.call(func, args, kwargs)
         if isinstance(result, torch.SymInt):
             return result  # an expression, which tells where it comes from
         name = func.overloadpacket.__name__  # as make_fx names it

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from magjit.plugin.aliases import is_alias, results_are_their_own
+from magjit.plugin.fx_helpers import make_graph_module
 
 __all__ = ["is_symbolic", "tensors_of", "without_symbols", "without_views"]
 
@@ -73,7 +74,7 @@ def without_symbols(gm: GraphModule) -> tuple[GraphModule, GraphModule] | None:
     for node in gm.graph.nodes:
         if node not in outside:
             copies[node] = second.node_copy(node, copies.__getitem__)
-    return GraphModule(gm, first), GraphModule(gm, second)
+    return make_graph_module(gm, first), make_graph_module(gm, second)
 
 
 def without_views(gm: GraphModule) -> tuple[GraphModule, GraphModule] | None:
@@ -117,8 +118,8 @@ def without_views(gm: GraphModule) -> tuple[GraphModule, GraphModule] | None:
         if node in views:
             copies[node] = second.node_copy(node, copies.__getitem__)
     second.output(tuple(copies[node] for node in results))
-    made = GraphModule(gm, first)
-    return (made, GraphModule(gm, second)) if results_are_their_own(made) else None
+    made = make_graph_module(gm, first)
+    return (made, make_graph_module(gm, second)) if results_are_their_own(made) else None
 
 
 def _base(result: Node, views: dict[Node, None]) -> Node:

@@ -84,11 +84,23 @@ def run_raising() -> None:
         raise AssertionError("nothing was raised")
 
 
+def run_noted() -> None:
+    """What a kernel writes has a new version, which autograd compares."""
+    call = compiled(old_kept)
+    for _ in range(3):
+        x, y = torch.randn(4, 4), torch.randn(4, 4)
+        versions = x._version, y._version
+        call(x, y)
+        assert (x._version > versions[0], y._version > versions[1]) == (True, False)
+    with torch.inference_mode():
+        call(torch.randn(4, 4), torch.randn(4, 4))
+
+
 def main() -> None:
     torch.manual_seed(0)
     assert generates_kernels([torch.randn(2)])
     own = [kept_by_a_library, parts_of_no_kernel, written_and_copied, old_kept]
-    cases: dict[str, Callable[[], None]] = {"raising": run_raising}
+    cases: dict[str, Callable[[], None]] = {"raising": run_raising, "noted": run_noted}
     for one in [*shared.PROGRAMS, *own]:
         pairs = [(torch.randn(4, 4), torch.randn(4, 4)) for _ in range(3)]
         cases[one.__name__] = lambda one=one, pairs=pairs: run(one, pairs)

@@ -6,13 +6,14 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.autograd.graph import increment_version
+from torch.fx import GraphModule, Node
 
 from magjit.plugin import BackendContext, CompiledGraph, uncollected
 from magjit.plugin.aliases import results_are_their_own
 from magjit.plugin.aot import aot, dump_graph
 from magjit.plugin.floats_on_device import floats_on_device
-from magjit.plugin.inference import lower_for_inference, needs_gradients
+from magjit.plugin.inference import lower_for_inference, needs_gradients, written_inputs
 from magjit.plugin.virtual_tensors.accounts import account
 from magjit_triton.codegen.accounts import moved_by, virtual_in
 from magjit_triton.codegen.compiler import compile_graph
@@ -77,10 +78,14 @@ def compile_with_kernels(
 
     if not needs_gradients(example_inputs, context):
         mode, table = context.fake_mode, decompositions()
-        lowered = lower_for_inference(gm, example_inputs, mode, table, with_writes=False)
+        lowered = lower_for_inference(
+            gm, example_inputs, mode, table, with_writes=False, to_inputs=True
+        )
         if lowered is not None and has_all_symbols(lowered) and results_are_their_own(lowered):
             dump_graph(context, "aten_inference.py", lowered)
-            return compile_aten(lowered, example_inputs)
+            written = written_inputs(lowered)
+            made = compile_aten(lowered, example_inputs)
+            return _noting_writes(made, lowered, written) if written else made
     return aot(
         gm,
         example_inputs,
@@ -89,3 +94,19 @@ def compile_with_kernels(
         mutations_in_graph=True,
         decompositions=decompositions(),
     )
+
+
+def _noting_writes(made: Any, lowered: GraphModule, written: set[Node]) -> CompiledGraph:
+    """Kernels leave no trace in the versions of what they write, which autograd compares."""
+    given = (node for node in lowered.graph.nodes if node.op == "placeholder")
+    positions = [position for position, node in enumerate(given) if node in written]
+
+    def call(*inputs: Any) -> Sequence[Any]:
+        results: Sequence[Any] = made(*inputs)
+        for position in positions:
+            if not inputs[position].is_inference():
+                increment_version(inputs[position])
+        return results
+
+    call.unread = getattr(made, "unread", frozenset())  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,154 @@
+"""Results of ATen operators on fake tensors, remembered: a network's layers ask the same again.
+
+    FakeResults  ::= key -> layout*
+    key          ::= operator, and each operand as its layout or as itself
+    layout       ::= sizes, strides, offset, dtype, device, flags
+
+What a fake tensor costs is the way through torch's dispatcher, not the tensor. An operator that
+makes new tensors, of which nothing depends on data, makes equal ones of equal operands; the guards
+that it asks for are there since the first time. They are made anew at each call, so that no two
+results are one object or share memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+)
+
+__all__ = ["FakeResults"]
+
+_BY_DATA = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
+_AS_THEY_ARE = frozenset({type(None), type(...), torch.dtype, torch.device, torch.layout})
+_TYPED = frozenset({int, bool, str, torch.memory_format})
+"""Equal ones of other types are others: 1 is True to a dictionary."""
+
+
+class _Layout(NamedTuple):
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class _Unknown(Exception):
+    """An operand of which more than the layout may count."""
+
+
+class FakeResults:
+    """For one pass over a program, in which no operand's metadata is changed in place.
+
+    Args:
+        fake_mode: of all tensors; their sizes may be its symbols.
+    """
+
+    def __init__(self, fake_mode: FakeTensorMode) -> None:
+        self._fake_mode = fake_mode
+        self._found: dict[Hashable, tuple[bool, list[_Layout]]] = {}
+        self._lasting: dict[Any, bool] = {}
+        self._stopped = False
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``func(*args, **kwargs)``, for an operator of ATen."""
+        if not self._may_be_remembered(func):
+            return func(*args, **kwargs)
+        try:
+            key = (func, tuple(map(_described, args)), _described(kwargs))
+            found = self._found.get(key)
+        except (_Unknown, TypeError):  # a TypeError: no hash
+            return func(*args, **kwargs)
+        if found is not None:
+            several, layouts = found
+            again = [self._made(layout) for layout in layouts]
+            return tuple(again) if several else again[0]
+        result = func(*args, **kwargs)
+        several = isinstance(result, tuple)
+        made = [_layout_of(one) for one in (result if several else (result,))]
+        layouts = [one for one in made if one is not None]
+        if len(layouts) == len(made):
+            self._found[key] = several, layouts
+        return result
+
+    def _may_be_remembered(self, func: Any) -> bool:
+        """Whether the results of an operator are new tensors that follow from layouts."""
+        if self._stopped:
+            return False
+        lasting = self._lasting.get(func)
+        if lasting is None:
+            schema = func._schema
+            if schema.is_mutable:
+                self._stopped = True  # perhaps metadata, and other things with it
+                return False
+            lasting = self._lasting[func] = (
+                func.namespace == "aten"
+                and _BY_DATA.isdisjoint(func.tags)
+                and all(one.alias_info is None for one in schema.returns)
+            )
+        return lasting
+
+    def _made(self, layout: _Layout) -> FakeTensor:
+        with in_kernel_invocation_manager(self._fake_mode):
+            empty = torch.empty_strided(
+                layout.size, layout.stride, dtype=layout.dtype, device="meta"
+            )
+        return FakeTensor(self._fake_mode, empty, layout.device)
+
+
+def _layout_of(value: Any) -> _Layout | None:
+    """How to make a result again; None where it cannot be, or where its sizes are symbols."""
+    if type(value) is not FakeTensor or value.layout is not torch.strided:
+        return None
+    size, stride = tuple(value.size()), tuple(value.stride())
+    fixed = all(type(one) is int for one in (*size, *stride))
+    plain = not (value.requires_grad or value.is_conj() or value.is_neg())
+    if not (fixed and plain and value.storage_offset() == 0):
+        return None
+    # Of what has holes, or repeats elements, the memory is more or less than the sizes say.
+    if value.untyped_storage().nbytes() != _needed(size, stride) * value.dtype.itemsize:
+        return None
+    return _Layout(size, stride, value.dtype, value.device)
+
+
+def _needed(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Elements of memory from the first to the last one."""
+    if 0 in size:
+        return 0
+    return 1 + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
+
+
+def _described(value: Any) -> Hashable:
+    """An operand as what counts of it, with expressions for symbols."""
+    kind = type(value)
+    if kind is FakeTensor:
+        if value.layout is not torch.strided or value.constant is not None:
+            raise _Unknown
+        return (
+            tuple([one if type(one) is int else one.node.expr for one in value.size()]),
+            tuple([one if type(one) is int else one.node.expr for one in value.stride()]),
+            _expression(value.storage_offset()),
+            *(value.dtype, value.device),
+            *(value.requires_grad, value.is_conj(), value.is_neg()),
+        )
+    if kind in _AS_THEY_ARE:
+        return value  # type: ignore[no-any-return]
+    if kind in _TYPED:
+        return (kind, value)
+    if kind in (float, complex):
+        return (kind, repr(value))  # 0.0 is -0.0 to a dictionary, and NaN is not NaN
+    if kind in (tuple, list):
+        return (kind, *map(_described, value))
+    if kind is dict:
+        return tuple([(name, _described(value[name])) for name in value])
+    if kind in (torch.SymInt, torch.SymFloat):
+        return (kind, value.node.expr)
+    raise _Unknown
+
+
+def _expression(size: Any) -> Any:
+    return size if type(size) is int else size.node.expr
