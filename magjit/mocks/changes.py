@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from magjit.mocks.writes import (
@@ -36,16 +37,19 @@ _STATES: tuple[tuple[type, type[ContainerState]], ...] = (
 
 def writes_of(graph: RefGraph, effects: Iterable[Effect]) -> list[Write]:
     """The writes of a run in the order of the objects' discovery, then the calls to repeat."""
-    writes = [_write(change) for change in collect_changes(graph)]
+    writes = [write for change in collect_changes(graph) for write in _writes(change)]
     whole = {id(node.obj) for node in graph.nodes[1:] if node.mutated}
     calls = [effect for effect in effects if not (effect.args and id(effect.args[0]) in whole)]
     return writes + [Call(effect.func, effect.args, effect.kwargs) for effect in calls]
 
 
-def _write(change: Change) -> Write:
+def _writes(change: Change) -> list[Write]:
     if isinstance(change, ContentsChange):
-        return _contents(change)
-    return _edge(change)
+        return [_contents(change)]
+    write = _edge(change)
+    if isinstance(write, ItemWrite) and change.again:
+        return [replace(write, value=DELETED, may_lack=True), write]
+    return [write]
 
 
 def _contents(change: ContentsChange) -> Write:

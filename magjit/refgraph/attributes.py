@@ -55,7 +55,7 @@ def store_global(rec: StateRecorder, state: FrameState, offset: int, _: tuple[An
 def delete_global(rec: StateRecorder, state: FrameState, offset: int, _: tuple[Any, ...]) -> None:
     name = state.info.instrs[offset].argval
     rec.read(state.globals_node, r.Item.of(name), state.globals.get(name, ABSENT))
-    store_global(rec, state, offset, _)
+    rec.write(state.globals_node, r.Item.of(name), deletes=True)
 
 
 def load_name(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> None:
@@ -350,7 +350,7 @@ _READERS: list[tuple[Callable[[Any], bool], Callable[[StateRecorder, Any, str], 
 ]
 
 
-def write_attribute(rec: StateRecorder, obj: Any, name: str) -> None:
+def write_attribute(rec: StateRecorder, obj: Any, name: str, *, deletes: bool = False) -> None:
     """The program stores or deletes ``obj.name``, and no Python code of the user does it."""
     if isinstance(obj, torch.Tensor) and class_lookup(type(obj), name) is not ABSENT:
         return  # seen by the operator recorder
@@ -365,7 +365,7 @@ def write_attribute(rec: StateRecorder, obj: Any, name: str) -> None:
             write_descriptor(rec, node, found, name)
             return
     if node is not None:
-        rec.write(rec.instance_dict_node(node, obj), r.Item.of(name))
+        rec.write(rec.instance_dict_node(node, obj), r.Item.of(name), deletes=deletes)
 
 
 def write_descriptor(
@@ -423,7 +423,7 @@ def before_deletion(rec: StateRecorder, obj: Any, name: str) -> None:
 def _set(rec: StateRecorder, obj: Any, name: str, method: str) -> None:
     setter = read_class_attr(rec, type(obj), method)
     if not isinstance(setter, types.FunctionType):
-        write_attribute(rec, obj, name)
+        write_attribute(rec, obj, name, deletes=method == "__delattr__")
 
 
 HANDLERS: dict[EventKind, Handler] = {

@@ -79,7 +79,9 @@ class ShadowNode:
         parent, relation: the first path on which it was reached; the parent of a root is node 0.
         fixed: the object is the same at every call (a root), so nothing needs to fetch it.
         first: version 0.
-        written: the edges that the run wrote, in the order of their first write.
+        written: the edges that the run wrote, in the order of their first write, or of the first
+            one behind their last deletion.
+        deleted: those that it has deleted, and whether they are deleted now.
         snapshot: a container's contents from before its first change.
         structural: values under it may be new objects at each call, so functions found there are
             compared by code and closure, not by identity.
@@ -96,11 +98,19 @@ class ShadowNode:
     structural: bool = False
     first: ShadowVersion = field(default_factory=ShadowVersion)
     written: dict[Relation, None] = field(default_factory=dict)
+    deleted: dict[Relation, bool] | None = None
     snapshot: Any = None
     whole: bool = False
     mutated: bool = False
     blind: list[Any] = field(default_factory=list)
     identity_used: bool = False
+
+    def note_write(self, relation: Relation, deletes: bool) -> None:
+        """The run sets an edge, or deletes it: a key that comes back is the last one."""
+        if deletes or (self.deleted is not None and self.deleted.get(relation)):
+            self.written.pop(relation, None)
+            self.deleted = (self.deleted or {}) | {relation: deletes}
+        self.written.setdefault(relation)
 
     @property
     def changed(self) -> bool:

@@ -251,14 +251,14 @@ class StateRecorder(RunControl):
             return (key in snapshot) is (value is not ABSENT) and r.Item.of(key) not in node.written
         return False
 
-    def write(self, node: ShadowNode | None, relation: r.Relation) -> None:
+    def write(self, node: ShadowNode | None, relation: r.Relation, deletes: bool = False) -> None:
         """The program stores into an outside object; the final value is taken at the end."""
         if node is None:
             return
         self.changes += 1
         if node.snapshot is None and isinstance(node.obj, CONTAINERS):
             node.snapshot = contents_copy(node.obj)
-        node.written.setdefault(relation)
+        node.note_write(relation, deletes)
 
     def mutate(self, node: ShadowNode | None) -> None:
         """A C function is about to change an outside container in place."""

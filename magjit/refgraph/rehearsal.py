@@ -109,7 +109,7 @@ class RehearsalRecorder(StateRecorder):
 
     # -- what can ----------------------------------------------------------------------------------
 
-    def write(self, node: ShadowNode | None, relation: r.Relation) -> None:
+    def write(self, node: ShadowNode | None, relation: r.Relation, deletes: bool = False) -> None:
         """See `StateRecorder`."""
         if node is None:
             return
@@ -118,7 +118,7 @@ class RehearsalRecorder(StateRecorder):
                 self._edges.append((node, relation, final_value(node, relation)))
         elif not isinstance(relation, r.Item) or not isinstance(node.obj, dict):
             self.veto(f"writes to an object of class {type(node.obj).__qualname__}")
-        super().write(node, relation)
+        super().write(node, relation, deletes=deletes)
 
     def mutate(self, node: ShadowNode | None) -> None:
         """See `StateRecorder`."""

@@ -77,7 +77,7 @@ def _setattr(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwar
         setter = read_class_attr(rec, type(args[0]), _ASKING[rule.name])
         if isinstance(setter, types.FunctionType):
             return
-    write_attribute(rec, args[0], args[1])
+    write_attribute(rec, args[0], args[1], deletes=len(args) == 2)
 
 
 _ASKING = {"builtins.setattr": "__setattr__", "builtins.delattr": "__delattr__"}

@@ -16,11 +16,16 @@ from magjit.refgraph.search import changed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeWrite:
-    """One edge of an outside object leads elsewhere now; ABSENT when it was deleted."""
+    """One edge of an outside object leads elsewhere now; ABSENT when it was deleted.
+
+    Attributes:
+        again: it was deleted, and made again behind all others.
+    """
 
     node: ShadowNode
     relation: r.Relation
     value: Any
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +51,8 @@ def collect_changes(graph: RefGraph) -> list[Change]:
             for relation in node.written:
                 value = final_value(node, relation)
                 if not _is_restored(node, relation, value):
-                    found.append(EdgeWrite(node, relation, value))
+                    again = node.deleted is not None and relation in node.deleted
+                    found.append(EdgeWrite(node, relation, value, again and value is not ABSENT))
     return found
 
 

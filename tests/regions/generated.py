@@ -159,6 +159,13 @@ def simple(draw: Any) -> str:
             st.builds("state.box = Box({})".format, tensor),
             st.builds("state.box.value = {}".format, tensors()),
             st.just("state.count += 1"),
+            st.just("if 'b' in state.table: del state.table['b']"),
+            st.just("if hasattr(state.box, 'name'): del state.box.name"),
+            st.builds("state.box.name = {}".format, numbers()),
+            st.builds(
+                "u = torch.zeros(3); u[1:].add_({}[1:]); seen['u'] = bool(u.sum() > 0)".format,
+                tensor,
+            ),
             st.just("state.flag = not state.flag"),
             st.just("magjit.graph_break()"),
             st.just("seen['grad'] = torch.is_grad_enabled()"),

@@ -64,8 +64,8 @@ FAULTS: dict[str, Fault] = {
         "    return [write for write in kept if write is not None]",
         "    return [write for write in kept if write is not None and not is_deletion(write)]",
     ),
-    "a mock writes the first value of a place": Fault(
-        "mocks/writes.py", "replace(earlier, value=write.value)", "earlier"
+    "a mock leaves a container as it was": Fault(
+        "mocks/changes.py", "change.initial, change.final)", "change.initial, change.initial)"
     ),
     "a mock shows nothing": Fault(
         "refgraph/recorder.py",
@@ -78,10 +78,10 @@ FAULTS: dict[str, Fault] = {
         "",
     ),
     # -- the recorder
-    "a read of a list's item is not noted": Fault(
+    "whether a key is there is not noted": Fault(
         "refgraph/recorder.py",
         "        if node is None or relation in node.written:\n            return\n",
-        "        if node is None or relation in node.written or type(relation) is r.Index:\n"
+        "        if node is None or relation in node.written or type(relation) is r.Has:\n"
         "            return\n",
     ),
     "a write is not noted": Fault(
