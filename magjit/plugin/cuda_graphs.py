@@ -6,10 +6,11 @@
 The first call runs as it is. The next one tells which inputs lie elsewhere; those move, all others
 are read, and updated, where they were when the graph was captured: nothing else is copied in. A
 program that writes an input has no moving ones, since two inputs may overlap. What a graph returns
-is copied out, for the next replay writes over it; so graphs of one stream share their memory. Code
-that several modules share is captured for the parameters of each, which are never copied. Where the
-device works far longer than the host launches, a graph saves nothing and holds its memory between
-calls: it is given up.
+is lent, where results have been out of use when the next call came: a replay writes over them. Else
+it is copied out. What else a graph needs it shares with the others of its stream. Code that several
+modules share is captured for the parameters of each, which are never copied. Where the device works
+far longer than the host launches, a graph saves nothing and holds its memory between calls: it is
+given up.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, TypeVar
 
 import torch
 from torch.fx import GraphModule
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from magjit.plugin.views_apart import is_symbolic, tensors_of
 
@@ -80,7 +82,11 @@ def can_be_captured(gm: GraphModule) -> bool:
 
 @dataclass(slots=True)
 class _Captured:
-    """A graph, the memory of what is copied in and what it returns, and what launching it takes."""
+    """A graph, the memory of what is copied in and what it returns, and what launching it takes.
+
+    Attributes:
+        lends: results are its own memory, not copies.
+    """
 
     replay: Callable[[], None]
     static: list[torch.Tensor]
@@ -88,11 +94,33 @@ class _Captured:
     stream: int
     host_seconds: float = math.inf
     is_weighed: bool = False
+    lends: bool = False
+    _storages: list[tuple[int, int]] = field(default_factory=list)
+    _owners: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        tensors = [one for one in self.outputs if isinstance(one, torch.Tensor)]
+        self._owners = [one.untyped_storage() for one in tensors]
+        places = {storage._cdata for storage in self._owners}
+        # An inference tensor stays one in every mode.
+        self.lends = self.lends and not any(map(torch.is_inference, tensors))
+        self._storages = [(one, torch._C._storage_Use_Count(one)) for one in places]
+
+    def is_free(self) -> bool:
+        """Whether nobody holds a result of the last replay."""
+        for storage, count in self._storages if self.lends else ():
+            if torch._C._storage_Use_Count(storage) > count:
+                return False
+        return True
 
     def run(self, moved: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
         if moved:
             torch._foreach_copy_(self.static, moved)
         self.replay()
+        if self.lends:
+            return tuple(
+                [one.detach() if isinstance(one, torch.Tensor) else one for one in self.outputs]
+            )
         if len(self.outputs) == 1 and isinstance(self.outputs[0], torch.Tensor):
             return (self.outputs[0].clone(),)
         kept = [one for one in self.outputs if isinstance(one, torch.Tensor)]
@@ -143,6 +171,8 @@ class Replaying:
         self._read = [k for k in range(count) if k not in self.unread]
         self._last: Addresses | None = None
         self._captures = 0
+        self._results: list[StorageWeakRef] = []  # of the last call that ran as it is
+        self._lends = True
         self._lock = threading.Lock()
         self._move(())
 
@@ -161,19 +191,29 @@ class Replaying:
         if not self._lock.acquire(blocking=False):
             return self.function(*inputs)
         try:
-            captured = self._graphs.get(self._key(inputs))
+            key = self._key(inputs)
+            captured = self._graphs.get(key)
+            if captured is not None and captured.stream == current_stream():
+                if captured.is_free():
+                    moved = self._moved(inputs)
+                    return (
+                        captured.run(moved)
+                        if captured.is_weighed
+                        else self._weighed(captured, moved)
+                    )
+                self._lends = False
+                captured = None
+                del self._graphs[key]
             if captured is None:
                 captured = self._captured(inputs)
                 if captured is not None:
                     return captured.run(self._moved(inputs))
-            elif captured.stream == current_stream():
-                moved = self._moved(inputs)
-                return (
-                    captured.run(moved) if captured.is_weighed else self._weighed(captured, moved)
-                )
         finally:
             self._lock.release()
-        return self.function(*inputs)
+        results = self.function(*inputs)
+        if self._captures < _MOST_CAPTURES:
+            self._results = [_weakly(one) for one in results if isinstance(one, torch.Tensor)]
+        return results
 
     def _key(self, inputs: Sequence[Any]) -> _Key:
         """What a captured graph holds for: where the pinned inputs are, and how they lie there."""
@@ -194,7 +234,9 @@ class Replaying:
             return None
         self._captures += 1
         try:
-            self._graphs[key] = _capture(self.function, inputs, self._moving, self._pools)
+            lends = self._lends
+            made = _capture(self.function, inputs, self._moving, self._pools, lends=lends)
+            self._graphs[key] = made
         except RuntimeError as error:
             self._captures = _MOST_CAPTURES
             _log.warning("launched one by one, since no CUDA graph can be captured: %s", error)
@@ -219,6 +261,8 @@ class Replaying:
 
         Of the states of a loop some stay in their places for a while by chance.
         """
+        if any(not one.expired() for one in self._results):
+            self._lends = False
         addresses = tuple([inputs[k].data_ptr() for k in self._read])
         last, self._last = self._last, addresses
         if last is None or not self._may_move:
@@ -285,6 +329,8 @@ def _capture(
     inputs: Sequence[Any],
     moving: Sequence[int],
     pools: _Pools,
+    *,
+    lends: bool,
 ) -> _Captured:
     """Nothing runs while it is captured: the replay that follows is the one execution."""
     given = list(inputs)
@@ -299,7 +345,14 @@ def _capture(
         begin = time.perf_counter()
         outputs = function(*given)
         spent = time.perf_counter() - begin
-    return _Captured(graph.replay, [given[k] for k in moving], outputs, stream, spent)
+    static = [given[k] for k in moving]
+    del given  # with what a result might share memory, and what counts as somebody's
+    return _Captured(graph.replay, static, outputs, stream, spent, lends=lends)
+
+
+def _weakly(tensor: torch.Tensor) -> StorageWeakRef:
+    """What tells whether a tensor's memory is in use."""
+    return StorageWeakRef(tensor.untyped_storage())
 
 
 _sides: dict[tuple[int, int], torch.cuda.Stream] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -16,6 +17,16 @@ from magjit.plugin.cuda_graphs import Replaying, ReplayingByModule, saves_nothin
 Function = Callable[..., Sequence[Any]]
 
 
+def unowned(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor at the same address, which keeps no memory alive."""
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == 0:
+        return tensor.clone()
+    memory = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+    flat = torch.frombuffer(memory, dtype=tensor.dtype)
+    return flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
 class Captures:
     """In place of CUDA: a captured graph reads and writes the memory it was captured with."""
 
@@ -27,11 +38,17 @@ class Captures:
         self.host_seconds, self.device_seconds = 2e-4, 1e-4
 
     def capture(
-        self, function: Function, inputs: Sequence[Any], moving: Sequence[int], pools: Any
+        self,
+        function: Function,
+        inputs: Sequence[Any],
+        moving: Sequence[int],
+        pools: Any,
+        *,
+        lends: bool,
     ) -> Any:
         self.moving.append(list(moving))
         self.pools.append(pools)
-        given = list(inputs)
+        given = [unowned(one) if isinstance(one, torch.Tensor) else one for one in inputs]
         for k in moving:
             given[k] = inputs[k].clone()
         self.captured += 1
@@ -40,11 +57,13 @@ class Captures:
 
         def replay() -> None:
             self.replayed += 1
-            for place, made in zip(outputs, function(*given), strict=True):
-                place.copy_(made)
+            with torch.inference_mode():  # Memory has no mode.
+                for place, made in zip(outputs, function(*given), strict=True):
+                    place.copy_(made)
 
         static = [given[k] for k in moving]
-        return cuda_graphs._Captured(replay, static, outputs, self.stream, self.host_seconds)
+        spent = self.host_seconds
+        return cuda_graphs._Captured(replay, static, outputs, self.stream, spent, lends=lends)
 
     def timed(self, task: Callable[..., Any], *given: Any) -> tuple[Any, float]:
         return task(*given), self.device_seconds
@@ -81,6 +100,65 @@ def test_states_that_move_are_copied_in(captures: Captures) -> None:
         torch.testing.assert_close(h, expected)
         torch.testing.assert_close(twice, wanted)
     assert (captures.captured, captures.replayed) == (1, 6)
+
+
+def test_results_are_lent_where_they_have_been_out_of_use(captures: Captures) -> None:
+    x = torch.randn(2, 4)
+    run = Replaying(lambda x: (x * 2, x + 1), 1, writes=False)
+    places = set()
+    for _ in range(6):
+        x.normal_()
+        results = run(x)
+        torch.testing.assert_close(results, (x * 2, x + 1))
+        if captures.replayed:
+            places.add(results[0].data_ptr())
+        del results
+    assert captures.captured == 1 and captures.replayed == 5 and len(places) == 1
+    view = run(x)[1][0]  # which keeps the whole alive
+    wanted = view.clone()
+    for _ in range(4):
+        x.normal_()
+        kept = run(x)
+        torch.testing.assert_close(kept, (x * 2, x + 1))
+        torch.testing.assert_close(view, wanted)
+    assert captures.captured == 2 and captures.replayed == 10
+    assert kept[0].data_ptr() not in places
+
+
+def test_results_that_are_used_later_are_never_lent(captures: Captures) -> None:
+    x, kept, wanted = torch.randn(2, 4), [], []
+    run = Replaying(lambda x: (x * 2,), 1, writes=False)
+    for _ in range(6):
+        x.normal_()
+        kept.append(run(x)[0])
+        wanted.append(x * 2)
+    torch.testing.assert_close(kept, wanted)
+    assert captures.captured == 1 and captures.replayed == 5
+
+
+def test_what_is_lent_may_be_written(captures: Captures) -> None:
+    x = torch.randn(2, 4)
+    run = Replaying(lambda x: (x * 2,), 1, writes=False)
+    for _ in range(6):
+        (result,) = run(x)
+        version = result._version
+        torch.testing.assert_close(result, x * 2)
+        result.zero_()
+        assert result._version == version + 1
+        del result
+
+
+def test_inference_tensors_are_copied_out(captures: Captures) -> None:
+    x = torch.randn(2, 4)
+    run = Replaying(lambda x: (x * 2,), 1, writes=False)
+    for _ in range(4):
+        with torch.inference_mode():
+            assert run(x)[0].is_inference()
+    for _ in range(3):
+        result = run(x)[0]
+        assert not result.is_inference()
+        torch.testing.assert_close(result, x * 2)
+        del result
 
 
 def test_inputs_that_stay_are_read_where_they_lie(captures: Captures) -> None:
@@ -184,7 +262,7 @@ def test_a_graph_is_weighed_by_what_was_seen(
 def test_a_capture_that_fails_is_tried_once(monkeypatch, caplog) -> None:
     tried = []
 
-    def failing(*given: Any) -> Any:
+    def failing(*given: Any, **options: Any) -> Any:
         tried.append(given)
         raise RuntimeError("operation not permitted when stream is capturing")
 
