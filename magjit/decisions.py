@@ -50,28 +50,28 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 class HostCopy:
     """The numbers of a tensor, and what tells whether they are still the same."""
 
-    __slots__ = ("dtype", "first", "holder", "memory", "numbers", "stream", "version")
+    __slots__ = ("address", "bytes", "dtype", "holder", "numbers", "stream", "version")
 
     def __init__(self, holder: torch.Tensor) -> None:
         self.holder = holder
         self.dtype = holder.dtype
-        self.first = int(holder.storage_offset())
-        self.memory = _memory(holder)
+        self.address, self.bytes = holder.data_ptr(), holder.element_size()
         self.version = holder._version
         self.stream = _stream(holder)
         self.numbers: list[Any] = holder.detach().reshape(-1).tolist()
 
     def place(self, tensor: torch.Tensor) -> int:
-        """Where the one element of a tensor is among the numbers; -1: they are not of it."""
+        """Where the one element of a tensor is among the numbers; -1: they are not of it.
+
+        The holder is alive, so an address within it is nobody else's.
+        """
         if tensor.dtype is not self.dtype or tensor.is_inference() or tensor.is_neg():
             return -1
         if tensor._version != self.version or self.holder._version != self.version:
             return -1
-        if _memory(tensor) != self.memory or _stream(tensor) != self.stream:
+        if tensor.numel() != 1 or _stream(tensor) != self.stream:
             return -1
-        if tensor.numel() != 1:
-            return -1
-        place = int(tensor.storage_offset()) - self.first
+        place = (tensor.data_ptr() - self.address) // self.bytes
         return place if 0 <= place < len(self.numbers) else -1
 
 
@@ -140,7 +140,7 @@ def read(
         if holder is None:
             return function(tensor), copy
         copy = HostCopy(holder)
-        place = int(tensor.storage_offset()) - copy.first
+        place = (tensor.data_ptr() - copy.address) // copy.bytes
     assert copy is not None
     number = copy.numbers[place]
     return (number if function is _ITEM else function(number)), copy

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from magjit.plugin.convolutions import bias_apart, is_convolution
 from magjit.plugin.inference import draw_in_place
 from magjit_dvm.attending import find_attention
 from magjit_dvm.builder import size_key
+from magjit_dvm.translate import handles
 
 __all__ = ["simplify"]
 
@@ -44,8 +46,20 @@ def simplify(graph: Graph) -> None:
         if node.target in (aten.addmm.default, aten.mm.default):
             _make_linear(graph, node)
     for node in list(graph.nodes):
+        if is_convolution(node) and _adds_bias_apart(node):
+            bias_apart(graph, node)
+    for node in list(graph.nodes):
         if node.target is aten.bernoulli.p and getattr(node.args[0], "target", None) in _BLANK:
             draw_in_place(graph, node)
+
+
+def _adds_bias_apart(node: Node) -> bool:
+    """Whether a bias that cuDNN adds in a kernel of its own can join what follows instead."""
+    value: torch.Tensor = node.meta["val"]
+    if not isinstance(node.args[2], Node) or value.device.type != "cuda":
+        return False
+    groups: object = node.args[8]
+    return groups == 1 and any(map(handles, node.users))
 
 
 def _is_only_passed_on(alias: Node) -> bool:

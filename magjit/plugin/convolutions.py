@@ -1,4 +1,8 @@
-"""Convolutions under symbols: which library computes one is no property of the shapes.
+"""Convolutions: their biases apart, and which library computes one under symbols.
+
+A library adds a bias in a kernel of its own, which reads and writes the whole result again; apart
+from the convolution it is added wherever the result is read. Which library is chosen is no property
+of the shapes.
 
 Torch's fake convolution asks which library would be chosen, for the memory format of the result,
 and so guards what that choice depends on, such as a batch of at least 16. Where input and weight
@@ -13,9 +17,34 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["unguarded_convolutions"]
+from magjit.plugin.fx_helpers import called
+
+__all__ = ["bias_apart", "is_convolution", "unguarded_convolutions"]
+
+aten = torch.ops.aten
+
+
+def is_convolution(node: Node) -> bool:
+    """Whether a node is a convolution of any kind."""
+    if node.op != "call_function" or node.target is not aten.convolution.default:
+        return False
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def bias_apart(graph: Graph, node: Node) -> None:
+    """The bias of a convolution is added by an operator of its own, which can be fused."""
+    with graph.inserting_before(node.next):
+        bias = node.args[2]
+        for _ in range(node.meta["val"].dim() - 2):
+            bias = called(graph, aten.unsqueeze.default, bias, -1)
+        total = graph.call_function(aten.add.Tensor, (node, bias))
+    total.meta = dict(node.meta)
+    node.update_arg(2, None)
+    node.replace_all_uses_with(total)
+    total.update_arg(0, node)  # which was replaced there, too
 
 
 @contextmanager

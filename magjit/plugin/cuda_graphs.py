@@ -114,7 +114,9 @@ class _Captured:
         return True
 
     def run(self, moved: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-        if moved:
+        if len(moved) == 1:
+            self.static[0].copy_(moved[0])
+        elif moved:
             torch._foreach_copy_(self.static, moved)
         self.replay()
         if self.lends:
@@ -148,7 +150,7 @@ class Replaying:
         writes: whether it may write them.
         static: positions of inputs that keep their strides, too.
         unread: positions of inputs that it does not read, which may be anything.
-        parameters: positions of inputs that are most probably where they were.
+        parameters: positions of inputs that are where they were at every call.
         pools: the memory that graphs of a stream share.
     """
 
@@ -166,9 +168,9 @@ class Replaying:
         self.function, self.unread = function, frozenset(unread)
         self._pools: _Pools = {} if pools is None else pools
         self._static = frozenset(static)
-        self._staying = self._static.union(parameters)
         self._may_move = not writes
-        self._read = [k for k in range(count) if k not in self.unread]
+        known = self.unread.union(parameters)
+        self._read = [k for k in range(count) if k not in known]
         self._last: Addresses | None = None
         self._captures = 0
         self._results: list[StorageWeakRef] = []  # of the last call that ran as it is
@@ -275,7 +277,7 @@ class Replaying:
             moved.update(
                 k
                 for k in self._read
-                if k not in self._staying and (inputs[k].dtype, inputs[k].shape) in looks
+                if k not in self._static and (inputs[k].dtype, inputs[k].shape) in looks
             )
             self._move(moved)
 
@@ -306,6 +308,7 @@ class ReplayingByModule:
         self._of_module: dict[Addresses, Replaying] = {}
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
+        # Their layouts are those that the function was compiled for.
         module = tuple(map(_DATA_PTR, self._module(inputs)))
         replaying = self._of_module.get(module)
         if replaying is None:

@@ -18,6 +18,7 @@ from magjit_dvm.fuser import fuse
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Program, has_machine
 from magjit_dvm.schedule import Schedule
+from magjit_dvm.simplify import simplify
 from magjit_dvm.vm import DeviceError, NotEncodable, cuda_launch, cuda_load
 from tests.dvm.checking import compute, load, output, tensor
 
@@ -31,6 +32,7 @@ def schedule_of(function: Any, *shapes: tuple[int, ...], devices: Any = "cuda") 
         given = [torch.empty(s, device=d) for s, d in zip(shapes, places, strict=True)]
         graph = make_fx(function)(*given)
     graph.graph.eliminate_dead_code()
+    simplify(graph.graph)
     return Schedule(graph, fuse(graph.graph))
 
 
@@ -44,6 +46,37 @@ def test_groups_on_a_gpu_are_its_own() -> None:
     assert isinstance(fused, DeviceFused)
     assert "no words for load of f64" in schedule.fusion.reasons.values()
     assert "aten" not in schedule.source and "_to_copy" in schedule.source
+
+
+@without_gpu
+def test_the_bias_of_a_convolution_joins_what_follows() -> None:
+    def block(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> Any:
+        y = torch.ops.aten.convolution(x, w, b, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        made = torch.ops.aten.cudnn_batch_norm(y, *rest, False, 0.1, 1e-5)[0]
+        return ((made + x).relu(),)
+
+    schedule = schedule_of(block, (2, 6, 8, 8), (6, 6, 3, 3), (6,), *[(6,)] * 4)
+    convolution = torch.ops.aten.convolution.default
+    assert all(node.target is convolution for node in schedule.fusion.reasons)
+    (group,) = schedule.fusion.groups
+    assert sum(node.target is torch.ops.aten.add.Tensor for node in group.nodes) == 2
+
+
+@without_gpu
+def test_a_bias_stays_where_nothing_follows_or_groups_are_single() -> None:
+    def alone(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+        return (torch.ops.aten.convolution(x, w, b, [1, 1], [1, 1], [1, 1], False, [0, 0], 1),)
+
+    def single(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+        y = torch.ops.aten.convolution(x, w, b, [1, 1], [1, 1], [1, 1], False, [0, 0], 6)
+        return (y.relu() * 2,)
+
+    assert not schedule_of(alone, (2, 6, 8, 8), (6, 6, 3, 3), (6,)).fusion.groups
+    (group,) = schedule_of(single, (2, 6, 8, 8), (6, 1, 3, 3), (6,)).fusion.groups
+    assert [node.target for node in group.nodes] == [
+        torch.ops.aten.relu.default,
+        torch.ops.aten.mul.Tensor,
+    ]
 
 
 @without_gpu

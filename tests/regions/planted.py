@@ -85,7 +85,7 @@ FAULTS: dict[str, Fault] = {
         "            return\n",
     ),
     "a write is not noted": Fault(
-        "refgraph/recorder.py", "        node.written.setdefault(relation)\n", ""
+        "refgraph/nodes.py", "        self.written.setdefault(relation)\n", ""
     ),
     "a change in place is not noted": Fault(
         "refgraph/recorder.py", "        node.mutated = True\n", ""

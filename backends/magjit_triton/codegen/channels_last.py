@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from magjit_triton.codegen.convolutions import is_convolution, is_grouped_product
+from magjit.plugin.convolutions import is_convolution
+from magjit_triton.codegen.convolutions import is_grouped_product
 from magjit_triton.codegen.graphs import is_tensor, mutates
 
 __all__ = ["in_channels_last"]

@@ -1,8 +1,7 @@
 """Convolutions as their quickest kernels want them: biases apart, grouped 1 x 1 ones as products.
 
-The library adds a bias in a kernel of its own, which reads and writes the whole result again; apart
-from the convolution it is added wherever the result is read.  A convolution of 1 x 1 in groups is
-one product a group, which the library runs as a kernel for each of them.
+A convolution of 1 x 1 in groups is one product a group, which the library runs as a kernel for each
+of them.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch.fx import GraphModule, Node
 
+from magjit.plugin.convolutions import bias_apart, is_convolution
 from magjit.plugin.fx_helpers import called
 
-__all__ = ["biases_apart", "grouped_as_products", "is_convolution", "is_grouped_product"]
+__all__ = ["biases_apart", "grouped_as_products", "is_grouped_product"]
 
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -23,26 +23,9 @@ def biases_apart(gm: GraphModule) -> None:
     for node in list(gm.graph.nodes):
         if not is_convolution(node) or not isinstance(node.args[2], Node):
             continue
-        value = node.meta["val"]
         # Kernels for single channels are not the library's, and add biases themselves.
-        if node.args[8] != 1 and not is_grouped_product(node):
-            continue
-        with gm.graph.inserting_before(node.next):
-            bias = node.args[2]
-            for _ in range(value.dim() - 2):
-                bias = called(gm.graph, aten.unsqueeze.default, bias, -1)
-            total = gm.graph.call_function(aten.add.Tensor, (node, bias))
-        total.meta = dict(node.meta)
-        node.update_arg(2, None)
-        node.replace_all_uses_with(total)
-        total.update_arg(0, node)  # which was replaced there, too
-
-
-def is_convolution(node: Node) -> bool:
-    """Whether a node is a convolution of any kind."""
-    if node.op != "call_function" or node.target is not aten.convolution.default:
-        return False
-    return isinstance(node.meta.get("val"), torch.Tensor)
+        if node.args[8] == 1 or is_grouped_product(node):
+            bias_apart(gm.graph, node)
 
 
 def is_grouped_product(node: Node) -> bool:
