@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 __all__ = ["BUDGET", "MARGIN", "Stopwatch", "example_inputs"]
 
@@ -112,6 +113,9 @@ class Stopwatch:
     def _show(self) -> None:
         """A line that says so, once it has taken a while."""
         if self._progress is None and self.spent() > _SHOWN_AFTER:
+            from rich.console import Console
+            from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
             console = Console(stderr=True)
             self._progress = Progress(
                 SpinnerColumn(),

@@ -13,15 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
+from typing import TYPE_CHECKING
 
-import networkx
 import torch
 from torch.fx import Graph, Node
 
 from magjit.plugin.virtual_tensors.calls import operand_nodes, result_nodes
 from magjit.plugin.virtual_tensors.mapping import Movement
 from magjit.plugin.virtual_tensors.rules import Directions, directions_of
+
+if TYPE_CHECKING:  # A compilation whose decisions are known loads it not.
+    import networkx
 
 __all__ = ["Movements", "Opportunities", "Opportunity", "find_opportunities"]
 
@@ -89,22 +93,38 @@ class Opportunities:
     """The VTOG with what its edges mean.
 
     Attributes:
-        graph: nodes are tensors; an edge ``u → v`` has the key and attribute ``opportunity``.
+        tensors: of the graph that was looked at.
         choices: tensor → its opportunities; a strategy takes at most one of each.
         fixed: tensors that stay physical → why.
         beside: tensor → the tensors that one kernel reads or writes together with it.
     """
 
-    graph: networkx.MultiDiGraph
+    tensors: list[Node]
     choices: dict[Node, list[Opportunity]]
     fixed: dict[Node, str]
     beside: dict[Node, set[Node]]
 
+    @property
+    def graph(self) -> networkx.MultiDiGraph:
+        """Nodes are tensors; an edge ``u → v`` has the key and attribute ``opportunity``."""
+        import networkx
+
+        made = networkx.MultiDiGraph()
+        made.add_nodes_from(self.tensors)
+        for tensor in self.choices:
+            for end, key, opportunity in self._edges(tensor):
+                made.add_edge(tensor, end, key=key, opportunity=opportunity)
+        return made
+
+    def _edges(self, tensor: Node) -> Iterator[tuple[Node, int, Opportunity]]:
+        for key, opportunity in enumerate(self.choices.get(tensor, ())):
+            for end in dict.fromkeys(opportunity.targets):
+                if end is not None:
+                    yield end, key, opportunity
+
     def conflicts(self, tensor: Node) -> set[frozenset[tuple[Node, Node, int]]]:
         """The conflict set: pairs of the tensor's outgoing edges that exclude each other."""
-        edges = [
-            ((start, end, key), key) for start, end, key in self.graph.out_edges(tensor, keys=True)
-        ]
+        edges = [((tensor, end, key), key) for end, key, _ in self._edges(tensor)]
         return {
             frozenset((one, other))
             for (one, number), (other, second) in combinations(edges, 2)
@@ -113,10 +133,12 @@ class Opportunities:
 
     def is_points_to_graph(self, chosen: dict[Node, Opportunity]) -> bool:
         """Whether a strategy gives every element one place: no conflicts, no cycles."""
-        graph = networkx.DiGraph()
-        for tensor, opportunity in chosen.items():
-            graph.add_edges_from((tensor, end) for end in opportunity.targets if end is not None)
-        return bool(networkx.is_directed_acyclic_graph(graph))
+        edges = {tensor: [end for end in one.targets if end] for tensor, one in chosen.items()}
+        try:
+            TopologicalSorter(edges).prepare()
+        except CycleError:
+            return False
+        return True
 
 
 def find_opportunities(
@@ -146,10 +168,6 @@ def find_opportunities(
         elif node.op == "output":
             for one in node.all_input_nodes:
                 reasons.setdefault(one, "an output of the graph")
-    vtog = networkx.MultiDiGraph()
-    vtog.add_nodes_from(
-        node for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)
-    )
     choices: dict[Node, list[Opportunity]] = {}
     known = Movements.of(graph) if movements is None else movements
     given = [
@@ -165,14 +183,11 @@ def find_opportunities(
             continue
         if opportunity.backward and tensor not in writable:
             continue
-        own = choices.setdefault(tensor, [])
-        for target in dict.fromkeys(opportunity.targets):
-            if target is not None:
-                vtog.add_edge(tensor, target, key=len(own), opportunity=opportunity)
-        own.append(opportunity)
+        choices.setdefault(tensor, []).append(opportunity)
     in_order = {node: choices[node] for node in graph.nodes if node in choices}
     beside = {node: _beside(node, known) for node in in_order}
-    return Opportunities(vtog, in_order, reasons, beside)
+    tensors = [node for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+    return Opportunities(tensors, in_order, reasons, beside)
 
 
 def _beside(tensor: Node, movements: Movements) -> set[Node]:

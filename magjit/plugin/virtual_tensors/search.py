@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import networkx
 from torch.fx import Node
 
 from magjit.plugin.virtual_tensors.mapping import (
@@ -20,6 +20,9 @@ from magjit.plugin.virtual_tensors.mapping import (
     moved,
 )
 from magjit.plugin.virtual_tensors.opportunities import Opportunities, Opportunity
+
+if TYPE_CHECKING:
+    import networkx
 
 __all__ = ["Gain", "Strategy", "greedy", "search"]
 
@@ -84,6 +87,8 @@ class Strategy:
 
     def graph(self) -> networkx.DiGraph:
         """The points-to graph; an edge has the operator that it makes needless."""
+        import networkx
+
         made = networkx.DiGraph()
         for tensor, opportunity in self.chosen.items():
             for target in opportunity.targets:
