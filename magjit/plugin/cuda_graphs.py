@@ -102,9 +102,15 @@ class _Captured:
         tensors = [one for one in self.outputs if isinstance(one, torch.Tensor)]
         self._owners = [one.untyped_storage() for one in tensors]
         places = {storage._cdata for storage in self._owners}
-        # An inference tensor stays one in every mode.
-        self.lends = self.lends and not any(map(torch.is_inference, tensors))
-        self._storages = [(one, torch._C._storage_Use_Count(one)) for one in places]
+        held = _held_by_one()
+        # What somebody else holds now may be let go later; an inference tensor stays one.
+        self.lends = (
+            self.lends
+            and len(places) == len(tensors)
+            and all(torch._C._storage_Use_Count(one) == held for one in places)
+            and not any(map(torch.is_inference, tensors))
+        )
+        self._storages = [(one, held) for one in places]
 
     def is_free(self) -> bool:
         """Whether nobody holds a result of the last replay."""
@@ -131,6 +137,13 @@ class _Captured:
             torch._foreach_copy_(made, kept)
         copies = iter(made)
         return tuple(next(copies) if isinstance(one, torch.Tensor) else one for one in self.outputs)
+
+
+def _held_by_one() -> int:
+    """How often a storage counts as used that one tensor and one Python object hold."""
+    tensor = torch.empty(1)
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata)
 
 
 def _taking(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

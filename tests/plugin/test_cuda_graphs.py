@@ -136,6 +136,28 @@ def test_results_that_are_used_later_are_never_lent(captures: Captures) -> None:
     assert captures.captured == 1 and captures.replayed == 5
 
 
+def test_nothing_is_lent_that_somebody_else_holds(captures: Captures) -> None:
+    """Such as the program itself, which could let it go unnoticed."""
+    kept: list[torch.Tensor] = []
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        kept[:] = [y.detach()]
+        return (y,)
+
+    captured = cuda_graphs._Captured(lambda: None, [], program(torch.zeros(2)), 1, lends=True)
+    assert not captured.lends
+    shared = torch.zeros(4)
+    captured = cuda_graphs._Captured(lambda: None, [], (shared[:2], shared[2:]), 1, lends=True)
+    assert not captured.lends
+    captured = cuda_graphs._Captured(lambda: None, [], (torch.zeros(2),), 1, lends=True)
+    assert captured.lends and captured.is_free()
+    (result,) = captured.run(())
+    assert not captured.is_free()
+    del result
+    assert captured.is_free()
+
+
 def test_what_is_lent_may_be_written(captures: Captures) -> None:
     x = torch.randn(2, 4)
     run = Replaying(lambda x: (x * 2,), 1, writes=False)
