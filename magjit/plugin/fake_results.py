@@ -107,6 +107,7 @@ def _layout_of(value: Any) -> _Layout | None:
     size, stride = tuple(value.size()), tuple(value.stride())
     fixed = all(type(one) is int for one in (*size, *stride))
     plain = not (value.requires_grad or value.is_conj() or value.is_neg())
+    plain = plain and value.constant is None  # whose numbers torch knows
     if not (fixed and plain and value.storage_offset() == 0):
         return None
     # Of what has holes, or repeats elements, the memory is more or less than the sizes say.

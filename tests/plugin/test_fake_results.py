@@ -123,6 +123,16 @@ def test_views_are_views(counted: Counted) -> None:
         assert asked and result.untyped_storage()._cdata == x.untyped_storage()._cdata
 
 
+def test_numbers_that_torch_knows_are_kept(counted: Counted) -> None:
+    for _ in range(2):
+        with counted.mode:
+            known = torch.tensor(3.0)
+        result, _ = counted.asks(aten.clone.default, known)
+        assert known.constant is not None
+        with counted.mode:
+            assert result.item() == 3.0
+
+
 def test_results_of_data_are_new_symbols(counted: Counted) -> None:
     x = counted.fake(4)
     sizes = [counted.asks(aten.nonzero.default, x)[0].shape[0] for _ in range(2)]
