@@ -201,7 +201,7 @@ def statements(draw: Any, depth: int, in_loop: bool) -> list[str]:
     """One statement, with all that is in it."""
     kinds = ["simple"] * 5
     if depth > 0:
-        kinds += ["if", "if", "for", "for", "while", "with", "try"]
+        kinds += ["if", "if", "for", "for", "while", "with", "try", "turn"]
     if in_loop:
         kinds += ["leave"]
     kind = draw(st.sampled_from(kinds))
@@ -215,6 +215,8 @@ def statements(draw: Any, depth: int, in_loop: bool) -> list[str]:
         if draw(st.booleans()):
             lines += ["else:", *indented(draw(blocks(depth - 1, in_loop)))]
         return lines
+    if kind == "turn":  # Every other call goes another way.
+        return ["state.count += 1", "if state.count % 2 == 0:", *body]
     if kind == "for":
         over = draw(
             st.sampled_from(

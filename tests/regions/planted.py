@@ -121,8 +121,10 @@ FAULTS: dict[str, Fault] = {
     ),
 }
 
+_NOT_FOUND = 4
+
 _SEARCH = """
-import signal, sys, warnings
+import faulthandler, sys, warnings
 warnings.simplefilter("ignore")
 import magjit
 assert magjit.__file__.startswith({folder!r}), magjit.__file__
@@ -139,21 +141,19 @@ count = 0
 def search(source, between):
     global count
     count += 1
-    signal.alarm(60)  # as when an iterator is never stepped
+    # A program that does not end, as when an iterator is never stepped, ends the process.
+    faulthandler.dump_traceback_later(30, exit=True)
     check(source, between)
-    signal.alarm(0)
+    faulthandler.cancel_dump_traceback_later()
 
-def ends(*args):
-    raise TimeoutError("a program does not end")
-
-signal.signal(signal.SIGALRM, ends)
+print("searching", flush=True)
 try:
     search()
 except BaseException as error:
     print(f"found by program {{count}}: {{type(error).__name__}}")
     sys.exit(0)
 print(f"not found by {{count}} programs")
-sys.exit(1)
+sys.exit({not_found})
 """
 
 
@@ -176,7 +176,7 @@ def search(name: str, programs: int, seconds: float) -> str | None:
             "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
         }
-        code = _SEARCH.format(programs=programs, folder=folder)
+        code = _SEARCH.format(programs=programs, folder=folder, not_found=_NOT_FOUND)
         command = [sys.executable, "-P", "-c", code]
         try:
             done = subprocess.run(
@@ -189,10 +189,14 @@ def search(name: str, programs: int, seconds: float) -> str | None:
             )
         except subprocess.TimeoutExpired:
             return None
+        if done.returncode == _NOT_FOUND:
+            return None
         lines = done.stdout.strip().splitlines()
-        if done.returncode not in (0, 1):
-            return f"found: the process ended with {done.returncode}"
-        return lines[-1] if done.returncode == 0 and lines else None
+        assert lines[:1] == ["searching"], f"{name}: {done.stderr[-2000:]}"
+        if len(lines) > 1:
+            return lines[-1]
+        assert done.returncode < 0 or "Timeout" in done.stderr, f"{name}: {done.stderr[-2000:]}"
+        return "found: the process ended, or a program does not"
 
 
 if __name__ == "__main__":
