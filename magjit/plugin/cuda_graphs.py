@@ -95,27 +95,25 @@ class _Captured:
     host_seconds: float = math.inf
     is_weighed: bool = False
     lends: bool = False
-    _storages: list[tuple[int, int]] = field(default_factory=list)
-    _owners: list[Any] = field(default_factory=list)
+    _storages: list[torch.UntypedStorage] = field(default_factory=list)
+    _held: int = 0
 
     def __post_init__(self) -> None:
         tensors = [one for one in self.outputs if isinstance(one, torch.Tensor)]
-        self._owners = [one.untyped_storage() for one in tensors]
-        places = {storage._cdata for storage in self._owners}
-        held = _held_by_one()
+        self._storages = [one.untyped_storage() for one in tensors]
+        self._held = _held_by_one()
         # What somebody else holds now may be let go later; an inference tensor stays one.
         self.lends = (
             self.lends
-            and len(places) == len(tensors)
-            and all(torch._C._storage_Use_Count(one) == held for one in places)
+            and len({one._cdata for one in self._storages}) == len(tensors)
+            and self.is_free()
             and not any(map(torch.is_inference, tensors))
         )
-        self._storages = [(one, held) for one in places]
 
     def is_free(self) -> bool:
         """Whether nobody holds a result of the last replay."""
-        for storage, count in self._storages if self.lends else ():
-            if torch._C._storage_Use_Count(storage) > count:
+        for storage in self._storages if self.lends else ():
+            if torch._C._storage_Use_Count(storage._cdata) > self._held:
                 return False
         return True
 
