@@ -71,8 +71,12 @@ class HostCopy:
             return -1
         if tensor.numel() != 1 or _stream(tensor) != self.stream:
             return -1
-        place = (tensor.data_ptr() - self.address) // self.bytes
+        place = self.distance(tensor)
         return place if 0 <= place < len(self.numbers) else -1
+
+    def distance(self, tensor: torch.Tensor) -> int:
+        """Of the first element of a tensor from the holder's, in elements."""
+        return (tensor.data_ptr() - self.address) // self.bytes
 
 
 def _memory(tensor: torch.Tensor) -> int:
@@ -140,7 +144,7 @@ def read(
         if holder is None:
             return function(tensor), copy
         copy = HostCopy(holder)
-        place = (tensor.data_ptr() - copy.address) // copy.bytes
+        place = copy.distance(tensor)
     assert copy is not None
     number = copy.numbers[place]
     return (number if function is _ITEM else function(number)), copy

@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from magjit.plugin import TensorInput
+from magjit.plugin.fake_results import Undescribed, described
 
 _PURE = frozenset(
     {"matmul", "mm", "bmm", "addmm", "baddbmm", "linear", "einsum", "embedding", "bilinear"}
@@ -39,13 +40,6 @@ _PURE = frozenset(
 )
 """Functions of torch of which the results' metadata follows from the operands'."""
 
-_SCALARS = (int, float, bool, complex, str, torch.dtype, torch.device, torch.layout)
-_CONSTANTS = (torch.memory_format, type(None), type(...))
-
-
-class _Unknown(Exception):
-    """An argument whose metadata is not all that counts."""
-
 
 class MetadataMemo:
     """Fake results by function and metadata, for one run with one shape environment."""
@@ -61,33 +55,38 @@ class MetadataMemo:
         if name not in _PURE or "out" in kwargs:
             return None
         try:
-            operands = tuple(map(_described, args))
-            named = tuple((key, _described(kwargs[key])) for key in sorted(kwargs))
+            operands = tuple(map(described, args))
+            named = tuple((key, described(kwargs[key])) for key in sorted(kwargs))
             found = (func, operands, named, _state(name))
             hash(found)
-        except (_Unknown, TypeError):
+        except (Undescribed, TypeError):
             return None
         return found
 
     def input_key(self, given: TensorInput) -> Hashable:
         """The same of a tensor from outside; None where it is no plain one or has symbols."""
-        described = given.description
+        description = given.description
         free = (given.dynamic_dims | given.maybe_dynamic_dims) - given.static_dims
         plain = (
-            described is not None
-            and described.layout is torch.strided
-            and described.type is None
-            and described.storage is not None
+            description is not None
+            and description.layout is torch.strided
+            and description.type is None
+            and description.storage is not None
             and (given.static or not free)
-            and not (described.is_view or described.is_nested or described.is_functional)
-            and not (described.is_functorch_wrapped or described.is_traceable_wrapper_subclass)
+            and not (description.is_view or description.is_nested or description.is_functional)
+            and not (description.is_functorch_wrapped or description.is_traceable_wrapper_subclass)
         )
-        if not plain or described is None or described.storage is None:
+        if not plain or description is None or description.storage is None:
             return None
-        marks = (described.is_leaf, described.is_inference, described.is_conj, described.is_neg)
+        marks = (
+            description.is_leaf,
+            description.is_inference,
+            description.is_conj,
+            description.is_neg,
+        )
         return (
             *(tuple(given.size), given.stride, given.storage_offset, given.dtype, given.device),
-            *(given.requires_grad, given.is_parameter, described.storage.size, marks),
+            *(given.requires_grad, given.is_parameter, description.storage.size, marks),
         )
 
     def find(self, key: Hashable) -> Any:
@@ -115,10 +114,10 @@ class MetadataMemo:
         Returns:
             Whether it has changed what stands for several tensors; to be called after it.
         """
-        before = [(one, _described(one)) for one in _tensors(operands) if id(one) in self._keys]
+        before = [(one, described(one)) for one in _tensors(operands) if id(one) in self._keys]
 
         def changed() -> bool:
-            found = [one for one, old in before if _described(one) != old]
+            found = [one for one, old in before if described(one) != old]
             for one in found:
                 self._found.pop(self._keys.pop(id(one))[0], None)
             return any(id(one) in self._shared for one in found)
@@ -138,29 +137,6 @@ def _tensors(value: Any) -> Iterator[Any]:
             yield from _tensors(one)
     elif isinstance(value, dict):
         yield from _tensors(list(value.values()))
-
-
-def _described(value: Any) -> Hashable:
-    """An argument as what counts of it, with expressions for symbols."""
-    if _is_plain(value):
-        flags = (value.requires_grad, value.is_conj(), value.is_neg())
-        sizes = tuple(tuple(map(_size, one)) for one in (value.size(), value.stride()))
-        return (sizes, _size(value.storage_offset()), value.dtype, value.device, flags)
-    kind = type(value)
-    if isinstance(value, (tuple, list)):
-        return (kind, *map(_described, value))
-    if kind is slice:
-        return (kind, *map(_described, (value.start, value.stop, value.step)))
-    if kind in (torch.SymInt, torch.SymFloat):
-        return (kind, value.node.expr)
-    if kind in _SCALARS or kind in _CONSTANTS:
-        # A number's sign and type count: 0.0 is -0.0 and 1 is True to a dict.
-        return (kind, repr(value) if kind in (float, complex) else value)
-    raise _Unknown
-
-
-def _size(size: Any) -> Any:
-    return size if type(size) is int else size.node.expr
 
 
 def _symbols(tensors: Any) -> set[Any]:

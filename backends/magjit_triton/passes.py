@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
 
 from magjit.plugin import BackendContext
-from magjit.plugin.aliases import is_alias
+from magjit.plugin.aliases import is_alias, written_by
 from magjit.plugin.fx_helpers import copy_graph_module
 from magjit.plugin.virtual_tensors.accounts import Account, account, bytes_by_itself
 from magjit.plugin.virtual_tensors.calls import operand_nodes
@@ -163,22 +163,6 @@ def overwritten(graph: Graph, writes: Mapping[Node, Node]) -> dict[Node, Node]:
                     found[user] = found[memory]
                     waiting.append(user)
     return found
-
-
-def written_by(node: Node) -> Iterator[Node]:
-    """The operands that an operator changes."""
-    schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or schema is None or not schema.is_mutable:
-        return
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        given = node.kwargs.get(argument.name)
-        if position < len(node.args):
-            given = node.args[position]
-        for one in given if isinstance(given, list | tuple) else (given,):
-            if isinstance(one, Node):
-                yield one
 
 
 def without_copies(gm: GraphModule, strategy: Strategy, kernels: AtenKernels) -> Strategy:

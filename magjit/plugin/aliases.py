@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.fx import GraphModule, Node
 
-__all__ = ["is_alias", "may_alias", "memory_of", "results_are_their_own"]
+__all__ = ["is_alias", "may_alias", "memory_of", "results_are_their_own", "written_by"]
 
 aten = torch.ops.aten
 
@@ -86,3 +86,19 @@ def _gives_operand(node: Node) -> bool:
     """Whether a result is an operand's, or the operand."""
     schema = getattr(node.target, "_schema", None)
     return node.target is operator.getitem or (schema is not None and bool(schema.is_mutable))
+
+
+def written_by(node: Node) -> Iterator[Node]:
+    """The operands that an operator changes."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or not schema.is_mutable:
+        return
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = node.kwargs.get(argument.name)
+        if position < len(node.args):
+            given = node.args[position]
+        for one in given if isinstance(given, list | tuple) else (given,):
+            if isinstance(one, Node):
+                yield one

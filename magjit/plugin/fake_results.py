@@ -22,12 +22,13 @@ from torch._subclasses.fake_tensor import (
     in_kernel_invocation_manager,
 )
 
-__all__ = ["FakeResults"]
+__all__ = ["FakeResults", "Undescribed", "described"]
 
 _BY_DATA = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
-_AS_THEY_ARE = frozenset({type(None), type(...), torch.dtype, torch.device, torch.layout})
-_TYPED = frozenset({int, bool, str, torch.memory_format})
-"""Equal ones of other types are others: 1 is True to a dictionary."""
+_ATOMS: frozenset[type] = frozenset(
+    {int, float, bool, complex, str, torch.dtype, torch.device, torch.layout}
+    | {torch.memory_format, type(None), type(...)}
+)
 
 
 class _Layout(NamedTuple):
@@ -37,7 +38,7 @@ class _Layout(NamedTuple):
     device: torch.device
 
 
-class _Unknown(Exception):
+class Undescribed(Exception):
     """An operand of which more than the layout may count."""
 
 
@@ -59,9 +60,10 @@ class FakeResults:
         if not self._may_be_remembered(func):
             return func(*args, **kwargs)
         try:
-            key = (func, tuple(map(_described, args)), _described(kwargs))
+            named = [(name, described(kwargs[name])) for name in kwargs]
+            key = (func, tuple(map(described, args)), tuple(named))
             found = self._found.get(key)
-        except (_Unknown, TypeError):  # a TypeError: no hash
+        except (Undescribed, TypeError):  # a TypeError: no hash
             return func(*args, **kwargs)
         if found is not None:
             several, layouts = found
@@ -123,33 +125,28 @@ def _needed(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
     return 1 + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
 
 
-def _described(value: Any) -> Hashable:
-    """An operand as what counts of it, with expressions for symbols."""
+def described(value: Any) -> Hashable:
+    """An operand as what counts of it, with expressions for symbols.
+
+    Raises:
+        Undescribed: more of it may count.
+    """
     kind = type(value)
-    if kind is FakeTensor:
-        if value.layout is not torch.strided or value.constant is not None:
-            raise _Unknown
-        return (
-            tuple([one if type(one) is int else one.node.expr for one in value.size()]),
-            tuple([one if type(one) is int else one.node.expr for one in value.stride()]),
-            _expression(value.storage_offset()),
-            *(value.dtype, value.device),
-            *(value.requires_grad, value.is_conj(), value.is_neg()),
-        )
-    if kind in _AS_THEY_ARE:
-        return value  # type: ignore[no-any-return]
-    if kind in _TYPED:
-        return (kind, value)
-    if kind in (float, complex):
-        return (kind, repr(value))  # 0.0 is -0.0 to a dictionary, and NaN is not NaN
-    if kind in (tuple, list):
-        return (kind, *map(_described, value))
-    if kind is dict:
-        return tuple([(name, _described(value[name])) for name in value])
+    if kind is FakeTensor and value.layout is torch.strided:
+        flags = (value.requires_grad, value.is_conj(), value.is_neg(), value.constant is None)
+        sizes = tuple([tuple(map(_size, one)) for one in (value.size(), value.stride())])
+        return (sizes, _size(value.storage_offset()), value.dtype, value.device, flags)
+    if isinstance(value, (tuple, list)):
+        return (kind, *map(described, value))
+    if kind is slice:
+        return (kind, *map(described, (value.start, value.stop, value.step)))
     if kind in (torch.SymInt, torch.SymFloat):
         return (kind, value.node.expr)
-    raise _Unknown
+    if kind in _ATOMS:
+        # A number's sign and type count: 0.0 is -0.0 and 1 is True to a dict.
+        return (kind, repr(value) if kind in (float, complex) else value)
+    raise Undescribed
 
 
-def _expression(size: Any) -> Any:
+def _size(size: Any) -> Any:
     return size if type(size) is int else size.node.expr

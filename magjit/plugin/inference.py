@@ -7,6 +7,7 @@ intermediate tensors are traced through functionalisation.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -17,10 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from magjit.plugin.aliases import memory_of
+from magjit.plugin.aliases import memory_of, written_by
 from magjit.plugin.context import BackendContext
 from magjit.plugin.functional import can_be_functional
-from magjit.plugin.fx_helpers import runnable
+from magjit.plugin.fx_helpers import placeholders, runnable
 from magjit.plugin.recording import NotRecorded, record
 from magjit.plugin.symbols import is_symbolic
 
@@ -75,8 +76,7 @@ def lower_for_inference(
         lowered = _recorded(function, example_inputs, fake_mode, decompositions)
         if lowered is None:
             lowered = _traced(function, example_inputs, decompositions)
-        written = _written(lowered)
-        if written:
+        if _has_writes(lowered):
             inputs = written_inputs(lowered)
             if symbolic or not (to_inputs if inputs else with_writes):
                 return None
@@ -119,32 +119,19 @@ def _cleaned(lowered: GraphModule) -> GraphModule:
     return lowered
 
 
-def _written(gm: GraphModule) -> list[Node]:
-    """What the operators of an ATen graph write."""
-    found: list[Node] = []
+def _has_writes(gm: GraphModule) -> bool:
+    """Whether an operator of an ATen graph may write what it is given."""
     for node in gm.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if node.op == "call_function" and schema is not None and schema.is_mutable:
-            found += node.all_input_nodes
-    return found
+            return True
+    return False
 
 
 def written_inputs(lowered: GraphModule) -> set[Node]:
     """The placeholders of an ATen graph whose memory it may write."""
-    written = (one for node in lowered.graph.nodes for one in _written_operands(node))
+    written = (one for node in lowered.graph.nodes for one in written_by(node))
     return {one for one in memory_of(written) if one.op == "placeholder"}
-
-
-def _written_operands(node: Node) -> Iterator[Node]:
-    schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or schema is None or not schema.is_mutable:
-        return
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            named = node.kwargs.get(argument.name)
-            given = node.args[position] if position < len(node.args) else named
-            several = given if isinstance(given, list | tuple) else (given,)
-            yield from (one for one in several if isinstance(one, Node))
 
 
 def _written_alone(
@@ -156,15 +143,12 @@ def _written_alone(
     (output,) = (node for node in lowered.graph.nodes if node.op == "output")
     if not inputs.isdisjoint(memory_of(output.all_input_nodes)):
         return False
-    given = [node for node in lowered.graph.nodes if node.op == "placeholder"]
-    memory = [
-        one.untyped_storage()._cdata if _is_strided(one) else None
-        for one in (node.meta["val"] for node in given)
-    ]
-    return all(
-        memory[given.index(one)] is not None and memory.count(memory[given.index(one)]) == 1
-        for one in inputs
-    )
+    values = {node: node.meta["val"] for node in placeholders(lowered)}
+    memory = {
+        node: value.untyped_storage()._cdata for node, value in values.items() if _is_strided(value)
+    }
+    count = Counter(memory.values())
+    return all(one in memory and count[memory[one]] == 1 for one in inputs)
 
 
 def _is_strided(value: object) -> bool:
@@ -173,7 +157,7 @@ def _is_strided(value: object) -> bool:
 
 def _writes_at_the_end(lowered: GraphModule, count: int) -> bool:
     """Whether all that a graph writes is ``count`` of its inputs, as a whole and once."""
-    writes = [(node, one) for node in lowered.graph.nodes for one in _written_operands(node)]
+    writes = [(node, one) for node in lowered.graph.nodes for one in written_by(node)]
     written = {one for _, one in writes}
     return len(written) == len(writes) == count and all(
         node.target is aten.copy_.default and one.op == "placeholder" for node, one in writes

@@ -109,7 +109,8 @@ class ShadowNode:
         """The run sets an edge, or deletes it: a key that comes back is the last one."""
         if deletes or (self.deleted is not None and self.deleted.get(relation)):
             self.written.pop(relation, None)
-            self.deleted = (self.deleted or {}) | {relation: deletes}
+            self.deleted = self.deleted or {}
+            self.deleted[relation] = deletes
         self.written.setdefault(relation)
 
     @property

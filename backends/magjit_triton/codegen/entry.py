@@ -13,6 +13,7 @@ from magjit.plugin import BackendContext, CompiledGraph, uncollected
 from magjit.plugin.aliases import results_are_their_own
 from magjit.plugin.aot import aot, dump_graph
 from magjit.plugin.floats_on_device import floats_on_device
+from magjit.plugin.fx_helpers import placeholders
 from magjit.plugin.inference import lower_for_inference, needs_gradients, written_inputs
 from magjit.plugin.virtual_tensors.accounts import account
 from magjit_triton.codegen.accounts import moved_by, virtual_in
@@ -98,8 +99,7 @@ def compile_with_kernels(
 
 def _noting_writes(made: Any, lowered: GraphModule, written: set[Node]) -> CompiledGraph:
     """Kernels leave no trace in the versions of what they write, which autograd compares."""
-    given = (node for node in lowered.graph.nodes if node.op == "placeholder")
-    positions = [position for position, node in enumerate(given) if node in written]
+    positions = [k for k, node in enumerate(placeholders(lowered)) if node in written]
 
     def call(*inputs: Any) -> Sequence[Any]:
         results: Sequence[Any] = made(*inputs)

@@ -133,7 +133,10 @@ class Opportunities:
 
     def is_points_to_graph(self, chosen: dict[Node, Opportunity]) -> bool:
         """Whether a strategy gives every element one place: no conflicts, no cycles."""
-        edges = {tensor: [end for end in one.targets if end] for tensor, one in chosen.items()}
+        edges = {
+            tensor: [end for end in one.targets if end is not None]
+            for tensor, one in chosen.items()
+        }
         try:
             TopologicalSorter(edges).prepare()
         except CycleError:
