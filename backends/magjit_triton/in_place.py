@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from magjit.plugin.aliases import is_alias
 from magjit.plugin.fx_helpers import called
+from magjit.plugin.fx_nodes import remove_unused
 from magjit.plugin.virtual_tensors.calls import operand_nodes
 
 __all__ = ["update_in_place", "updated"]
@@ -55,20 +56,8 @@ def update_in_place(gm: GraphModule) -> dict[Node, Node]:
         if node.target is aten.copy_.default and node.args[0].op == "placeholder":
             writes |= _updated(gm.graph, node)
     if writes:
-        gm.graph.eliminate_dead_code(_has_effects)
+        remove_unused(gm.graph)
     return writes
-
-
-def _has_effects(node: Node) -> bool:
-    if node.op in ("placeholder", "output") or node.target is updated:
-        return node.op in ("placeholder", "output")
-    schema = getattr(node.target, "_schema", None)
-    return schema is None or schema.is_mutable or _draws(node)
-
-
-def _draws(node: Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags
 
 
 def _updated(graph: Graph, last: Node) -> dict[Node, Node]:

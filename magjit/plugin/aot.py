@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from magjit.plugin.context import BackendContext
 from magjit.plugin.functional import can_be_functional
 from magjit.plugin.fx_helpers import runnable
+from magjit.plugin.fx_nodes import keep_checks
 from magjit.plugin.generated_source import sources_tied_to_result
 from magjit.plugin.protocol import CompiledGraph
 
@@ -63,6 +64,7 @@ def aot(
     if not can_be_functional(gm, example_inputs):
         as_it_is: CompiledGraph = runnable(gm)
         return as_it_is
+    keep_checks()  # Also where torch.compile calls the backend.
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 

@@ -26,6 +26,7 @@ from magjit.plugin.fx_helpers import (
     placeholders,
     runnable,
 )
+from magjit.plugin.fx_nodes import keep_checks
 from magjit.plugin.generated_source import sources_tied_to_result
 from magjit.plugin.inputs import GraphInput, TensorInput, materialize
 from magjit.plugin.protocol import Backend, CompiledGraph, ExampleInputs
@@ -54,6 +55,7 @@ def run_backend(
     Raises:
         BackendError: the backend refuses the graph or fails; its exception is the cause.
     """
+    keep_checks()
     reasons = backend.supports(gm)
     if reasons:
         raise BackendError(

@@ -1,13 +1,17 @@
-"""New nodes of torch.fx graphs, at half of torch's cost."""
+"""Nodes of torch.fx graphs: new ones at half of torch's cost, and those that nothing uses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
+from torch.fx.node import has_side_effect
 
-__all__ = ["new_call"]
+__all__ = ["has_effects", "keep_checks", "new_call", "remove_unused"]
+
+aten = torch.ops.aten
 
 
 def new_call(
@@ -29,3 +33,26 @@ def new_call(
     if kwargs:
         node.kwargs = kwargs
     return node
+
+
+def keep_checks() -> None:
+    """Tell torch that the operator which raises for singular matrices is no dead code.
+
+    From 2.13 on torch knows; before, what ``torch.compile`` makes of ``torch.linalg.inv``
+    returns NaN where eager mode raises.
+    """
+    has_side_effect(aten._linalg_check_errors.default)
+
+
+def remove_unused(graph: Graph) -> bool:
+    """Remove what nothing uses and what has no effect; whether anything went."""
+    return graph.eliminate_dead_code(has_effects)
+
+
+def has_effects(node: Node) -> bool:
+    """Whether a node matters although nothing uses its result: it writes, draws or may raise."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.is_impure()
+    schema = node.target._schema
+    raises = not schema.returns and node.target is not aten._assert_tensor_metadata.default
+    return raises or schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags

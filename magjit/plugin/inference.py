@@ -22,6 +22,7 @@ from magjit.plugin.aliases import memory_of, written_by
 from magjit.plugin.context import BackendContext
 from magjit.plugin.functional import can_be_functional
 from magjit.plugin.fx_helpers import placeholders, runnable
+from magjit.plugin.fx_nodes import remove_unused
 from magjit.plugin.recording import NotRecorded, record
 from magjit.plugin.symbols import is_symbolic
 
@@ -115,7 +116,7 @@ def _traced(
 
 def _cleaned(lowered: GraphModule) -> GraphModule:
     _make_functional(lowered.graph)
-    lowered.graph.eliminate_dead_code(_has_effects)
+    remove_unused(lowered.graph)
     return lowered
 
 
@@ -162,17 +163,6 @@ def _writes_at_the_end(lowered: GraphModule, count: int) -> bool:
     return len(written) == len(writes) == count and all(
         node.target is aten.copy_.default and one.op == "placeholder" for node, one in writes
     )
-
-
-def _has_effects(node: Node) -> bool:
-    """Whether a node matters although nothing uses its result."""
-    if node.op in ("placeholder", "output"):
-        return True
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    schema = node.target._schema
-    raises = not schema.returns and node.target is not aten._assert_tensor_metadata.default
-    return raises or schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 @contextmanager

@@ -22,8 +22,8 @@ def captured(
 ) -> Iterator[list[Any]]:
     found, capture = [], cuda_graphs._capture
 
-    def counted(*given: Any) -> Any:
-        found.append(capture(*given))
+    def counted(*given: Any, **named: Any) -> Any:
+        found.append(capture(*given, **named))
         return found[-1]
 
     monkeypatch.setattr(cuda_graphs, "_capture", counted)

@@ -113,14 +113,14 @@ def inverse(y: torch.Tensor) -> torch.Tensor:
     return torch.linalg.inv(y) + 1
 
 
-@pytest.mark.parametrize("backend", ["dvm", "triton"])
-def test_an_operator_that_raises_in_eager_mode_raises(backend: str) -> None:
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("backend", ["dvm", "triton", "inductor"])
+def test_an_operator_that_raises_in_eager_mode_raises(backend: str, trained: bool) -> None:
     """What only checks gives nothing, and is no dead code."""
     compiled: Any = magjit.compile(inverse, backend=backend)
-    with torch.no_grad():
-        for _ in range(2):
-            y = torch.randn(4, 4) + 4 * torch.eye(4)
-            torch.testing.assert_close(compiled(y), inverse(y))
-        with pytest.raises(torch.linalg.LinAlgError):
-            compiled(torch.ones(4, 4))
+    for _ in range(2):
+        y = (torch.randn(4, 4) + 4 * torch.eye(4)).requires_grad_(trained)
+        torch.testing.assert_close(compiled(y), inverse(y))
+    with pytest.raises(torch.linalg.LinAlgError):
+        compiled(torch.ones(4, 4).requires_grad_(trained))
     assert magjit.stats(compiled).captures == 1

@@ -19,6 +19,7 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
+from magjit.plugin.fx_nodes import remove_unused
 from magjit.plugin.virtual_tensors.calls import operand_nodes
 from magjit.plugin.virtual_tensors.indexing import index_symbols, simplify, substitute
 from magjit.plugin.virtual_tensors.mapping import Movement
@@ -108,7 +109,7 @@ def find_attention(gm: GraphModule, devices: Sequence[str], fusible: Any) -> Non
         result.replace_all_uses_with(made)
         for one in (first, *interior):
             one.meta[ABSORBED] = True
-        gm.graph.eliminate_dead_code()
+        remove_unused(gm.graph)
 
 
 def _matched(node: Node, devices: Sequence[str], fusible: Any) -> tuple[Node, set[Node]] | None:

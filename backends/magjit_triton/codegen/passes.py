@@ -16,6 +16,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from magjit.plugin.fx_helpers import called
+from magjit.plugin.fx_nodes import remove_unused
 from magjit.plugin.virtual_tensors.indexing import FloorDiv, Mod, index_symbols, simplify
 from magjit_triton.codegen.channels_last import in_channels_last
 from magjit_triton.codegen.convolutions import biases_apart, grouped_as_products
@@ -278,7 +279,7 @@ def forward_copies(gm: GraphModule) -> None:
 
 
 def _remove_unused(gm: GraphModule) -> None:
-    gm.graph.eliminate_dead_code()
+    remove_unused(gm.graph)
 
 
 PASSES: list[Callable[[GraphModule], None]] = [

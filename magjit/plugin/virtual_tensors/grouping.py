@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Graph, GraphModule, Node
 
+from magjit.plugin.fx_nodes import remove_unused
 from magjit.plugin.virtual_tensors.calls import operand_nodes, result_nodes
 from magjit.plugin.virtual_tensors.indexing import (
     FloorDiv,
@@ -63,7 +64,7 @@ def group_repeated(
         elif node.target is aten.bmm.default and is_kernel(node):
             changed += _group_product(gm.graph, node)
     if changed:
-        gm.graph.eliminate_dead_code()
+        remove_unused(gm.graph)
     return changed
 
 
