@@ -8,26 +8,22 @@ the device, versions, and the code that decides. A strategy that is read is chec
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
 import json
 import logging
 import re
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-import magjit.plugin.virtual_tensors
 from magjit.plugin.cache import disk_cache, fingerprint
 from magjit.plugin.virtual_tensors.costs import CostModel
 from magjit.plugin.virtual_tensors.opportunities import Opportunities
 from magjit.plugin.virtual_tensors.refining import Names, is_legal, named, with_names
 from magjit.plugin.virtual_tensors.search import Strategy
 from magjit_triton.settings import Settings
+from magjit_triton.versions import versions
 
 __all__ = ["Decisions", "canonical", "device_text"]
 
@@ -66,7 +62,7 @@ class Decisions:
         text, device = canonical(gm), device_text(gm)
         measured = settings.measures
         key = fingerprint(
-            kind, text, settings.objective, settings.matmul, measured, device, *_versions()
+            kind, text, settings.objective, settings.matmul, measured, device, *versions()
         )
         found = _parsed(disk_cache().get(_KIND, key), key)
         return cls(key) if found is None else found
@@ -189,23 +185,3 @@ def device_text(gm: GraphModule) -> str:
             about = f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()} threads"
         lines.append(f"{device.type}: {about}")
     return "; ".join(lines)
-
-
-@cache
-def _versions() -> tuple[str, ...]:
-    """Versions, and the text of the code that decides."""
-    try:
-        import triton
-
-        found = triton.__version__
-    except ImportError:
-        found = "none"
-    digest = hashlib.sha256()
-    for folder in (Path(__file__).parent, Path(magjit.plugin.virtual_tensors.__file__).parent):
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.name.encode() + path.read_bytes())
-    try:
-        own = importlib.metadata.version("magjit")
-    except importlib.metadata.PackageNotFoundError:
-        own = "none"
-    return str(torch.__version__), found, own, digest.hexdigest()

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 
 from magjit_triton.macro import building, cli
 from magjit_triton.macro.device import DEVICES
-from magjit_triton.macro.families import FAMILIES, named
-from magjit_triton.macro.matching import families_of_model, matched
+from magjit_triton.macro.matching import families_of_model
 from magjit_triton.macro.repository import Repository
 
 has_triton = pytest.mark.skipif(
@@ -96,16 +95,6 @@ def test_layers_of_a_model() -> None:
         "linear_residual float16": [(256, 512), (256, 384)],
         "swiglu float16": [(384, 256)],
     }
-
-
-@pytest.mark.parametrize("name", list(FAMILIES))
-def test_a_family_with_numbers_is_found_in_the_table(name: str) -> None:
-    for form in range(1 + len(FAMILIES[name].also)):
-        found = matched(named(name, torch.float16, form, n=512, k=256).family)
-        assert found is not None
-        assert (found.family.name, found.n, found.k) == (name, 512, 256)
-    assert matched(named(name, torch.float16, n=512, k=192).family) is None
-    assert matched(named(name, torch.float16, n=500, k=256).family) is None
 
 
 @no_gpu

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import GraphModule, Node
 
+from magjit.plugin.inputs import make_shape_env
 from magjit.plugin.recording import record
 from magjit.plugin.virtual_tensors.indexing import FloorDiv, Mod
 from magjit_triton.codegen.decompositions import decompositions
@@ -269,13 +270,9 @@ def traced(
 ) -> GraphModule:
     """The ATen graph of a function, with a symbol for each size that is not fixed."""
     from torch._subclasses import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import (
-        DimDynamic,
-        ShapeEnv,
-        StatelessSymbolicContext,
-    )
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
-    mode = FakeTensorMode(shape_env=ShapeEnv())
+    mode = FakeTensorMode(shape_env=make_shape_env())
     fakes = []
     for tensor, shape in zip(arguments, shapes, strict=True):
         dims = [DimDynamic.STATIC if role in fixed else DimDynamic.DUCK for role in shape]
