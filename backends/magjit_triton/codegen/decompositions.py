@@ -7,7 +7,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import (
+    _core_aten_decompositions_post_autograd,
+    core_aten_decompositions,
+    get_decompositions,
+)
 
 from magjit_triton.strides import is_known, iterated_strides
 
@@ -76,14 +80,22 @@ _NORMALISING = (
 )
 
 
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """ATen operator → its decomposition into pointwise operators, reductions and movements."""
-    return dict(_table())
+def decompositions(*, composite: bool = False) -> dict[Any, Callable[..., Any]]:
+    """ATen operator → its decomposition into pointwise operators, reductions and movements.
+
+    Args:
+        composite: with composite operators, which decompose by themselves where a graph is
+            recorded, but not in one of ``torch.export``.
+    """
+    return dict(_table(composite))
 
 
 @cache
-def _table() -> dict[Any, Callable[..., Any]]:
-    table = dict(core_aten_decompositions())
+def _table(composite: bool) -> dict[Any, Callable[..., Any]]:
+    if composite:
+        table = dict(core_aten_decompositions())
+    else:
+        table = dict(_core_aten_decompositions_post_autograd())
     table.update(get_decompositions(list(_ALSO)))
     for kept in _KEPT:
         table.pop(kept, None)

@@ -88,7 +88,7 @@ def families_of_model(
     from magjit_triton.codegen.decompositions import decompositions
 
     program = torch.export.export(module, tuple(inputs))
-    graph = program.run_decompositions(dict(decompositions())).graph_module
+    graph = program.run_decompositions(decompositions(composite=True)).graph_module
     layers: dict[str, list[tuple[int, int]]] = {}
     families: dict[str, MacroFamily] = {}
     for group in families_of(graph, type(module).__name__):
