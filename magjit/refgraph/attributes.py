@@ -282,7 +282,8 @@ def _read_instance(rec: StateRecorder, obj: Any, name: str) -> None:
         if isinstance(obj, _FORWARDING):
             rec.split(f"reads an attribute of an object of class {cls.__qualname__}")
             return
-    read_plain_attribute(rec, obj, name)
+    if rec.graph.looked_up.get((id(obj), cls, name)) != rec.changes:
+        read_plain_attribute(rec, obj, name)
 
 
 def read_plain_attribute(rec: StateRecorder, obj: Any, name: str) -> None:
@@ -293,17 +294,19 @@ def read_plain_attribute(rec: StateRecorder, obj: Any, name: str) -> None:
     if found is not ABSENT and is_data_descriptor(found):
         read_descriptor(rec, node, obj, found, name)
         return
-    namespace = instance_dict(obj)
+    namespace, value = instance_dict(obj), ABSENT
     if namespace is not None:
-        present = name in namespace
-        value = namespace[name] if present else ABSENT
+        value = namespace.get(name, ABSENT)
         rec.read(rec.instance_dict_node(node, obj), r.Item.of(name), value)
-        if present:
-            return
+    if node is not None and not isinstance(value, _NUMBERS):  # Each use of a number counts.
+        rec.graph.looked_up[id(obj), cls, name] = rec.changes
+    if value is not ABSENT:
+        return
     if found is ABSENT:
         read_class_attr(rec, cls, "__getattr__")
 
 
+_NUMBERS = (int, float, complex, np.generic)
 _ARRAY_METADATA = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes", "strides"})
 
 

@@ -124,9 +124,14 @@ class ShadowNode:
 
 
 class RefGraph:
-    """All nodes of a run, found by the identity of their objects or by number."""
+    """All nodes of a run, found by the identity of their objects or by number.
 
-    __slots__ = ("_by_identity", "nodes", "places", "where")
+    Attributes:
+        looked_up: attributes of outside objects whose look-up has been read, and how many changes
+            there were before.  Another look-up, with no change since, adds nothing.
+    """
+
+    __slots__ = ("_by_identity", "looked_up", "nodes", "places", "where")
 
     def __init__(self, where: Callable[[], tuple[Any, int]] | None = None) -> None:
         self.where = where
@@ -134,6 +139,7 @@ class RefGraph:
         outside = ShadowNode(0, None, 0, Relation(), fixed=True)
         self.nodes: list[ShadowNode] = [outside]
         self._by_identity: dict[int, ShadowNode] = {}
+        self.looked_up: dict[tuple[int, object, str], int] = {}
 
     @property
     def outside(self) -> ShadowNode:

@@ -17,9 +17,11 @@ from torch.autograd.profiler import record_function
 from magjit import _C, marks
 from magjit.marks import Mark, mark_of
 from magjit.monitor.operator_graph import Operator, ValueRef
+from magjit.refgraph.attributes import read_attribute
 from magjit.refgraph.autograd_functions import CONTEXT_SPECIALS, apply_function
 from magjit.refgraph.checkpoints import checkpoint_special
-from magjit.refgraph.containers import read_value
+from magjit.refgraph.containers import read_item, read_membership, read_value
+from magjit.refgraph.kinds import class_lookup, instance_dict
 from magjit.refgraph.recorder import StateRecorder
 
 Args = tuple[Any, ...]
@@ -113,6 +115,51 @@ def _as_operator(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> A
     return opaque_call(rec, lambda top: finish(top[-1]))
 
 
+def _module_attribute(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """``Module.__getattr__``: each use of a parameter or a submodule; what it reads is read here.
+
+    Where it finds nothing, or in tables that are no plain dicts, its code is followed.
+    """
+    if kwargs or len(args) != 2:
+        return None
+    module, name = args
+    namespace = instance_dict(module) or {}
+    tables: list[Any] = [namespace.get(part) for part in _MODULE_TABLES]
+    if type(name) is not str or any(type(table) is not dict for table in tables):
+        return None
+    last = next((k for k, table in enumerate(tables) if name in table), None)
+    if last is None:
+        return None
+    key = id(module), func, name
+    if rec.graph.looked_up.get(key) == rec.changes:
+        return _C.OPAQUE
+    cls = type(module)
+    if class_lookup(cls, "__getattribute__") is not object.__getattribute__ or not isinstance(
+        class_lookup(cls, "__dict__"), types.GetSetDescriptorType
+    ):
+        return None
+    if rec.graph.node_of(module) is not None:
+        rec.graph.looked_up[key] = rec.changes
+    operators, handling = rec.operators, rec.operators.handling
+    operators.handling = True
+    try:
+        read_attribute(rec, module, "__dict__")
+        for part, table in zip(_MODULE_TABLES[: last + 1], tables, strict=False):
+            read_membership(rec, namespace, part)
+            read_item(rec, namespace, part)
+            read_membership(rec, table, name)
+        read_item(rec, tables[last], name)
+        code = rec.graph.node_of(func)
+        if code is not None:
+            rec.read_function(code)
+    finally:
+        operators.handling = handling
+    return _C.OPAQUE
+
+
+_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+
+
 def _transparent(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """MagJIT's own functions between the program and a compiled object that it calls."""
     return False
@@ -154,6 +201,7 @@ _PYTHON_SPECIALS: dict[types.CodeType, Callable[..., Any]] = {
     grad_mode.inference_mode.__enter__.__code__: _enter_inference,
     grad_mode.inference_mode.__exit__.__code__: _exit_inference,
     torch.autograd.Function.apply.__func__.__code__: apply_function,  # type: ignore[attr-defined]
+    torch.nn.Module.__getattr__.__code__: _module_attribute,
     # A part of the program gets a name for the profiler; a replay has no such parts.
     record_function.__enter__.__code__: _not_followed,
     record_function.__exit__.__code__: _not_followed,

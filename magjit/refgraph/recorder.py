@@ -83,7 +83,7 @@ class StateRecorder(RunControl):
         super().__init__()
         self.graph = RefGraph(self.where)
         self.numbers = Numbers(on_needed_item=self._needs)
-        self.called_back = False
+        self.called_back = self.suspended = False
         self.broken: Split | None = None
         self.between = self.abandoned = self.after_event = False
         self.resumed: dict[int, Any] = {}
@@ -98,7 +98,6 @@ class StateRecorder(RunControl):
         self.metas: dict[int, Any] = {}
         self.evaluating = False
         self.entered: list[tuple[Any, int]] = []
-        self.suspended = False
         self.checkpoint: Any = None
         self.function_calls: list[Any] = []
         self.contexts: list[tuple[Any, dict[str, Any]]] = []

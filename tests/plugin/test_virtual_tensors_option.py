@@ -32,13 +32,12 @@ def test_copies_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append([before, [node.target for node in graph.nodes]])
 
     monkeypatch.setattr(WithoutCopies, "__call__", watching)
-    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", False)
-    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", False)
     call = magjit.compile(
         attention, backend="inductor", options={"virtual_tensors": True}, fullgraph=True
     )
     q, k = torch.randn(2, 8, 1, 8), torch.randn(2, 2, 16, 8)
-    with torch.no_grad():
+    uncached = torch._functorch.config.patch(enable_autograd_cache=False)
+    with torch.no_grad(), uncached, torch._inductor.config.patch(fx_graph_cache=False):
         call(q, k)
         torch.testing.assert_close(call(q, k), attention(q, k))
     before, after = seen[0]

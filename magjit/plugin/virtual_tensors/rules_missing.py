@@ -20,6 +20,7 @@ _AUTOGRAD = "of autograd's own use: no lowered graph contains it"
 _SAMPLED = "which element is taken is computed in floating point"
 _MEMORY = "what it replaces depends on where the operand's elements are in memory"
 _TENSOR = "the value is a tensor's"
+_NAMED = "of tensors whose dimensions have names, which torch 2.13 no longer has"
 
 _REASONS: dict[str, str] = {
     _COMPOSITE: (
@@ -52,6 +53,11 @@ _REASONS: dict[str, str] = {
     ),
     _MEMORY: "as_strided_scatter.default",
     _TENSOR: "masked_fill.Tensor",
+    _NAMED: (
+        "align_to.default align_to.ellipsis_idx diagonal.Dimname flatten.DimnameList "
+        "flatten.named_out_dim flatten.using_names refine_names.default rename.default "
+        "select.Dimname squeeze.dimname transpose.Dimname unbind.Dimname unflatten.Dimname"
+    ),
 }
 
 
