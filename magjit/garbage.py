@@ -17,8 +17,8 @@ __all__ = ["uncollected"]
 def uncollected() -> Iterator[None]:
     """Leave garbage where it is; afterwards the collector is on if it was."""
     collecting = gc.isenabled()
-    gc.disable()
-    try:
+    try:  # Ctrl-C is heard after any call, that of `disable` as well.
+        gc.disable()
         yield
     finally:
         if collecting:
