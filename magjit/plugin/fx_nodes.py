@@ -46,13 +46,16 @@ def keep_checks() -> None:
 
 def remove_unused(graph: Graph) -> bool:
     """Remove what nothing uses and what has no effect; whether anything went."""
-    return graph.eliminate_dead_code(has_effects)
+    return graph.eliminate_dead_code(lambda node: bool(node.users) or has_effects(node))
 
 
 def has_effects(node: Node) -> bool:
     """Whether a node matters although nothing uses its result: it writes, draws or may raise."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return node.is_impure()
+    if node.target is aten._assert_tensor_metadata.default:
+        return False
     schema = node.target._schema
-    raises = not schema.returns and node.target is not aten._assert_tensor_metadata.default
-    return raises or schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags
+    if not schema.returns or schema.is_mutable or node.is_impure():
+        return True
+    return torch.Tag.nondeterministic_seeded in node.target.tags
