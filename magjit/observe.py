@@ -31,6 +31,7 @@ from magjit.refgraph import relations as r
 from magjit.refgraph.autograd_functions import left_frame
 from magjit.refgraph.binding import bind_handlers
 from magjit.refgraph.frames import FrameState
+from magjit.refgraph.kinds import MODULE_TABLES
 from magjit.refgraph.nodes import ShadowNode
 from magjit.refgraph.number_frames import entered, returned
 from magjit.refgraph.python_specials import python_special
@@ -234,7 +235,7 @@ class Observation:
         while current.node_id != 0:
             match current.relation:
                 case r.Item(key=key):
-                    if key.key not in ("_parameters", "_buffers", "_modules"):
+                    if key.key not in MODULE_TABLES:
                         parts.append(str(key.key))
                 case r.Arg(index=index) | r.Index(index=index):
                     parts.append(f"arg{index}" if current.parent == 0 else str(index))

@@ -79,6 +79,9 @@ MAPPINGS = (dict,)
 SETS = (set, frozenset)
 CONTAINERS = (*SEQUENCES, *MAPPINGS, *SETS)
 
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+"""Where an ``nn.Module`` keeps its parts, in the order in which it looks for them."""
+
 
 def is_atom(value: Any) -> bool:
     """Whether a value is compared by type and value: immutable, all the way down."""

@@ -21,7 +21,7 @@ from magjit.refgraph.attributes import read_attribute
 from magjit.refgraph.autograd_functions import CONTEXT_SPECIALS, apply_function
 from magjit.refgraph.checkpoints import checkpoint_special
 from magjit.refgraph.containers import read_item, read_membership, read_value
-from magjit.refgraph.kinds import class_lookup, instance_dict
+from magjit.refgraph.kinds import MODULE_TABLES, class_lookup, instance_dict
 from magjit.refgraph.recorder import StateRecorder
 
 Args = tuple[Any, ...]
@@ -124,7 +124,7 @@ def _module_attribute(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs)
         return None
     module, name = args
     namespace = instance_dict(module) or {}
-    tables: list[Any] = [namespace.get(part) for part in _MODULE_TABLES]
+    tables: list[Any] = [namespace.get(part) for part in MODULE_TABLES]
     if type(name) is not str or any(type(table) is not dict for table in tables):
         return None
     last = next((k for k, table in enumerate(tables) if name in table), None)
@@ -144,7 +144,7 @@ def _module_attribute(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs)
     operators.handling = True
     try:
         read_attribute(rec, module, "__dict__")
-        for part, table in zip(_MODULE_TABLES[: last + 1], tables, strict=False):
+        for part, table in zip(MODULE_TABLES[: last + 1], tables, strict=False):
             read_membership(rec, namespace, part)
             read_item(rec, namespace, part)
             read_membership(rec, table, name)
@@ -155,9 +155,6 @@ def _module_attribute(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs)
     finally:
         operators.handling = handling
     return _C.OPAQUE
-
-
-_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def _transparent(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from magjit.refgraph import relations as r
+from magjit.refgraph.kinds import MODULE_TABLES
 from magjit.refgraph.nodes import RefGraph, ShadowNode
 from magjit.reporting.names import short
-
-_MODULE_TABLES = ("_modules", "_parameters", "_buffers")
 
 
 class Places:
@@ -94,7 +93,7 @@ class Places:
         """The object whose attributes a dict holds, or None for any other dict."""
         if isinstance(node.relation, (r.InstanceDict, r.ModuleDict)):
             return node.parent
-        if isinstance(node.relation, r.Item) and node.relation.key.key in _MODULE_TABLES:
+        if isinstance(node.relation, r.Item) and node.relation.key.key in MODULE_TABLES:
             above = self._graph.nodes[node.parent]
             owner = self._graph.nodes[above.parent]
             if isinstance(above.relation, r.InstanceDict) and is_module(owner.obj):

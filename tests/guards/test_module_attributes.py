@@ -51,7 +51,7 @@ def other_table(net: Net) -> None:
 
 
 def table_with_an_order(net: Net) -> None:
-    net._modules = OrderedDict(inner=nn.Linear(4, 4))  # type: ignore[assignment]
+    net.__dict__["_modules"] = OrderedDict(inner=nn.Linear(4, 4))
 
 
 CHANGES: list[Callable[[Net], None]] = [
@@ -122,8 +122,8 @@ def test_other_ways_to_the_same_function() -> None:
             except AttributeError:
                 return getattr(self.inner, name)
 
-    def program(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = x * net.weight + getattr(net, "scale")  # noqa: B009
+    def program(net: nn.Module, x: torch.Tensor, name: str = "scale") -> torch.Tensor:
+        y: torch.Tensor = x * net.weight + getattr(net, name)
         return nn.Module.__getattr__(net.inner, "inner")(y)
 
     wrapper, x = Wrapper(Net()), torch.randn(4)
