@@ -39,6 +39,9 @@ class Settings:
             compiles usually costs more than it gains there.
         compile_late: leave a graph that is likely to be replaced uncompiled until a call needs it,
             such as that of an unrolled loop over an input (``MAGJIT_COMPILE_LATE=0``).
+        unroll_limit: operators that a loop over a size of an input may come to when it is unrolled;
+            of a longer one each turn is a region. Not with ``dynamic=False`` or
+            ``fullgraph=True`` (``MAGJIT_UNROLL_LIMIT``).
         verify: check each intermediate representation after each pass.
         cache_dir: where compiled artefacts are kept (``MAGJIT_CACHE_DIR``; else
             ``$XDG_CACHE_HOME/magjit``, else ``~/.cache/magjit``).
@@ -50,6 +53,7 @@ class Settings:
     rehearse: bool = True
     single_operators: bool = False
     compile_late: bool = True
+    unroll_limit: int = 1000
     verify: bool = False
     cache_dir: Path = Path()
     cache_bytes: int = 2 << 30

@@ -27,6 +27,7 @@ from magjit.own_frames import depth_of_the_call, users_part
 from magjit.pipeline import build_record
 from magjit.plugin import Backend, BackendContext, FloatInputs, Streaming, StreamingBackend, calls
 from magjit.records import Captured, Record, SplitPoint, Stats
+from magjit.refgraph.long_loops import LoopPlace
 from magjit.regions import Program, RegionRun, Rest
 from magjit.rehearsal import may_rehearse, rehearse
 from magjit.replay_errors import has_saved_tensor_hooks, leave_modes
@@ -75,6 +76,7 @@ class Controller:
         self.retired_hits = 0
         self.last: Captured | None = None
         self.keep_last = False
+        self.loop: LoopPlace | None = None
         self.eager_reason: str | None = None
         self.history = ShapeHistory(options.dynamic)
         self.shell: Callable[[], Any] = lambda: None
@@ -257,7 +259,15 @@ class Controller:
         with context:
             return self._eagerly(args, kwargs)
 
+    def unroll(self, loop: LoopPlace) -> None:
+        """Forget a capture with a long loop whose turns are unlike: the next has it unrolled."""
+        if self.program.unroll(loop):
+            self.reset()
+
     def _over_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any], reasons: list[str]) -> Any:
+        if self.loop is not None and self.loop.key not in self.program.unrolled:
+            self.root.unroll(self.loop)
+            return self._eagerly(args, kwargs)
         self.eager_reason = f"{len(self.records)} records and still another call"
         backend = self.options.backend
         if isinstance(backend, StreamingBackend) and not self.root.calls_unknown:
@@ -454,12 +464,8 @@ def all_stats() -> Stats:
     total = Stats()
     for controller in list(_controllers):
         stats = controller.stats
-        total.captures += stats.captures
-        total.replays += stats.replays
-        total.splits += stats.splits
-        total.eager_calls += stats.eager_calls
-        total.streamed_calls += stats.streamed_calls
-        total.records += stats.records
+        for name in ("captures", "replays", "splits", "eager_calls", "streamed_calls", "records"):
+            setattr(total, name, getattr(total, name) + getattr(stats, name))
     return total
 
 

@@ -30,6 +30,7 @@ from magjit.refgraph import attributes, calls, containers, other_events
 from magjit.refgraph import relations as r
 from magjit.refgraph.autograd_functions import left_frame
 from magjit.refgraph.binding import bind_handlers
+from magjit.refgraph.containers import note_identity
 from magjit.refgraph.frames import FrameState
 from magjit.refgraph.kinds import MODULE_TABLES
 from magjit.refgraph.nodes import ShadowNode
@@ -81,6 +82,7 @@ _TRIVIAL = frozenset(
     | {torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device}
     | {types.FunctionType, types.BuiltinFunctionType, types.CodeType}
 )
+_TENSOR_HASH = torch.Tensor.__hash__.__code__
 _HANDLERS = {
     **attributes.HANDLERS,
     **containers.HANDLERS,
@@ -205,6 +207,25 @@ class Observation:
             if before is not None and node.obj._version != before:
                 return True
         return False
+
+    def takes_one_for_two(self) -> bool:
+        """Whether one tensor may stand for two that the run was given, with the results of two.
+
+        So it is where they are only read, none gets a gradient of its own, and nothing has told one
+        from another.
+        """
+        recorder, graph = self.recorder, self.recorder.operators.graph
+        if recorder.tells_apart or self.mutated_inputs():
+            return False
+        grads = self.global_state["grad_mode"] or any(
+            op.func is torch._C._set_grad_enabled for op in graph.operators
+        )
+        nodes = [recorder.graph.node_of(item.tensor) for item in graph.inputs]
+        return not any(
+            node.changed or (grads and node.obj.requires_grad)
+            for node in nodes
+            if node is not None and node.structural
+        )
 
     def repeatable(self) -> bool:
         """Whether the operators changed nothing outside, the random number generators included."""
@@ -373,6 +394,9 @@ def observe(
 def _enter_frame(recorder: StateRecorder, *frame: Any) -> Any:
     if recorder.between:
         recorder.operation_raises()
+        return None
+    if frame[1] is _TENSOR_HASH:
+        note_identity(recorder, frame[-1][:1])
         return None
     verdict = recorder.enter_frame(*frame)
     if recorder.numbers and mark_of(frame[0]) is not Mark.TRANSPARENT:

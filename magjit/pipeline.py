@@ -162,6 +162,7 @@ def _guard_plan(build: Build) -> None:
         recorder.graph,
         tensors,
         mutates=build.observation.mutated_inputs(),
+        one_for_two=build.observation.takes_one_for_two(),
         argument_count=len(build.observation.args),
         keywords=tuple(build.observation.kwargs),
         keyword_order=build.observation.sees_keyword_order,
@@ -279,6 +280,9 @@ def _likely_replaced(build: Build, inputs: list[GraphInput]) -> bool:
     guard compares: the same call would miss it.
     """
     observation = build.observation
+    loops = observation.recorder.loops
+    if loops is not None and loops.cuts:
+        return True
     if steps_through_input(build.captured.operators, inputs):
         return True
     if not observation.recorder.changes:

@@ -28,6 +28,7 @@ from magjit.errors import line_of
 from magjit.monitor.operator_graph import Operator, ValueRef
 from magjit.observe import Manner, Observation
 from magjit.records import Record, SplitPoint
+from magjit.refgraph.long_loops import MOST_TURNS, LongLoops, LoopPlace
 from magjit.refgraph.recorder import Effect, StateRecorder
 from magjit.refgraph.run_control import Split
 from magjit.shape_history import ShapeHistory
@@ -45,6 +46,8 @@ class Keeper(Protocol):
     dispatcher: Any
     eager_reason: str | None
     history: ShapeHistory
+    loop: LoopPlace | None
+    """The long loop of which the region is a turn."""
 
     @property
     def name(self) -> str: ...
@@ -60,6 +63,8 @@ class Keeper(Protocol):
 
     def note_split(self, split: SplitPoint) -> None: ...
 
+    def unroll(self, loop: LoopPlace) -> None: ...
+
 
 class Program:
     """The regions of one compiled object beyond its first.
@@ -68,6 +73,7 @@ class Program:
         points: where it was cut.
         regions: how it goes on from there, by where its frames stand.
         places: instructions to cut at that were found too late, with the reason.
+        unrolled: long loops whose turns are unlike.
         notes_results: an object could not be made again; the next run tells where it is made.
         symbolic_sizes: numbers that are symbols in the call that is under way.
     """
@@ -77,6 +83,7 @@ class Program:
         self.points: dict[Any, CutPoint] = {}
         self.regions: dict[Any, Keeper] = {}
         self.places: dict[tuple[int, int], str] = {}
+        self.unrolled: dict[tuple[int, int], LoopPlace] = {}
         self.notes_results = False
         self.symbolic_sizes: frozenset[int] = frozenset()
         self._codes: list[types.CodeType] = []
@@ -113,6 +120,15 @@ class Program:
             line,
             reason,
         )
+        return True
+
+    def unroll(self, loop: LoopPlace) -> bool:
+        """Have a long loop unrolled from now on; whether that is news."""
+        if loop.key in self.unrolled:
+            return False
+        self.unrolled[loop.key] = loop
+        line = line_of(loop.code, loop.offset)
+        log.info("%s, line %d: unlike turns; unrolled from now on", loop.code.co_qualname, line)
         return True
 
     def step(self, point: CutPoint) -> _C.Step:
@@ -194,6 +210,7 @@ class RegionRun:
         self.places = program.places
         self.cuts: list[CutPoint] = []
         self.learned = False
+        self._loop: LoopPlace | None = None
         self._recorder: StateRecorder | None = None
         self._before: Any = None
         self._duplicate = False
@@ -202,6 +219,9 @@ class RegionRun:
         """See `magjit.observe.Regions`."""
         self._recorder = recorder
         recorder.notes_results = self.program.notes_results
+        if self.manner.history.dynamic is not False:
+            limit = settings.current().unroll_limit
+            recorder.loops = LongLoops(limit, self.program.unrolled)
 
     # -- cuts ------------------------------------------------------------------------------------
 
@@ -219,10 +239,20 @@ class RegionRun:
                 self._not_kept(kept, cut)
                 return None
         self.cuts.append(point)
+        self._note_loop(cut)
         if not point.told:
             point.told = True
             log.info("%s is cut: %s", self.root.name, point)
         return point
+
+    def _note_loop(self, cut: Cut) -> None:
+        """Whether the next region is a turn of a loop that is too long to be unrolled."""
+        assert self._recorder is not None
+        last, loops = cut.frames[-1], self._recorder.loops
+        if loops is not None and loops.cuts:
+            self._loop = LoopPlace(last.code, last.offset)
+        elif self._loop is not None and self._loop.key != (id(last.code), last.offset):
+            self._loop = None
 
     def _go_on(self, point: CutPoint) -> Callable[[tuple[Any, ...]], Any]:
         step = self.program.step(point)
@@ -261,6 +291,11 @@ class RegionRun:
             self._leave(region, args)
         if not self._duplicate and len(region.records) >= settings.current().record_limit:
             return None
+        if self._loop is not None:
+            region.loop = self._loop
+            if not self._duplicate and len(region.records) >= MOST_TURNS:
+                self.root.unroll(self._loop)
+                return None
         self._hand_on_shapes(region)
         recorder.give_numbers_back()
         recorder.restart()
@@ -300,7 +335,9 @@ class RegionRun:
 
     def _hand_on_shapes(self, region: Keeper) -> None:
         """Sizes that are symbols in the region that ends are symbols in the next one, too."""
-        for tensor, free in self._symbolic():
+        assert self._recorder is not None
+        counted = [] if self._recorder.loops is None else self._recorder.loops.counted
+        for tensor, free in [*counted, *self._symbolic()]:
             region.history.expected[id(tensor)] = (weakref.ref(tensor), free)
 
     def _is_inside_a_mode(self) -> bool:

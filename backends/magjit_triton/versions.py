@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 from functools import cache
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 
 import magjit.plugin.virtual_tensors
+from magjit.plugin.cache import code_digest
 
 __all__ = ["versions"]
 
@@ -23,12 +23,9 @@ def versions() -> tuple[str, ...]:
         found = triton.__version__
     except ImportError:
         found = "none"
-    digest = hashlib.sha256()
-    for folder in (Path(__file__).parent, Path(magjit.plugin.virtual_tensors.__file__).parent):
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.name.encode() + path.read_bytes())
+    folders = Path(__file__).parent, Path(magjit.plugin.virtual_tensors.__file__).parent
     try:
         own = importlib.metadata.version("magjit")
     except importlib.metadata.PackageNotFoundError:
         own = "none"
-    return str(torch.__version__), found, own, digest.hexdigest()
+    return str(torch.__version__), found, own, code_digest(*folders)

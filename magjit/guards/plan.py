@@ -112,12 +112,16 @@ def build_plan(
     tensors: tuple[int, ...],
     *,
     mutates: bool,
+    one_for_two: bool,
     argument_count: int,
     keywords: tuple[str, ...],
     keyword_order: bool,
     metas: dict[int, Any],
 ) -> GuardPlan:
-    """Collect the checks of all nodes that the outside reached before the run (Algorithm 1)."""
+    """Collect the checks of all nodes that the outside reached before the run (Algorithm 1).
+
+    With ``one_for_two``, tensors need not be different ones.
+    """
     nodes = reachable(graph)
     checks = [
         Check(node.node_id, relation, target)
@@ -129,7 +133,7 @@ def build_plan(
         graph,
         tuple(checks),
         typed,
-        _distinct_groups(graph, nodes, tensors),
+        _distinct_groups(graph, nodes, () if one_for_two else tensors),
         mutates,
         tensors,
         argument_count,

@@ -20,12 +20,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from magjit import config
 from magjit.errors import ArgumentError
 
-__all__ = ["CacheStats", "DiskCache", "disk_cache", "fingerprint"]
+__all__ = ["CacheStats", "DiskCache", "code_digest", "disk_cache", "fingerprint"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,16 @@ def fingerprint(*parts: str | bytes | int | bool | None) -> str:
         data = part if isinstance(part, bytes) else repr(part).encode()
         digest.update(f"{type(part).__name__}:{len(data)}:".encode())
         digest.update(data)
+    return digest.hexdigest()
+
+
+@cache
+def code_digest(*folders: Path) -> str:
+    """Changes with the text of the Python files below some folders, and so with what they make."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
 

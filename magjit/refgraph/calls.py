@@ -44,7 +44,7 @@ from magjit.refgraph.kinds import (
 )
 from magjit.refgraph.legacy import call_variable
 from magjit.refgraph.number_events import pin_inside
-from magjit.refgraph.python_specials import opaque_call, python_special
+from magjit.refgraph.python_specials import opaque_call, python_special, unfollowed
 from magjit.refgraph.recorder import LIBRARIES, Handler, StateRecorder
 from magjit.refgraph.specials import AS_PURE, SPECIALS
 from magjit.refgraph.stack import CALLABLE_DEPTH, length_of, observed_frame
@@ -270,11 +270,11 @@ def _operator(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwa
     for value in (*args, *kwargs.values()):
         if isinstance(value, (*CONTAINERS, np.ndarray)):
             _open_argument(rec, value, Read.DEEP)
-    return _C.OPAQUE if isinstance(func, types.FunctionType) else None
+    return unfollowed(rec, func)
 
 
 def _metadata(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    return _C.OPAQUE if isinstance(func, types.FunctionType) else None
+    return unfollowed(rec, func)
 
 
 def _pure(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -286,7 +286,7 @@ def _pure(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs)
         _argument(rec, rule, key, value, deep)
         if rule.text:
             read_value(rec, value, ("__format__", "__str__", "__repr__"), deep=True)
-    return _C.OPAQUE if isinstance(func, types.FunctionType) else None
+    return unfollowed(rec, func)
 
 
 def _receiver(func: Any, args: Args) -> tuple[Any, Args]:

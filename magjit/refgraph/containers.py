@@ -27,6 +27,7 @@ from magjit.refgraph.kinds import (
     mapping_behind,
     reads_unknown_state,
 )
+from magjit.refgraph.long_loops import RANGE_ITERATOR
 from magjit.refgraph.nodes import ABSENT, Leaf, ShadowNode
 from magjit.refgraph.recorder import Handler, StateRecorder
 
@@ -454,6 +455,8 @@ def for_iter(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[A
     iterator = inputs[0]
     if rec.graph.node_of(iterator) is not None:
         read_value(rec, iterator)
+    elif type(iterator) is RANGE_ITERATOR and rec.loops is not None:
+        rec.loops.turn(rec, state, offset, iterator)
 
 
 def identity(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> None:
@@ -462,7 +465,7 @@ def identity(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[A
 
 
 def note_identity(rec: StateRecorder, values: tuple[Any, ...]) -> None:
-    """Two outside objects are compared: whether they are one object is part of the guard."""
+    """Outside objects are compared, or hashed: whether they are one is part of the guard."""
     nodes = [rec.graph.node_of(value) for value in values]
     if all(node is not None for node in nodes):
         for node in nodes:

@@ -41,6 +41,18 @@ def opaque_call(rec: StateRecorder, post: Callable[[tuple[Any, ...]], None]) -> 
     return (_C.OPAQUE, resume)
 
 
+def unfollowed(rec: StateRecorder, func: Any) -> Any:
+    """The verdict for an annotated function: what Python code in it does goes unseen."""
+    if not isinstance(func, types.FunctionType):
+        return None
+    # It may ask whether two tensors are one, as that of attention does.
+    rec.tells_apart |= func.__module__ not in _OF_TENSORS or "attention" in func.__name__
+    return _C.OPAQUE
+
+
+_OF_TENSORS = frozenset({"torch._tensor", "torch.functional", "torch.nn.functional"})
+
+
 def _enter(rec: StateRecorder, manager: Any, func: Callable[..., Any], state: Args) -> Any:
     """Entering a mode of torch is an operator without tensors; leaving it refers to it."""
     if rec.graph.node_of(manager) is not None:

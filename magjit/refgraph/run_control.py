@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from magjit.errors import Location
 from magjit.monitor.operators import OperatorRecorder
 from magjit.refgraph.frames import OWN_FOLDERS, FrameState
+from magjit.refgraph.long_loops import LongLoops
 from magjit.refgraph.numbers import Numbers
 from magjit.refgraph.tensors import TensorNotes
 
@@ -70,6 +71,8 @@ class RunControl(TensorNotes):
         places: instructions to cut at, by identity of the code and offset, with the reason.
         regions: how many have begun after the first.
         marker: operators, effects and changes when the last event began.
+        tells_apart: code that was not followed may have asked which objects tensors are.
+        loops: the loops that may be too long to be unrolled; None: all are.
         around: what the program itself runs within, if anything.
         confines: an exception that a handler raises into the program does not end the observation.
         notes_results: write down in `made` which call made an object: the object, the code and
@@ -77,6 +80,8 @@ class RunControl(TensorNotes):
     """
 
     confines = False
+    tells_apart = False
+    loops: LongLoops | None = None
     around: AbstractContextManager[Any] | None = None
     notes_results: bool
     made: dict[int, tuple[Any, types.CodeType, int]]

@@ -210,6 +210,8 @@ def _id(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -
     node = rec.node_for(args[0]) if args else None
     if node is not None and node.fixed:
         return
+    if node is not None and isinstance(args[0], torch.Tensor):
+        node.identity_used = True
     if module not in _IDENTITY_KEYS and not module.startswith("torch."):
         rec.split("reads the address of an object with id()")
 

@@ -223,6 +223,7 @@ def statements(draw: Any, depth: int, in_loop: bool) -> list[str]:
                 (
                     *("i in range(3)", "i in range(len(local))", "i, v in enumerate((x, t))"),
                     *("v in x", "k in list(state.table)", "v, w in zip([x, t], 'ab')"),
+                    "i in range(x.size(0))",
                 )
             )
         )

@@ -36,7 +36,7 @@ def result_of(function: Any, x: torch.Tensor, state: State) -> Any:
     }
 
 
-def check(source: str, between: list[str], backend: str = "eager") -> None:
+def check(source: str, between: list[str], backend: str = "eager", size: int = 3) -> None:
     """Four calls of the program and of the compiled program, each in its world."""
     eager, program = made(source), made(source)
     compiled = magjit.compile(program, backend=backend)
@@ -49,7 +49,7 @@ def check(source: str, between: list[str], backend: str = "eager") -> None:
                 for function, state in zip((eager, compiled), worlds, strict=True):
                     exec(change, {"torch": torch, "state": state})
                     torch.manual_seed(call // 2)
-                    outcomes.append(result_of(function, torch.randn(3), state))
+                    outcomes.append(result_of(function, torch.randn(size), state))
                 found = differ(*outcomes)
                 assert found is None, f"call {call}: {found}\n{source}\n{between}"
     finally:
@@ -68,6 +68,13 @@ def test_programs(source: str, between: list[str]) -> None:
     check(source, between)
 
 
+@settings(max_examples=80, deadline=None, suppress_health_check=LENIENT, derandomize=True)
+@given(sources(), changes)
+def test_programs_whose_loops_are_too_long(source: str, between: list[str]) -> None:
+    with magjit.config.override(unroll_limit=1):
+        check(source.replace("range(3)", "range(x.size(0))"), between, size=5)
+
+
 @pytest.mark.slow
 @pytest.mark.fuzz
 @pytest.mark.parametrize("part", range(10))
@@ -76,5 +83,7 @@ def test_many_programs(part: int) -> None:
     @given(sources(), changes)
     def many(source: str, between: list[str]) -> None:
         check(source, between)
+        with magjit.config.override(unroll_limit=1):
+            check(source.replace("range(3)", "range(x.size(0))"), between, size=5)
 
     many()

@@ -7,7 +7,6 @@ know groups, and batched products over the rows of a group, read the heads where
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, Node
 
+from magjit.plugin.cache import code_digest
 from magjit.plugin.virtual_tensors import grouping
 from magjit.plugin.virtual_tensors.grouping import group_repeated
 
@@ -35,9 +35,7 @@ class WithoutCopies(CustomGraphPass):
 
     def uuid(self) -> str:
         """Changes with what the pass does, so that cached results are not mixed up."""
-        folder = Path(grouping.__file__).parent
-        text = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
-        return hashlib.sha256(text).hexdigest()
+        return code_digest(Path(grouping.__file__).parent)
 
 
 def _is_kernel(product: Node) -> bool:
