@@ -68,13 +68,25 @@ def disable_caches() -> None:
     torch._functorch.config.enable_autograd_cache = False
 
 
-def warm_up(compiler: str, backend: str, device: str = "cpu") -> None:
-    """Compiles an unrelated function: what a first use sets up once is not a model's cost."""
+def warm_up(
+    compiler: str,
+    backend: str,
+    device: str = "cpu",
+    *,
+    mode: str | None = None,
+    sizes: Sequence[int] = (3,),
+) -> None:
+    """Compiles an unrelated function: what a first use sets up once is not a model's cost.
+
+    With several sizes that holds for what a first symbol sets up, too.
+    """
 
     def unrelated(x: torch.Tensor) -> torch.Tensor:
         return x.sin() + 1
 
-    COMPILERS[compiler](unrelated, backend=backend)(torch.ones(3, device=device))
+    compiled = COMPILERS[compiler](unrelated, backend=backend, mode=mode)
+    for size in sizes:
+        compiled(torch.ones(size, device=device))
 
 
 def compiled_pair(

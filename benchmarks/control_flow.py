@@ -37,6 +37,8 @@ from harness import Benchmark, add_medians, argument_parser, measured_within, ru
 
 CALLS = 20
 ROUNDS = 1
+WARM_UP = (3, 5, 4)
+"""Lengths of another function's input, compiled before: lengths change here, too."""
 TOLERANCE = (2e-3, 2e-3)
 COMPILERS = ("magjit", "torch.compile", "cell", "eager")
 BACKENDS = ("eager", "inductor", "dvm", "dvm, reduce-overhead")
@@ -213,7 +215,8 @@ def measure(compiler: str, backend: str, mode: str, name: str, device: str) -> d
     chosen = random.Random(1)
     calls = [make_input(chosen).to(device) for _ in range(CALLS)]
     expected = [model(call) for call in calls]
-    warm_up("magjit" if compiler == "magjit" else "torch.compile", backend, device)
+    own = "magjit" if compiler == "magjit" else "torch.compile"
+    warm_up(own, backend, device, mode=mode or None, sizes=WARM_UP)
     compiled = compiled_by(compiler, model, backend, mode or None)
     notes, taken = [], []
     for position, (call, wanted) in enumerate(zip(calls, expected, strict=True)):

@@ -25,7 +25,7 @@ from magjit.refgraph.frames import FrameState
 from magjit.refgraph.nodes import RefGraph
 
 RANGE_ITERATOR: type = type(iter(range(0)))
-_FEWEST = 4
+FEWEST = 4
 """Turns of a loop that is worth a region of its own."""
 MOST_TURNS = 2
 """Records of the first turns of a loop; if still another is unlike, the loop is unrolled."""
@@ -104,7 +104,7 @@ class LongLoops:
         turns = operator.length_hint(iterator)
         place = rec.place(state, offset)
         key = id(place[0]), place[1]
-        if turns < _FEWEST or key in self.unrolled:
+        if turns < FEWEST or key in self.unrolled:
             return 0
         if key not in self._sized:
             self._sized[key] = is_over_size(state.info, offset)

@@ -7,12 +7,14 @@ import linecache
 import warnings
 from contextlib import redirect_stdout
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
 import magjit
+from magjit.refgraph import long_loops
 
 from ..twin import differ
 from .generated import SCOPE, State, changes, made, sources
@@ -36,7 +38,7 @@ def result_of(function: Any, x: torch.Tensor, state: State) -> Any:
     }
 
 
-def check(source: str, between: list[str], backend: str = "eager", size: int = 3) -> None:
+def check(source: str, between: list[str], backend: str = "eager") -> None:
     """Four calls of the program and of the compiled program, each in its world."""
     eager, program = made(source), made(source)
     compiled = magjit.compile(program, backend=backend)
@@ -49,7 +51,7 @@ def check(source: str, between: list[str], backend: str = "eager", size: int = 3
                 for function, state in zip((eager, compiled), worlds, strict=True):
                     exec(change, {"torch": torch, "state": state})
                     torch.manual_seed(call // 2)
-                    outcomes.append(result_of(function, torch.randn(size), state))
+                    outcomes.append(result_of(function, torch.randn(3), state))
                 found = differ(*outcomes)
                 assert found is None, f"call {call}: {found}\n{source}\n{between}"
     finally:
@@ -68,11 +70,17 @@ def test_programs(source: str, between: list[str]) -> None:
     check(source, between)
 
 
+def check_cut_loops(source: str, between: list[str]) -> None:
+    """The same where each loop over a size is too long to be unrolled."""
+    few, limit = mock.patch.object(long_loops, "FEWEST", 2), magjit.config.override(unroll_limit=1)
+    with few, limit:
+        check(source.replace("range(3)", "range(x.size(0))"), between)
+
+
 @settings(max_examples=80, deadline=None, suppress_health_check=LENIENT, derandomize=True)
 @given(sources(), changes)
 def test_programs_whose_loops_are_too_long(source: str, between: list[str]) -> None:
-    with magjit.config.override(unroll_limit=1):
-        check(source.replace("range(3)", "range(x.size(0))"), between, size=5)
+    check_cut_loops(source, between)
 
 
 @pytest.mark.slow
@@ -83,7 +91,6 @@ def test_many_programs(part: int) -> None:
     @given(sources(), changes)
     def many(source: str, between: list[str]) -> None:
         check(source, between)
-        with magjit.config.override(unroll_limit=1):
-            check(source.replace("range(3)", "range(x.size(0))"), between, size=5)
+        check_cut_loops(source, between)
 
     many()
