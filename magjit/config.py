@@ -41,7 +41,7 @@ class Settings:
             such as that of an unrolled loop over an input (``MAGJIT_COMPILE_LATE=0``).
         unroll_limit: operators that a loop over a size of an input may come to when it is unrolled;
             of a longer one each turn is a region. Not with ``dynamic=False`` or
-            ``fullgraph=True`` (``MAGJIT_UNROLL_LIMIT``).
+            ``fullgraph=True``.
         verify: check each intermediate representation after each pass.
         cache_dir: where compiled artefacts are kept (``MAGJIT_CACHE_DIR``; else
             ``$XDG_CACHE_HOME/magjit``, else ``~/.cache/magjit``).
@@ -69,8 +69,9 @@ class Settings:
                 )
         if self.record_limit < 1:
             raise ArgumentError(f"record_limit must be at least 1, got {self.record_limit}")
-        if self.cache_bytes < 0:
-            raise ArgumentError(f"cache_bytes must not be negative, got {self.cache_bytes}")
+        for name in ("cache_bytes", "unroll_limit"):
+            if getattr(self, name) < 0:
+                raise ArgumentError(f"{name} must not be negative, got {getattr(self, name)}")
 
 
 def _from_environment(environment: Mapping[str, str]) -> Settings:

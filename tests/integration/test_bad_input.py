@@ -143,6 +143,7 @@ def test_arguments_that_must_be_compiled(call: Callable[..., Any], wrong: Any) -
         {"record_limit": "8"},
         {"record_limit": True},
         {"record_limi": 3},
+        {"unroll_limit": -1},
         {"verify": "yes"},
         {"cache_dir": 3},
         {"cache_bytes": -1},
