@@ -31,15 +31,35 @@ def captured(
     assert "launched one by one, since" not in caplog.text
 
 
-def test_a_loop_of_any_length(captured: list[Any]) -> None:
+@pytest.mark.parametrize("limit", [50, 100_000], ids=["cut", "unrolled"])
+def test_a_loop_of_any_length(captured: list[Any], limit: int) -> None:
     torch.manual_seed(0)
     model = LoopedLSTM(width=64, layers=3).cuda().eval()
     compiled = magjit.compile(model, backend="dvm", mode="reduce-overhead")
-    with torch.no_grad():
+    with torch.no_grad(), magjit.config.override(unroll_limit=limit):
         for length in (5, 7, 4, 9, 6, 12, 5):
             x = torch.randn(length, 4, 64, device="cuda")
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
     assert captured
+
+
+@pytest.mark.parametrize("backend", ["dvm", "triton", "inductor"])
+@pytest.mark.parametrize("first", [(0, 1), (0, 0)], ids=["two first", "one first"])
+def test_one_tensor_for_two(backend: str, first: tuple[int, int]) -> None:
+    def program(a: torch.Tensor, b: torch.Tensor) -> Any:
+        return a.exp() * b - 1, a + b.cos(), b
+
+    compiled = magjit.compile(program, backend=backend, mode="reduce-overhead")
+    given = [torch.randn(64, 64, device="cuda") for _ in range(3)]
+    kept = [x.clone() for x in given]
+    pairs = [(0, 0), (0, 1), (1, 1), (2, 2), (1, 2), (0, 2), (2, 1), (1, 1), (0, 0), (2, 2)]
+    with torch.no_grad():
+        for one, other in [first] * 4 + pairs:
+            wanted = program(given[one], given[other])
+            found = compiled(given[one], given[other])
+            torch.testing.assert_close(found, wanted)
+            assert found[2] is given[other]
+    assert all(map(torch.equal, given, kept))
 
 
 def test_blocks_that_share_code_have_graphs_of_their_own(captured: list[Any]) -> None:
