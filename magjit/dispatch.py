@@ -259,14 +259,15 @@ class Controller:
         with context:
             return self._eagerly(args, kwargs)
 
-    def unroll(self, loop: LoopPlace) -> None:
-        """Forget a capture with a long loop whose turns are unlike: the next has it unrolled."""
-        if self.program.unroll(loop):
+    def unroll(self, loop: LoopPlace) -> bool:
+        """Forget captures with a long loop of unlike turns; False: it is unrolled already."""
+        news = self.program.unroll(loop)
+        if news:
             self.reset()
+        return news
 
     def _over_limit(self, args: tuple[Any, ...], kwargs: dict[str, Any], reasons: list[str]) -> Any:
-        if self.loop is not None and self.loop.key not in self.program.unrolled:
-            self.root.unroll(self.loop)
+        if self.loop is not None and self.root.unroll(self.loop):
             return self._eagerly(args, kwargs)
         self.eager_reason = f"{len(self.records)} records and still another call"
         backend = self.options.backend

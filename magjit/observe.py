@@ -211,11 +211,11 @@ class Observation:
     def takes_one_for_two(self) -> bool:
         """Whether one tensor may stand for two that the run was given, with the results of two.
 
-        So it is where they are only read, none gets a gradient of its own, and nothing has told one
+        So it is, where none is mutated, if none gets a gradient of its own and nothing has told one
         from another.
         """
         recorder, graph = self.recorder, self.recorder.operators.graph
-        if recorder.tells_apart or self.mutated_inputs():
+        if recorder.tells_apart:
             return False
         grads = self.global_state["grad_mode"] or any(
             op.func is torch._C._set_grad_enabled for op in graph.operators

@@ -158,11 +158,12 @@ def _guard_plan(build: Build) -> None:
     recorder = build.observation.recorder
     nodes = [recorder.graph.node_of(item.tensor) for item in recorder.operators.graph.inputs]
     tensors = tuple(node.node_id for node in nodes if node is not None)
+    mutates = build.observation.mutated_inputs()
     plan = guard_plan.build_plan(
         recorder.graph,
         tensors,
-        mutates=build.observation.mutated_inputs(),
-        one_for_two=build.observation.takes_one_for_two(),
+        mutates=mutates,
+        one_for_two=not mutates and build.observation.takes_one_for_two(),
         argument_count=len(build.observation.args),
         keywords=tuple(build.observation.kwargs),
         keyword_order=build.observation.sees_keyword_order,

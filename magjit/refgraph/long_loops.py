@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from magjit.bytecode import CodeInfo, Instr
+from magjit.bytecode.optable import LOCAL_READS
 from magjit.monitor.operators import OperatorRecorder
 from magjit.refgraph.frames import FrameState
 from magjit.refgraph.nodes import RefGraph
@@ -31,7 +32,6 @@ MOST_TURNS = 2
 """Records of the first turns of a loop; if still another is unlike, the loop is unrolled."""
 _IGNORED = frozenset({"PRECALL", "NOP", "EXTENDED_ARG", "CACHE", "KW_NAMES"})
 _CONSTANTS = frozenset({"LOAD_CONST", "LOAD_SMALL_INT"})
-_LOCALS = frozenset({"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def _gives_size(instrs: list[Instr], end: int, everything: list[Instr]) -> bool:
     if end < 1:
         return False
     last = instrs[end - 1]
-    if last.opname in _LOCALS:
+    if last.opname in LOCAL_READS:
         stores = [
             place
             for place, instr in enumerate(everything)
