@@ -136,6 +136,7 @@ def planned(world: World, *tensors: int, mutates: bool = False) -> GuardPlan:
         world.graph,
         tensors,
         mutates=mutates,
+        one_for_two=False,
         argument_count=1,
         keywords=("mask",),
         keyword_order=False,
