@@ -26,6 +26,7 @@ from magjit.bytecode.depths import exception_table
 from magjit.bytecode.perform import Operation, instruction_at, operation_at
 from magjit.bytecode.splice import SpliceError, obstacle
 from magjit.continuations import Chain, CutPoint, FramePoint, frame_point
+from magjit.refgraph.addresses import KEEP_ADDRESSES
 from magjit.refgraph.attributes import cell_node
 from magjit.refgraph.frames import FrameState
 from magjit.refgraph.number_frames import called_directly
@@ -136,6 +137,8 @@ def find_cut(recorder: StateRecorder, split: Split) -> Cut:
     if recorder.after_event:
         raise Uncuttable("it shows when the instruction is over", _last_event(recorder))
     count = _resumable(frames)
+    if recorder.addresses:
+        count = min(count, _before_a_memo(frames))
     if count < len(frames):
         frames, further = frames[:count], True
     if not frames:
@@ -189,6 +192,16 @@ def _resumable(frames: list[_Live]) -> int:
         if not operation.is_call:
             return index + 1
     return len(frames)
+
+
+def _before_a_memo(frames: list[_Live]) -> int:
+    """How many frames called each other before one of a module that keeps addresses for a while.
+
+    Between two regions its memo would outlive the addresses in it.
+    """
+    modules = [live.state.globals.get("__name__") for live in frames]
+    found = (index for index, name in enumerate(modules) if index and name in KEEP_ADDRESSES)
+    return next(found, len(frames))
 
 
 def _cut(recorder: StateRecorder, frames: list[_Live], split: Split) -> Cut:

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -110,6 +110,11 @@ class _GraphResolver:
     def is_tensor(self, obj: Any) -> bool:
         """See `Resolver`."""
         return issubclass(type(obj), torch.Tensor)
+
+    @property
+    def addresses(self) -> Mapping[int, int]:
+        """See `Resolver`."""
+        return self._recorder.addresses
 
     def created(self, obj: Any) -> bool | None:
         """Whether a function or a class was made in the run; None when that is not known."""

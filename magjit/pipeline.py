@@ -32,6 +32,7 @@ from magjit.observe import Observation, with_symbols
 from magjit.plugin import Backend, BackendContext, GraphInput, ShapeGuard, TensorInput, run_backend
 from magjit.plugin.fx_helpers import runnable
 from magjit.records import Captured, Record, SplitPoint
+from magjit.refgraph.addresses import looked_for
 from magjit.refgraph.number_records import NumberInputs
 
 
@@ -156,6 +157,14 @@ def _mock(build: Build) -> None:
 def _guard_plan(build: Build) -> None:
     """What must be as it was."""
     recorder = build.observation.recorder
+    address = looked_for(recorder.graph, recorder.addresses)
+    if address is not None:
+        build.captured.split = SplitPoint(
+            "an address that id() gave is looked for in what comes from outside",
+            build.observation.location,
+            about=address,
+        )
+        return
     nodes = [recorder.graph.node_of(item.tensor) for item in recorder.operators.graph.inputs]
     tensors = tuple(node.node_id for node in nodes if node is not None)
     mutates = build.observation.mutated_inputs()

@@ -265,15 +265,22 @@ class RegionRun:
         """
         if not isinstance(kept, SplitPoint):
             return
-        assert self._recorder is not None
-        made = self._recorder.made.get(id(kept.about))
-        if made is not None and made[0] is kept.about:
-            self.learned |= self.program.learn(Enclosing(*made[1:]), kept.reason)
-        elif kept.about is not None and not self.program.notes_results:
+        if self._learns_of(kept):
+            return
+        if kept.about is not None and not self.program.notes_results:
             self.program.notes_results = self.learned = True
         elif len(cut.frames) > 1:
             outer = cut.frames[-2]
             self.learned |= self.program.learn(Enclosing(outer.code, outer.offset), kept.reason)
+
+    def _learns_of(self, kept: SplitPoint) -> bool:
+        """Whether it is known which instruction made what cannot be made again."""
+        assert self._recorder is not None
+        made = self._recorder.made.get(id(kept.about))
+        if made is None or made[0] is not kept.about:
+            return False
+        self.learned |= self.program.learn(Enclosing(*made[1:]), kept.reason)
+        return True
 
     def begins(self, chain: Chain, values: list[Any], leavable: bool) -> tuple[Any, ...] | None:
         """See `magjit.cutting.Host`."""
@@ -373,8 +380,10 @@ class RegionRun:
             except Uncuttable as problem:
                 recorder.split(problem.reason, location=observation.location)
         kept = self.current.keep(observation, self.manner)
-        if isinstance(kept, SplitPoint) and not self.learned:
-            self.current.note_split(kept)
+        if isinstance(kept, SplitPoint):
+            self._learns_of(kept)
+            if not self.learned:
+                self.current.note_split(kept)
 
 
 # -- global state ---------------------------------------------------------------------------------

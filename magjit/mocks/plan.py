@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -36,6 +36,7 @@ from magjit.mocks.recipes import ATOMS, Kind, Make, Shared, state
 from magjit.mocks.schedule import Cycle, schedule
 from magjit.mocks.value_kinds import kind_of
 from magjit.mocks.writes import Call, ContainerState, Write, final_writes
+from magjit.refgraph.addresses import address_in
 from magjit.refgraph.number_values import Argument, Drawn, Item, Length, Number, Read, Size
 from magjit.refgraph.numbers import Numbers
 
@@ -50,7 +51,9 @@ class Resolver(Protocol):
     - ``created(obj) -> bool | None``: whether a class, a function, a module or a globals dict was
       made in the run; without it, those functions existed before that no function defines;
     - ``view(tensor) -> (function, arguments) | None``: a call that makes a tensor again from
-      tensors that outlive the graph, for a view that escapes with its base.
+      tensors that outlive the graph, for a view that escapes with its base;
+    - ``addresses``: where objects of the run lay, as the run read it with ``id``: a replay has
+      others in their place.
     """
 
     def external(self, obj: Any) -> int | None:
@@ -98,6 +101,7 @@ class PlanBuilder:
         self._computed: dict[int, Ref] = {}
         self._created = getattr(resolver, "created", None)
         self._view = getattr(resolver, "view", None)
+        self._addresses: Mapping[int, int] = getattr(resolver, "addresses", {})
         self._changed: set[int] = set()
         self._exprs: dict[int, Expr] = {}
         self._alive: list[Any] = []  # so that no id is used again
@@ -138,6 +142,8 @@ class PlanBuilder:
     def value(self, obj: Any, label: str, parent: int | None = None) -> Expr:
         """An expression for an object that leaves the run."""
         if type(obj) in ATOMS:
+            if self._addresses:
+                self._refuse_address(obj, label, parent)
             number = self._numbers.find(obj)
             return Const(obj) if number is None else self._number(number)
         key = id(obj)
@@ -205,6 +211,8 @@ class PlanBuilder:
             return Ref(index)
         if kind is not None and kind.shared:
             self._numbers.pin(self._numbers.among((obj,)))
+            if self._addresses:
+                self._refuse_address(obj, label, parent)
             recipe = kind.describe(obj, self._parts(self._new_index(obj, label, parent)))
             assert isinstance(recipe, Shared)
             return recipe.expr
@@ -225,6 +233,12 @@ class PlanBuilder:
         else:
             self._undescribed.append((index, obj, kind))
         return Ref(index)
+
+    def _refuse_address(self, obj: Any, label: str, parent: int | None) -> None:
+        address = address_in(obj, self._addresses)
+        if address is not None:
+            index = self._new_index(address, label, parent)
+            raise self.refusal(index, "it is the address of an object, read with id()")
 
     def _tensor(self, obj: Any) -> Expr | None:
         """A tensor of the graph, or a view of a tensor."""

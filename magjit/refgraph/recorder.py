@@ -89,6 +89,7 @@ class StateRecorder(RunControl):
         self.resumed: dict[int, Any] = {}
         self.filled: list[Any] = []
         self.made: dict[int, tuple[Any, types.CodeType, int]] = {}
+        self.addresses: dict[int, int] = {}
         self.marker = (0, 0, 0)
         self.made_codes: set[types.CodeType] = set()
         self.made_classes: set[type] = set()
@@ -340,7 +341,7 @@ class StateRecorder(RunControl):
         self.graph = RefGraph()
         self.operators.release()
         self.missing = []
-        self.made = {}
+        self.made, self.addresses = {}, {}
         self.effects = []
         self.entered = []
         self.contexts = []

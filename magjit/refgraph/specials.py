@@ -19,6 +19,7 @@ import torch
 from magjit import _C
 from magjit.annotations import Rule
 from magjit.refgraph import relations as r
+from magjit.refgraph.addresses import KEEP_ADDRESSES
 from magjit.refgraph.arrays import from_numpy
 from magjit.refgraph.attributes import (
     before_deletion,
@@ -205,19 +206,23 @@ def _format(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwarg
             rec.split("formats attributes or items that are named in a text")
 
 
-def _id(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
-    module = str(rec.state.globals.get("__name__", "")) if rec.state is not None else ""
+def _id(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    state, offset = rec.state, rec.offset
+    module = str(state.globals.get("__name__", "")) if state is not None else ""
     node = rec.node_for(args[0]) if args else None
     if node is not None and node.fixed:
-        return
-    if node is not None and isinstance(args[0], torch.Tensor):
+        return None
+    if node is not None and not is_atom(args[0]):
         node.identity_used = True
-    if module not in _IDENTITY_KEYS and not module.startswith("torch."):
+    if state is None or (module not in KEEP_ADDRESSES and not module.startswith("torch.")):
         rec.split("reads the address of an object with id()")
+        return None
 
+    def note(top: tuple[Any, ...]) -> None:
+        address = rec.addresses.setdefault(top[-1], top[-1])
+        rec.made.setdefault(id(address), (address, *rec.place(state, offset)))
 
-_IDENTITY_KEYS = frozenset({"copy", "dataclasses", "inspect", "reprlib"})
-"""Modules that use addresses as the keys of memos only."""
+    return note
 
 
 def _hash(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
