@@ -33,6 +33,7 @@ from magjit.plugin import Backend, BackendContext, GraphInput, ShapeGuard, Tenso
 from magjit.plugin.fx_helpers import runnable
 from magjit.records import Captured, Record, SplitPoint
 from magjit.refgraph.addresses import looked_for
+from magjit.refgraph.cached_calls import not_asked
 from magjit.refgraph.number_records import NumberInputs
 
 
@@ -299,7 +300,8 @@ def _likely_replaced(build: Build, inputs: list[GraphInput]) -> bool:
         return False
     assert build.guard is not None
     program = build.guard.program()
-    return program.explain(observation.args, observation.kwargs) is not None
+    with not_asked():
+        return program.explain(observation.args, observation.kwargs) is not None
 
 
 def _is_one_call(build: Build) -> bool:
@@ -390,6 +392,7 @@ def _emit(build: Build) -> None:
     guard_emit.add_shape_predicate(code, left, build.numbers)
     numbers = build.observation.recorder.numbers
     guard_emit.add_number_guard(code, numbers.guard())
+    guard_emit.add_cached_calls(code, build.observation.recorder.cached)
     program = code.program()
     handle = _C.Record(program, compiled, input_slots, build.finish, node_slots)
     repeatable = build.observation.repeatable()

@@ -20,6 +20,7 @@ from magjit.guards.emit import (
 )
 from magjit.guards.misses import Miss, find_miss
 from magjit.plugin.data_movement import DataMovement
+from magjit.refgraph.cached_calls import not_asked
 from magjit.refgraph.relations import Item
 
 if TYPE_CHECKING:
@@ -117,16 +118,19 @@ class Record:
 
     def serves(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> bool:
         """Whether a call would hit."""
-        return bool(self.handle.program.explain(args, kwargs or {}) is None)
+        with not_asked():
+            return bool(self.handle.program.explain(args, kwargs or {}) is None)
 
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Miss | None:
         """What a call misses this record for, or None when it would hit."""
-        return find_miss(
-            self.handle.program, self.instructions, self.guard_origins, self.paths, args, kwargs
-        )
+        with not_asked():
+            return find_miss(
+                self.handle.program, self.instructions, self.guard_origins, self.paths, args, kwargs
+            )
 
     def _failing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Origin | None:
-        index = self.handle.program.explain(args, kwargs)
+        with not_asked():
+            index = self.handle.program.explain(args, kwargs)
         return None if index is None else self.guard_origins[index]
 
     def missed_numbers(

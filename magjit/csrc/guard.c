@@ -16,6 +16,7 @@ free_code(guard_program *program)
         guard_instr *in = &code[i];
         switch (in->op) {
         case G_DISTINCT:
+        case G_DIFFER:
         case G_NO_OVERLAP:
         case G_SIZES:
         case G_PREDICATE:

@@ -63,6 +63,7 @@ typedef enum {
     G_SET_EQ,
     G_SAME,
     G_DISTINCT,
+    G_DIFFER,
     G_TP_NAMES,
     G_FUNC_CODE,
     G_TENSOR,

@@ -58,6 +58,39 @@ op_distinct(guard_run *run, guard_instr *in)
     return true;
 }
 
+static int
+compare_addresses(const void *a, const void *b)
+{
+    uintptr_t x = *(const uintptr_t *)a, y = *(const uintptr_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* No two of the objects are one. */
+static bool
+op_differ(guard_run *run, guard_instr *in)
+{
+    Py_ssize_t n = in->u.slots->n;
+    uintptr_t small[64], *found = small;
+    if (n == 2) {
+        return run->slots[in->u.slots->slot[0]] != run->slots[in->u.slots->slot[1]];
+    }
+    if (n > 64 && (found = PyMem_Malloc((size_t)n * sizeof(*found))) == NULL) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        found[i] = (uintptr_t)run->slots[in->u.slots->slot[i]];
+    }
+    qsort(found, (size_t)n, sizeof(*found), compare_addresses);
+    bool ok = true;
+    for (Py_ssize_t i = 1; ok && i < n; i++) {
+        ok = found[i - 1] != found[i];
+    }
+    if (found != small) {
+        PyMem_Free(found);
+    }
+    return ok;
+}
+
 static bool
 op_tp_names(guard_run *run, guard_instr *in)
 {
@@ -188,6 +221,7 @@ const op_function mj_check_functions[G_COUNT] = {
     [G_SET_EQ] = op_set_eq,
     [G_SAME] = op_same,
     [G_DISTINCT] = op_distinct,
+    [G_DIFFER] = op_differ,
     [G_TP_NAMES] = op_tp_names,
     [G_FUNC_CODE] = op_func_code,
     [G_NO_OVERLAP] = op_no_overlap,

@@ -211,7 +211,8 @@ all_stable(const builder *b, const guard_instr *in)
     if (in->op == G_SAME && !b->stable[in->n]) {
         return false;
     }
-    for (Py_ssize_t i = 0; in->op == G_DISTINCT && i < in->u.slots->n; i++) {
+    bool many = in->op == G_DISTINCT || in->op == G_DIFFER;
+    for (Py_ssize_t i = 0; many && i < in->u.slots->n; i++) {
         if (!b->stable[in->u.slots->slot[i]]) {
             return false;
         }
@@ -248,6 +249,8 @@ add_stable(builder *b, guard_instr *in)
     case G_TP_NAMES:
     case G_TP_ATTR:
         return keep_class_attributes(b, in);
+    case G_DIFFER:
+        return all_stable(b, in);
     default:
         break;
     }

@@ -53,6 +53,7 @@ static const op_spec specs[G_COUNT] = {
     [G_SET_EQ] = {"set_eq", "sf"},
     [G_SAME] = {"same", "s2"},
     [G_DISTINCT] = {"distinct", "sL"},
+    [G_DIFFER] = {"differ", "L"},
     [G_TP_NAMES] = {"tp_names", "SN"},
     [G_FUNC_CODE] = {"func_code", "sC"},
     [G_TENSOR] = {"tensor", "sm"},

@@ -13,6 +13,7 @@ from magjit.guards.sizes import size_program
 from magjit.plugin import CustomGuard, SameInput, ShapeGuard, StorageRelation
 from magjit.plugin.backend_guards import joined
 from magjit.refgraph import relations as r
+from magjit.refgraph.cached_calls import CachedCall
 from magjit.refgraph.kinds import is_atom
 from magjit.refgraph.nodes import ABSENT, Edge, Leaf, Lifted, ShadowNode, Target
 from magjit.refgraph.number_records import NumberGuard, NumberInputs
@@ -328,14 +329,15 @@ def _code(code: GuardCode, src: int, relation: Any, target: Leaf) -> None:
 
 
 def _emit_relations(code: GuardCode) -> None:
-    plan = code.plan
-    for group in plan.distinct:
+    for group in (plan := code.plan).distinct:
         code.at("being another object than others", group[0])
-        first, rest = group[0], group[1:]
         if group == plan.tensors:
             _distinct_tensors(code)
         else:
-            code.later("distinct", code.slot(first), [code.slot(i) for i in rest])
+            code.later("distinct", code.slot(group[0]), [code.slot(i) for i in group[1:]])
+    for group in plan.differing:
+        code.at("being another object than others", group[0])
+        code.later("differ", [code.slot(i) for i in group])
     if plan.mutates and len(plan.tensors) > 1:
         code.at("which inputs share memory")
         shared = {second for _, second, _ in plan.overlaps}
@@ -480,6 +482,13 @@ def add_number_guard(code: GuardCode, guard: NumberGuard | None) -> None:
     if guard is not None:
         code.at(f"{NUMBERS_ORIGIN}{guard}")
         code.emit("predicate", [code.slot(node_id) for node_id in guard.reads.nodes], guard)
+
+
+def add_cached_calls(code: GuardCode, calls: Sequence[CachedCall]) -> None:
+    """That caches still have what they gave the program; each is asked once, at the end."""
+    for call in calls:
+        code.at(str(call))
+        code.emit("predicate", [code.slot(node_id) for node_id in call.nodes], call)
 
 
 def _storage_relation(overlapping: list[int], disjoint: list[int]) -> Iterator[Instruction]:

@@ -1,6 +1,6 @@
 """The guard plan: what must hold for a record to be right, as data (MagPy §4.2, Figure 11).
 
-    GuardPlan ::= Check* distinct* overlap?
+    GuardPlan ::= Check* distinct* differing* overlap?
     Check     ::= node relation target          the edge still leads to the target
 
 The order is that of the nodes' discovery, so an object is fetched before anything of it is read.
@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from magjit.refgraph import relations as r
+from magjit.refgraph.addresses import BY_ADDRESS
+from magjit.refgraph.kinds import class_lookup
 from magjit.refgraph.nodes import ABSENT, Edge, Lifted, RefGraph, ShadowNode, Target
 from magjit.refgraph.search import reachable
 
@@ -36,7 +38,8 @@ class GuardPlan:
     Attributes:
         checks: by node, in order of discovery.
         nodes: the nodes that need their type checked, in order.
-        distinct: groups of nodes that must be different objects.
+        distinct: groups of nodes whose first must be another object than the others.
+        differing: groups of nodes of which no two may be one object.
         mutates: whether the graph changes an input in place, so storage overlap matters.
         tensors: nodes of the graph's inputs, in order.
         argument_count, keywords: the call's shape.
@@ -49,6 +52,7 @@ class GuardPlan:
     checks: tuple[Check, ...]
     nodes: tuple[ShadowNode, ...]
     distinct: tuple[tuple[int, ...], ...]
+    differing: tuple[tuple[int, ...], ...]
     mutates: bool
     tensors: tuple[int, ...]
     argument_count: int
@@ -62,7 +66,7 @@ class GuardPlan:
         found = Counter(type(check.relation).__name__ for check in self.checks)
         found["Type"] = len(self.nodes)
         found["Tensor"] = len(self.tensors)
-        found["Distinct"] = len(self.distinct)
+        found["Distinct"] = len(self.distinct) + len(self.differing)
         return +found
 
     def verify(self) -> None:
@@ -79,7 +83,8 @@ class GuardPlan:
         for check in self.checks:
             owner = self.graph.path(self.graph.nodes[check.node_id])
             lines.append(f"{owner} {_show(check.relation)} {self._target(check.target)}")
-        lines += [f"different objects: {list(group)}" for group in self.distinct]
+        groups = (*self.distinct, *self.differing)
+        lines += [f"different objects: {list(group)}" for group in groups]
         return "\n".join(lines)
 
     def _target(self, target: Target) -> str:
@@ -134,6 +139,7 @@ def build_plan(
         tuple(checks),
         typed,
         _distinct_groups(graph, nodes, () if one_for_two else tensors),
+        _differing_groups(nodes),
         mutates,
         tensors,
         argument_count,
@@ -179,15 +185,32 @@ def _needs_type(node: ShadowNode) -> bool:
     return True
 
 
+def _differing_groups(nodes: list[ShadowNode]) -> tuple[tuple[int, ...], ...]:
+    """Objects that have to be as many: compared ones, and those that are equal if they are one.
+
+    The latter C code tells apart in many ways: in keys of dicts, in sets, inside other containers.
+    """
+    compared = tuple([node.node_id for node in nodes if node.identity_used and not node.fixed])
+    alike: dict[type, list[int]] = {}
+    for node in nodes:
+        cls = type(node.obj)
+        if not node.fixed and not issubclass(cls, torch.Tensor):
+            alike.setdefault(cls, []).append(node.node_id)
+    groups = [
+        tuple(group)
+        for cls, group in alike.items()
+        if len(group) > 1 and class_lookup(cls, "__hash__") in BY_ADDRESS
+    ]
+    return (*([compared] if len(compared) > 1 else []), *groups)
+
+
 def _distinct_groups(
     graph: RefGraph, nodes: list[ShadowNode], tensors: tuple[int, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """Objects that a later call might pass as one: tensors, changed objects, compared ones."""
+    """Objects that a later call might pass as one: tensors and changed objects."""
     groups: list[tuple[int, ...]] = []
     if any(graph.nodes[node_id].structural for node_id in tensors) and len(tensors) > 1:
         groups.append(tensors)
-    compared = [node.node_id for node in nodes if node.identity_used and not node.fixed]
-    groups += [tuple(compared[i:]) for i in range(len(compared) - 1)]
     watched = [node for node in nodes if node.changed and not node.fixed]
     for node in watched:
         same = [

@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from magjit.refgraph import relations as r
 from magjit.refgraph.nodes import Leaf, RefGraph
 
+BY_ADDRESS = (object.__hash__, torch.Tensor.__hash__)
+"""Hashes that are made of addresses."""
 KEEP_ADDRESSES = frozenset({"copy", "dataclasses", "inspect", "reprlib"})
 """Modules that use addresses as the keys of memos only."""
 

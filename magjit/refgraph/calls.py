@@ -23,6 +23,7 @@ from magjit.refgraph import relations as r
 from magjit.refgraph.arrays import constructed
 from magjit.refgraph.attributes import read_attribute, read_class_attr
 from magjit.refgraph.blind import is_blind_change
+from magjit.refgraph.cached_functions import cached_call
 from magjit.refgraph.containers import (
     is_plain,
     is_running_iterator,
@@ -40,12 +41,11 @@ from magjit.refgraph.kinds import (
     c_class,
     class_lookup,
     instance_dict,
-    is_atom,
 )
 from magjit.refgraph.legacy import call_variable
 from magjit.refgraph.number_events import pin_inside
 from magjit.refgraph.python_specials import opaque_call, python_special, unfollowed
-from magjit.refgraph.recorder import LIBRARIES, Handler, StateRecorder
+from magjit.refgraph.recorder import Handler, StateRecorder
 from magjit.refgraph.specials import AS_PURE, SPECIALS
 from magjit.refgraph.stack import CALLABLE_DEPTH, length_of, observed_frame
 
@@ -175,22 +175,9 @@ def _call_weakref(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> 
 
 
 def _call_cached(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """A function with ``lru_cache``: what it remembers, it would return again.
-
-    So the function below is not followed, even when this call is the one that fills the cache.
-    The replay calls it for the cache's statistics, unless it is a library's own.
-    """
     for value in (*args, *kwargs.values()):
         _open_argument(rec, value, Read.DEEP)
-    module = (getattr(func, "__module__", None) or "").partition(".")[0]
-    if module not in LIBRARIES:
-        rec.replay_call(func, args, kwargs)
-
-    def keep(top: tuple[Any, ...]) -> None:
-        if not is_atom(top[-1]):
-            rec.root(top[-1])
-
-    return opaque_call(rec, keep)
+    return cached_call(rec, func, args, kwargs)
 
 
 def _call_jit(rec: StateRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -153,6 +153,10 @@ def read_instance_check(rec: StateRecorder, obj: Any, cls: Any) -> None:
                 read_class_attr(rec, type(cls), name)
 
 
+METHODS = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
+"""They are equal, and have one hash, if they are of one object."""
+
+
 def read_value(
     rec: StateRecorder,
     value: Any,
@@ -182,6 +186,8 @@ def read_value(
             read_truth(rec, node, value) if truth else read_length(rec, node)
         else:
             rec.open(node, deep=deep)
+    if type(value) in METHODS and "__eq__" in dunders:
+        note_identity(rec, (value.__self__,))
     if type(value) not in (list, tuple, dict, set, frozenset, deque):
         for dunder in dunders:
             read_class_attr(rec, type(value), dunder)

@@ -83,7 +83,7 @@ class StateRecorder(RunControl):
         super().__init__()
         self.graph = RefGraph(self.where)
         self.numbers = Numbers(on_needed_item=self._needs)
-        self.called_back = self.suspended = False
+        self.called_back = self.suspended = self.evaluating = False
         self.broken: Split | None = None
         self.between = self.abandoned = self.after_event = False
         self.resumed: dict[int, Any] = {}
@@ -97,7 +97,7 @@ class StateRecorder(RunControl):
         self.missing: list[Any] = []
         self.effects: list[Effect] = []
         self.metas: dict[int, Any] = {}
-        self.evaluating = False
+        self.cached = []
         self.entered: list[tuple[Any, int]] = []
         self.checkpoint: Any = None
         self.function_calls: list[Any] = []
@@ -340,10 +340,8 @@ class StateRecorder(RunControl):
         """The same, while the run goes on."""
         self.graph = RefGraph()
         self.operators.release()
-        self.missing = []
+        self.missing, self.effects, self.entered, self.cached = [], [], [], []
         self.made, self.addresses = {}, {}
-        self.effects = []
-        self.entered = []
         self.contexts = []
         self.numbers.release()
         self.release_tensors()

@@ -17,6 +17,7 @@ from typing import Any
 from magjit.annotations import Database
 from magjit.errors import Location
 from magjit.refgraph import relations as r
+from magjit.refgraph.cached_calls import CachedCall
 from magjit.refgraph.kinds import class_lookup
 from magjit.refgraph.nodes import ABSENT, ShadowNode
 from magjit.refgraph.recorder import StateRecorder
@@ -84,6 +85,10 @@ class RehearsalRecorder(StateRecorder):
             super().replay_call(func, args, kwargs)
             return
         self.veto(f"calls {getattr(func, '__qualname__', func)} for its effect")
+
+    def asks_cache(self, call: CachedCall) -> None:
+        """See `RunControl`: a cache counts its calls."""
+        self.veto(f"calls what keeps a cache: {call}")
 
     def hides_change(self, reason: str | None = None, tensor: Any = None) -> None:
         """See `TensorNotes`; what is written through ``.data`` of a tensor, operators show."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from magjit.errors import Location
 from magjit.monitor.operators import OperatorRecorder
+from magjit.refgraph.cached_calls import CachedCall
 from magjit.refgraph.frames import OWN_FOLDERS, FrameState
 from magjit.refgraph.long_loops import LongLoops
 from magjit.refgraph.numbers import Numbers
@@ -75,6 +76,8 @@ class RunControl(TensorNotes):
         loops: the loops that may be too long to be unrolled; None: all are.
         around: what the program itself runs within, if anything.
         confines: an exception that a handler raises into the program does not end the observation.
+        addresses: what ``id`` has given in modules that use it for memos.
+        cached: calls of functions with caches that the guard makes again.
         notes_results: write down in `made` which call made an object: the object, the code and
             the offset, by the object's identity.
     """
@@ -85,6 +88,8 @@ class RunControl(TensorNotes):
     around: AbstractContextManager[Any] | None = None
     notes_results: bool
     made: dict[int, tuple[Any, types.CodeType, int]]
+    addresses: dict[int, int]
+    cached: list[CachedCall]
 
     operators: OperatorRecorder
     numbers: Numbers
@@ -178,6 +183,10 @@ class RunControl(TensorNotes):
     def operation_raises(self) -> None:
         """An instruction at which the run was cut has ended by an exception."""
         self.abandon("an operation between two regions raises")
+
+    def asks_cache(self, call: CachedCall) -> None:
+        """The program calls a function with a cache; so does the guard of each replay."""
+        self.cached.append(call)
 
     def imports(self, name: str, *, known: bool) -> None:
         """The program is about to import a module; ``known`` when it has been before."""

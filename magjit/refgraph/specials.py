@@ -11,6 +11,7 @@ import operator
 import string
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from magjit import _C
 from magjit.annotations import Rule
 from magjit.refgraph import relations as r
-from magjit.refgraph.addresses import KEEP_ADDRESSES
+from magjit.refgraph.addresses import BY_ADDRESS, KEEP_ADDRESSES
 from magjit.refgraph.arrays import from_numpy
 from magjit.refgraph.attributes import (
     before_deletion,
@@ -32,6 +33,7 @@ from magjit.refgraph.attributes import (
 )
 from magjit.refgraph.blind import unread
 from magjit.refgraph.containers import (
+    METHODS,
     change_in_place,
     is_running_iterator,
     note_identity,
@@ -43,7 +45,8 @@ from magjit.refgraph.containers import (
     shown,
     write_item,
 )
-from magjit.refgraph.kinds import CONTAINERS, is_atom
+from magjit.refgraph.frames import FrameState
+from magjit.refgraph.kinds import CONTAINERS, class_lookup, is_atom, is_constant_object
 from magjit.refgraph.nodes import ABSENT
 from magjit.refgraph.output import printed, warned
 from magjit.refgraph.recorder import StateRecorder
@@ -217,6 +220,11 @@ def _id(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -
     if state is None or (module not in KEEP_ADDRESSES and not module.startswith("torch.")):
         rec.split("reads the address of an object with id()")
         return None
+    return _address(rec, state, offset)
+
+
+def _address(rec: StateRecorder, state: FrameState, offset: int) -> Any:
+    """What notes that a call gives an address, or what was made of some."""
 
     def note(top: tuple[Any, ...]) -> None:
         address = rec.addresses.setdefault(top[-1], top[-1])
@@ -225,9 +233,44 @@ def _id(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -
     return note
 
 
-def _hash(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
-    if args:
-        read_value(rec, args[0], ("__hash__",), deep=True)
+def _hash(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    if not args:
+        return None
+    state, offset = rec.state, rec.offset
+    read_value(rec, args[0], ("__hash__",), deep=True)
+    of_addresses = _hashes_address(rec, args[0], whole=func is not object.__hash__)
+    return _address(rec, state, offset) if of_addresses and state is not None else None
+
+
+def _hashes_address(rec: StateRecorder, value: Any, *, whole: bool = True) -> bool:
+    """Whether a hash is made of an address that is another one at the next call.
+
+    Args:
+        whole: by the class of the value; otherwise by its address anyhow.
+    """
+    if whole and type(value) in (tuple, frozenset):
+        parts = [_hashes_address(rec, part) for part in value]  # each notes what it finds
+        return any(parts)
+    if isinstance(value, weakref.ref) and whole:
+        return value() is not None and _hashes_address(rec, value())
+    if isinstance(value, METHODS) and whole:
+        return _hashes_address(rec, value.__self__, whole=False)
+    if is_atom(value) or is_constant_object(value):
+        return False
+    node = rec.graph.node_of(value)
+    if whole and class_lookup(type(value), "__hash__") not in BY_ADDRESS:
+        return False
+    if node is not None and not node.fixed:
+        node.identity_used = True
+    return node is None or not node.fixed
+
+
+def _weak(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    """Two weak references are one if what they refer to is."""
+    for value in args:
+        node = rec.graph.node_of(value)
+        if node is not None and not node.fixed:
+            node.identity_used = True
 
 
 def _reduce(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
@@ -378,6 +421,7 @@ SPECIALS: dict[str, Special] = {
     "globals": _globals,
     "vars": _vars,
     "id": _id,
+    "weak": _weak,
     "hash": _hash,
     "len": _len,
     "bool": _bool,

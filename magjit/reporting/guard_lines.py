@@ -55,7 +55,7 @@ def _of_objects(plan: GuardPlan, places: Places) -> Iterator[GuardLine]:
     for node_id in plan.tensors:
         tensor = plan.graph.nodes[node_id].obj
         yield GuardLine("Tensor", f"{places.path(node_id)}: {tensor_text(tensor)}")
-    for group in plan.distinct:
+    for group in (*plan.distinct, *plan.differing):
         names = [places.path(node_id) for node_id in group]
         text = f"different objects: {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}"
         yield GuardLine("Distinct", text)

@@ -2,6 +2,7 @@
 
 from ..twin import merged
 from . import (
+    rows_caches,
     rows_calls,
     rows_classes,
     rows_hidden,
@@ -21,5 +22,6 @@ PARTS = (
     rows_calls,
     rows_hidden,
     rows_needed,
+    rows_caches,
 )
 ROWS = merged(*(part.ROWS for part in PARTS))

@@ -18,6 +18,7 @@ CHECKS = (
     "argc",
     "cell_empty",
     "context_unset",
+    "differ",
     "distinct",
     "eq",
     "func_code",
