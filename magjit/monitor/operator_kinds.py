@@ -139,6 +139,7 @@ VALUE_METHODS = frozenset(
         "__array_wrap__",
     ]
 )
+TEXT_METHODS = frozenset({"__repr__", "__str__", "__format__"})
 DYNAMIC_SHAPES = frozenset(
     [
         "nonzero",

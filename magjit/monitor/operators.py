@@ -38,6 +38,7 @@ from magjit.monitor.operator_kinds import (
     LAYOUT,
     RESIZING,
     SPLIT_REASONS,
+    TEXT_METHODS,
     UNGUARDED_METADATA,
     OpKind,
     classify,
@@ -283,7 +284,7 @@ class OperatorRecorder(TorchFunctionMode):
                 operator.result = ValueRef(value.value_id)
                 self.graph.operators.append(operator)
                 return self._observer.item(value.value_id, out)
-            if not const:
+            if not const or name in TEXT_METHODS:  # texts depend on settings of torch
                 self._observer.split(
                     f"reads the data of a tensor into Python ({name})",
                     "keep the value in a tensor, or leave this part out of the compiled region",

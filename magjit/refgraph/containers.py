@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import types
 from collections import defaultdict, deque
 from typing import Any
@@ -65,6 +66,7 @@ _OPERATORS: dict[str, tuple[str, ...]] = {
     )
 }
 _BINARY = tuple(name for names in _OPERATORS.values() for name in names)
+_ARITHMETIC = frozenset({"__neg__", "__pos__", *_BINARY})
 _INPLACE = tuple(name.replace("__", "__i", 1) for name in _BINARY if not name.startswith("__r"))
 
 
@@ -186,6 +188,8 @@ def read_value(
             read_truth(rec, node, value) if truth else read_length(rec, node)
         else:
             rec.open(node, deep=deep)
+    if type(value) is decimal.Decimal and not _ARITHMETIC.isdisjoint(dunders):
+        rec.split("computes with decimals, by the context of the thread")
     if type(value) in METHODS and "__eq__" in dunders:
         note_identity(rec, (value.__self__,))
     if type(value) not in (list, tuple, dict, set, frozenset, deque):
@@ -452,7 +456,7 @@ def change_in_place(rec: StateRecorder, inputs: tuple[Any, ...]) -> None:
 
 def binary(rec: StateRecorder, state: FrameState, offset: int, inputs: tuple[Any, ...]) -> None:
     for value in inputs:
-        if rec.graph.node_of(value) is not None:
+        if rec.graph.node_of(value) is not None or type(value) is decimal.Decimal:
             kind = state.info.instrs[offset].argval.rstrip("=")
             read_value(rec, value, _OPERATORS.get(kind, _BINARY))
 

@@ -95,6 +95,13 @@ def is_atom(value: Any) -> bool:
     return False
 
 
+CONTAINER_SETTINGS: tuple[tuple[type, Any], ...] = (
+    (defaultdict, vars(defaultdict)["default_factory"]),
+    (deque, vars(deque)["maxlen"]),
+)
+"""What a copy of a container has of it besides the contents."""
+
+
 def is_constant_object(value: Any) -> bool:
     """Whether a value is compared by identity: a class, a module, an enum member, a date ...
 

@@ -24,6 +24,7 @@ from magjit.refgraph import relations as r
 from magjit.refgraph.float_inputs import choose_form
 from magjit.refgraph.frames import FrameState, arguments, cell_contents
 from magjit.refgraph.kinds import (
+    CONTAINER_SETTINGS,
     CONTAINERS,
     MAPPINGS,
     SEQUENCES,
@@ -333,8 +334,7 @@ class StateRecorder(RunControl):
     def release(self) -> None:
         """Let go of the user's objects: only the record may keep any alive."""
         self.release_region()
-        self.tracer = None
-        self.state = None
+        self.tracer = self.state = None
 
     def release_region(self) -> None:
         """The same, while the run goes on."""
@@ -345,8 +345,7 @@ class StateRecorder(RunControl):
         self.contexts = []
         self.numbers.release()
         self.release_tensors()
-        self.metas = {}
-        self.made_classes = set()
+        self.metas, self.made_classes = {}, set()
 
     # -- frames ----------------------------------------------------------------------------------
 
@@ -454,6 +453,9 @@ class StateRecorder(RunControl):
 def _open_contents(recorder: StateRecorder, node: ShadowNode) -> None:
     """Write down everything that a container held before the run."""
     obj = node.obj
+    for cls, setting in CONTAINER_SETTINGS:
+        if isinstance(obj, cls):
+            recorder.read(node, r.CAttr(setting), setting.__get__(obj))
     initial = node.snapshot if node.snapshot is not None else contents_copy(obj)
     refs = node.first.refs
     if isinstance(obj, SEQUENCES):

@@ -332,6 +332,11 @@ def _inplace(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwar
     change_in_place(rec, args)
 
 
+def _callable(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
+    for value in args[:1]:
+        read_class_attr(rec, type(value), "__call__")
+
+
 def _attrgetter(rec: StateRecorder, rule: Rule, func: Any, args: Args, kwargs: Kwargs) -> None:
     for path in func.__reduce__()[1]:
         obj = args[-1]
@@ -436,6 +441,7 @@ SPECIALS: dict[str, Special] = {
     "dict_get": _dict_get,
     "dict_setdefault": _dict_setdefault,
     "dict_items": _dict_view,
+    "callable": _callable,
     "dict_keys": _dict_view,
     "dict_values": _dict_view,
     "reduce": _reduce,

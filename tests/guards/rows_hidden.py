@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import decimal
 import functools
 import itertools
 import operator
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import _tensor_str
 
 from ..twin import Scene
 from .table import RIGHT, new_table
@@ -931,6 +933,42 @@ def missing() -> Any:
     made = cls()
     made.scale = 2.0
     return made
+
+
+hidden(
+    "default factory of a copy",
+    lambda: collections.defaultdict(lambda: 2.0),
+    set_of("", "default_factory", lambda: 5.0),
+    lambda d: d.copy()["a"],
+)
+hidden(
+    "class that becomes callable",
+    lambda: type("Made", (), {}),
+    set_of("", "__call__", lambda self: 5.0),
+    lambda cls: 5.0 if callable(cls()) else 2.0,
+)
+hidden(
+    "length of a copied deque",
+    lambda: box(d=collections.deque([2.0, 3.0], maxlen=2)),
+    set_of("", "d", collections.deque([2.0, 3.0], maxlen=3)),
+    lambda b: len(b.d.copy() + b.d),
+)
+
+
+@ROWS.row(after=RIGHT)
+def hidden_context_of_decimals() -> Scene:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * float(decimal.Decimal(1) / decimal.Decimal(3))
+
+    return Scene(program, change=lambda s: decimal.localcontext(decimal.Context(prec=2)))
+
+
+@ROWS.row(after=RIGHT)
+def hidden_settings_of_texts_of_tensors() -> Scene:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * len(str(torch.ones(1) / 3))
+
+    return Scene(program, change=lambda s: _tensor_str.printoptions(precision=2))
 
 
 def set_of_objects() -> Any:
