@@ -50,14 +50,15 @@ class Value:
 
     Attributes:
         const: computed from constants only, so reading its data gives a constant.
-        dynamic: its shape depends on data, so reading its shape reads data.
+        dynamic: whether its shape depends on data, so that reading its shape reads data: 1 if its
+            sizes do, 2 if the number of its dimensions does.
         is_input: it existed before the run.
         version: of a constant, the tensor's version when it was last known to be constant.
     """
 
     value_id: int
     const: bool = False
-    dynamic: bool = False
+    dynamic: int = 0
     is_input: bool = False
     version: int = -1
 
@@ -99,8 +100,8 @@ class OperatorGraph:
     operators: list[Operator] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
 
-    def new_value(self, **flags: bool) -> Value:
-        value = Value(len(self.values), **flags)
+    def new_value(self, *, is_input: bool = False, const: bool = False, dynamic: int = 0) -> Value:
+        value = Value(len(self.values), is_input=is_input, const=const, dynamic=dynamic)
         self.values.append(value)
         return value
 

@@ -261,7 +261,11 @@ def shape_depends_on_data(name: str, args: tuple[Any, ...], kwargs: dict[str, An
     if name == "one_hot":
         classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
         return bool(classes == -1)
-    return name == "rnn_sequence"
+    if name == "tensor_split":
+        return isinstance(kwargs.get("tensor_indices_or_sections", args[-1]), torch.Tensor)
+    if name == "sparse_coo_tensor":
+        return "size" not in kwargs and len(args) < 3
+    return name in ("rnn_sequence", "_pack_padded_sequence")
 
 
 RESIZING = frozenset({"resize_", "resize_as_"})

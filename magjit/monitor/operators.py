@@ -45,6 +45,7 @@ from magjit.monitor.operator_kinds import (
     is_random,
     shape_depends_on_data,
 )
+from magjit.monitor.size_arguments import READ_BY, depends_after, tensors_as_sizes
 
 _PLAIN_TENSORS: frozenset[type] = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _ATOMS: frozenset[type] = frozenset(
@@ -56,7 +57,6 @@ _ATOMS: frozenset[type] = frozenset(
 _NUMBERS: tuple[Any, ...] = (int, float, complex, str)
 _COMPARED = (torch.Tensor, int, float, complex, list, tuple, np.ndarray, np.generic)
 _INDEXING = frozenset({"__getitem__", "__setitem__"})
-_SHAPES = frozenset({"shape", "size", "numel", "nelement", "__len__", "stride", "nbytes"})
 After = Callable[[Any], object]
 """What is to be done with the result of an operation; gives what the program gets instead."""
 
@@ -229,7 +229,9 @@ class OperatorRecorder(TorchFunctionMode):
         operator = self._operator(func, args, kwargs, inputs)
         told = kwargs.get("dtype") is not None or any(type(a) is torch.dtype for a in args)
         infers = self._from_numpy and name in INFERS_DTYPE and not told
-        dynamic = shape_depends_on_data(name, args, kwargs)
+        read = map(self.value_of, tensors_as_sizes(name, args, kwargs))
+        dynamic = any(value is None or not value.const for value in read)
+        dynamic = dynamic or shape_depends_on_data(name, args, kwargs)
         if name == "data":  # changes through it leave no trace in the tensor's version
             self._observer.hides_change()
             for value in inputs:
@@ -259,7 +261,8 @@ class OperatorRecorder(TorchFunctionMode):
         def after(out: Any) -> Any:
             if name in UNGUARDED_METADATA and args and isinstance(args[0], torch.Tensor):
                 self._observer.tensor_fact(args[0], func, out)
-            if name in _SHAPES and any(value.dynamic and not value.const for value in inputs):
+            depends = max([value.dynamic for value in inputs if not value.const], default=0)
+            if name in READ_BY[depends]:
                 self._observer.split(
                     f"reads the shape of a tensor whose shape depends on data ({name})"
                 )
@@ -439,8 +442,10 @@ class OperatorRecorder(TorchFunctionMode):
         if out is NotImplemented:  # compared with what it is never equal to
             return
         const = all(value.const for value in inputs) and not is_random(operator.func)
-        dynamic = dynamic or any(value.dynamic for value in inputs)
-        operator.result = self._result(out, const, dynamic)
+        depends = max([int(dynamic), *[value.dynamic for value in inputs]])
+        if depends:
+            depends = depends_after(getattr(operator.func, "__name__", ""), depends, const)
+        operator.result = self._result(out, const, depends)
         if out is None:
             self._note_change(inputs[:1], operator, const)
         elif not has_tensor(out) and not const:
@@ -460,7 +465,7 @@ class OperatorRecorder(TorchFunctionMode):
             if tensor is not None and value.const:
                 value.version = _version(tensor)
 
-    def _result(self, out: Any, const: bool, dynamic: bool) -> Any:
+    def _result(self, out: Any, const: bool, dynamic: int) -> Any:
         if isinstance(out, torch.Tensor):
             known = self.value_of(out)
             if known is None:
