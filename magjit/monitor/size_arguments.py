@@ -17,7 +17,7 @@ from magjit.monitor.functions import NotRecordable
 _OF_DATA = frozenset({"tensor", "as_tensor", "asarray", "new_tensor", "__setitem__"})
 _SAME_SHAPE = frozenset({"select", "roll", "tril", "triu"})
 """What their integers say does not show in the shape of the result."""
-_NUMBERS = frozenset({"arange", "range"})
+_NUMBERS = frozenset({"arange", "range", "interpolate", "upsample"})
 """Their sizes come from numbers of any kind."""
 _INTS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool})
 _MANY = frozenset(
@@ -44,7 +44,11 @@ def tensors_as_sizes(
         return
     for place, value in (*enumerate(args), *kwargs.items()):
         for part in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(part, torch.Tensor) and _is_number(part) and _wants_int(name, place):
+            if (
+                isinstance(part, torch.Tensor)
+                and _is_number(name, part)
+                and _wants_int(name, place)
+            ):
                 yield part
 
 
@@ -55,8 +59,8 @@ def _in_slices(index: Any) -> Iterator[torch.Tensor]:
             yield from (bound for bound in bounds if isinstance(bound, torch.Tensor))
 
 
-def _is_number(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in _INTS and tensor.dim() <= 1 and tensor.numel() == 1
+def _is_number(name: str, tensor: torch.Tensor) -> bool:
+    return (tensor.dtype in _INTS or name in _NUMBERS) and tensor.dim() <= 1 and tensor.numel() == 1
 
 
 @lru_cache(maxsize=4096)
