@@ -62,6 +62,11 @@ class Value:
     is_input: bool = False
     version: int = -1
 
+    @property
+    def of_unknown_shape(self) -> bool:
+        """Whether its shape is another one when the data are."""
+        return self.dynamic > 0 and not self.const
+
 
 @dataclass(frozen=True, slots=True)
 class InputValue:

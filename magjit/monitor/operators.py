@@ -45,7 +45,7 @@ from magjit.monitor.operator_kinds import (
     is_random,
     shape_depends_on_data,
 )
-from magjit.monitor.size_arguments import READ_BY, depends_after, tensors_as_sizes
+from magjit.monitor.size_arguments import MANY, READ_BY, shape_after, tensors_as_sizes
 
 _PLAIN_TENSORS: frozenset[type] = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _ATOMS: frozenset[type] = frozenset(
@@ -117,6 +117,8 @@ class OperatorRecorder(TorchFunctionMode):
     def _bind(self, tensor: torch.Tensor, value: Value) -> None:
         if value.const:
             value.version = _version(tensor)
+        elif value.dynamic:
+            self._observer.watches(tensor)
         self._values[id(tensor)] = (weakref.ref(tensor), value)
 
     def release(self) -> None:
@@ -229,9 +231,11 @@ class OperatorRecorder(TorchFunctionMode):
         operator = self._operator(func, args, kwargs, inputs)
         told = kwargs.get("dtype") is not None or any(type(a) is torch.dtype for a in args)
         infers = self._from_numpy and name in INFERS_DTYPE and not told
-        read = map(self.value_of, tensors_as_sizes(name, args, kwargs))
-        dynamic = any(value is None or not value.const for value in read)
+        read = [self.value_of(tensor) for tensor in tensors_as_sizes(name, args, kwargs)]
+        dynamic = not all(v is not None and v.const for v in read)
         dynamic = dynamic or shape_depends_on_data(name, args, kwargs)
+        if name in MANY and (dynamic or any(value.of_unknown_shape for value in inputs)):
+            raise NotRecordable("makes as many tensors as data say")
         if name == "data":  # changes through it leave no trace in the tensor's version
             self._observer.hides_change()
             for value in inputs:
@@ -443,9 +447,7 @@ class OperatorRecorder(TorchFunctionMode):
             return
         const = all(value.const for value in inputs) and not is_random(operator.func)
         depends = max([int(dynamic), *[value.dynamic for value in inputs]])
-        if depends:
-            depends = depends_after(getattr(operator.func, "__name__", ""), depends, const)
-        operator.result = self._result(out, const, depends)
+        operator.result = self._result(out, const, shape_after(operator.func, depends))
         if out is None:
             self._note_change(inputs[:1], operator, const)
         elif not has_tensor(out) and not const:
@@ -459,8 +461,7 @@ class OperatorRecorder(TorchFunctionMode):
         for value in target:
             if not value.const:
                 continue
-            entry = next((e for e in self._values.values() if e[1] is value), None)
-            tensor = entry[0]() if entry is not None else None
+            tensor = next((ref() for ref, other in self._values.values() if other is value), None)
             value.const = const and tensor is not None
             if tensor is not None and value.const:
                 value.version = _version(tensor)

@@ -12,15 +12,13 @@ from typing import Any
 
 import torch
 
-from magjit.monitor.functions import NotRecordable
-
 _OF_DATA = frozenset({"tensor", "as_tensor", "asarray", "new_tensor", "__setitem__"})
 _SAME_SHAPE = frozenset({"select", "roll", "tril", "triu"})
 """What their integers say does not show in the shape of the result."""
 _NUMBERS = frozenset({"arange", "range", "interpolate", "upsample"})
 """Their sizes come from numbers of any kind."""
 _INTS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool})
-_MANY = frozenset(
+MANY = frozenset(
     {"split", "chunk", "tensor_split", "unbind", "hsplit", "vsplit", "dsplit", "unsafe_split"}
     | {"split_with_sizes", "unsafe_chunk", "unsafe_split_with_sizes", "__iter__"}
 )
@@ -98,16 +96,9 @@ def _kinds(name: str) -> tuple[tuple[tuple[str, str, bool], ...], ...]:
     )
 
 
-def depends_after(name: str, depends: int, const: bool) -> int:
-    """What of the shapes of an operator's results depends on data; see `Value.dynamic`.
+def shape_after(func: Any, depends: int) -> int:
+    """What of the shapes of an operator's results depends on data, by what of its operands' does.
 
-    Args:
-        depends: what of its operands' does.
-        const: the operands are constants nevertheless.
-
-    Raises:
-        NotRecordable: the number of the results does.
+    See `Value.dynamic`.
     """
-    if name in _MANY and not const:
-        raise NotRecordable("makes as many tensors as data say")
-    return 2 if name in _OTHER_DIMENSIONS else depends
+    return 2 if depends and getattr(func, "__name__", "") in _OTHER_DIMENSIONS else depends

@@ -75,6 +75,9 @@ def read_values(
 ) -> None:
     """An instruction works on the values of its inputs."""
     opname = state.info.instrs[offset].opname
+    if opname in _ITERATION and rec.goes_over_data(inputs[0]):
+        rec.split("goes over a tensor whose size depends on data")
+        return
     if opname == "CONTAINS_OP":
         read_membership(rec, inputs[1], inputs[0])
         return

@@ -155,6 +155,16 @@ class RunControl(TensorNotes):
         """Whether the run was cut at the instruction that is under way."""
         return self.between
 
+    def watches(self, tensor: Any) -> None:
+        """Have the tracer report what goes over a tensor whose shape depends on data."""
+        if self.tracer is not None:
+            self.tracer.watch(tensor)
+
+    def goes_over_data(self, value: Any) -> bool:
+        """Whether a value is a tensor that has as many rows as data say."""
+        found = self.operators.value_of(value)
+        return found is not None and found.of_unknown_shape
+
     def watch(self) -> None:
         """Have the tracer report what it would not of itself: a region begins now."""
         if self.tracer is not None:
