@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..twin import Call, Scene, call
+from .rows_hidden import box
 from .table import HIT, RECAPTURED, RIGHT, new_table
 
 ROWS = new_table()
@@ -27,13 +28,9 @@ def one() -> torch.Tensor:
 # --- functools.lru_cache ------------------------------------------------------------------------
 
 
-class Settings:
-    """What a function reads only when its cache has no result."""
-
-    scale = 2
-
-
 def cached(settings: Any) -> Any:
+    """A function that reads what it is given only when its cache has no result."""
+
     @functools.lru_cache
     def scaled(n: int) -> int:
         return n * int(settings.scale)
@@ -43,7 +40,7 @@ def cached(settings: Any) -> Any:
 
 @ROWS.row(after=RECAPTURED)
 def cache_cleared_since() -> Scene:
-    settings = Settings()
+    settings = box(scale=2)
     scaled = cached(settings)
 
     def change(scene: Scene) -> None:
@@ -55,14 +52,14 @@ def cache_cleared_since() -> Scene:
 
 @ROWS.row(after=HIT, silent=True)
 def cache_that_hides_a_change() -> Scene:
-    settings = Settings()
+    settings = box(scale=2)
     scaled = cached(settings)
     return Scene(lambda x: x * scaled(3), change=lambda scene: setattr(settings, "scale", 5))
 
 
 @ROWS.row(after=RECAPTURED)
 def cache_that_has_dropped_the_result() -> Scene:
-    settings = Settings()
+    settings = box(scale=2)
 
     @functools.lru_cache(maxsize=1)
     def scaled(n: int) -> int:
@@ -77,21 +74,21 @@ def cache_that_has_dropped_the_result() -> Scene:
 
 @ROWS.row(after=RECAPTURED)
 def cache_of_another_function() -> Scene:
-    holder = Settings()
-    holder.scaled = cached(Settings())  # type: ignore[attr-defined]
-    other = Settings()
-    other.scale = 7
+    holder = box(scaled=cached(box(scale=2)))
 
     def change(scene: Scene) -> None:
-        holder.scaled = cached(other)  # type: ignore[attr-defined]
+        holder.scaled = cached(box(scale=7))
 
-    return Scene(lambda x: x * holder.scaled(3), change=change)  # type: ignore[attr-defined]
+    return Scene(lambda x: x * holder.scaled(3), change=change)
 
 
 @ROWS.row(after=RIGHT)
 def cache_made_in_the_program() -> Scene:
-    settings = Settings()
-    program = lambda x: x * cached(settings)(3)  # noqa: E731
+    settings = box(scale=2)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * cached(settings)(3)
+
     return Scene(program, change=lambda scene: setattr(settings, "scale", 5))
 
 
@@ -122,9 +119,7 @@ class Layer:
     def __init__(self, scale: int) -> None:
         self.scale = scale
 
-    @functools.lru_cache  # noqa: B019
-    def scaled(self, n: int) -> int:
-        return n * self.scale
+    scaled: Any = functools.lru_cache(lambda self, n: n * self.scale)
 
 
 def of_new_ones(read: Callable[[torch.Tensor], Any]) -> Scene:
@@ -188,13 +183,12 @@ def cache_by_a_tuple() -> Scene:
 
 @ROWS.row(after=RECAPTURED)
 def cache_by_a_part_of_the_program() -> Scene:
-    holder = Settings()
-    holder.layer = Layer(2)  # type: ignore[attr-defined]
+    holder = box(layer=Layer(2))
 
     def change(scene: Scene) -> None:
-        holder.layer = Layer(7)  # type: ignore[attr-defined]
+        holder.layer = Layer(7)
 
-    return Scene(lambda x: x * holder.layer.scaled(3), change=change)  # type: ignore[attr-defined]
+    return Scene(lambda x: x * holder.layer.scaled(3), change=change)
 
 
 # --- objects that are equal if they are one ------------------------------------------------------
