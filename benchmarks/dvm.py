@@ -8,7 +8,9 @@ models    cold starts, steady state, the share of operators that the virtual mac
 varied    40 batch and sequence sizes through BERT
 training  50 steps of BERT
 
-With --device cuda: host time and bandwidth of chains and norms on a GPU.
+With --device cuda, on a GPU: `sets` of the paper's own sizes in float16; `chains`, bandwidth of
+chains and norms; `shapes`, host time at new shapes and calls over small tensors; `models`, 25 sizes
+of BERT (`training`, too), experts and a language model's block.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ import torch
 from torch import Tensor
 
 import dvm_gpu
+import dvm_gpu_all
+import dvm_gpu_models
+import dvm_gpu_sets
 import dvm_gpu_shapes
 import dvm_models
 import dvm_training
@@ -337,6 +342,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--quick", action="store_true", help="few shapes, sizes and rounds")
     parser.add_argument("--keep", action="store_true", help="rows of other parts stay in FILE")
+    names = list(dvm_gpu_models.MODELS)
+    parser.add_argument("--gpu-models", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--one", nargs=4, metavar="ARG", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.rounds = options.rounds or (3 if options.quick else ROUNDS)
@@ -345,15 +352,36 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def part_gpu_chains(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    dvm_gpu.part_gpu(benchmark, dvm_gpu.quick() if options.quick else dvm_gpu.chosen([]))
+
+
+def part_gpu_shapes(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    dvm_gpu_shapes.part_new_shapes(benchmark, options)
+    dvm_gpu_sets.part_small(benchmark, options)
+
+
+GPU_PARTS: dict[str, Callable[[Benchmark, argparse.Namespace], None]] = {
+    "chains": part_gpu_chains,
+    "shapes": part_gpu_shapes,
+    "sets": dvm_gpu_sets.part_sets,
+    "models": dvm_gpu_models.part_models,
+}
+
+
 def on_gpu(options: argparse.Namespace) -> int:
-    """The part for GPUs alone; 2 where there is none."""
+    """The parts for GPUs that are asked for; 2 where there is none."""
     if reason := dvm_gpu.why_not():
         print(reason, file=sys.stderr)
         return 2
     with torch.no_grad():
         benchmark = Benchmark.start(options)
-        dvm_gpu.part_gpu(benchmark, dvm_gpu.quick() if options.quick else dvm_gpu.chosen([]))
-        dvm_gpu_shapes.part_new_shapes(benchmark, options)
+        benchmark.rows += earlier_rows(options.json, lambda _row: options.keep)
+        dvm_gpu_all.compile_kernels()
+        for name, part in GPU_PARTS.items():
+            if name in options.only:
+                part(benchmark, options)
+                benchmark.write(quiet=True)
         benchmark.finish()
     return int(any("magjit" in row.note for row in benchmark.rows))
 

@@ -1,4 +1,4 @@
-"""Two models that the examples lack: a vision transformer and a block of a language model."""
+"""Models that the examples lack: a vision transformer, a language model's block, experts."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ class LlamaBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         assert isinstance(self.frequencies, Tensor)
-        angles = torch.arange(length)[:, None] * self.frequencies
+        angles = torch.arange(length, device=x.device)[:, None] * self.frequencies
         angles = torch.cat([angles, angles], -1)
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         mixed = self.mixed(self.normed(x, 0)).view(batch, length, 3, self.heads, self.size)
         query, key, value = mixed.permute(2, 0, 3, 1, 4)
         query, key = self.turned(query, cos, sin), self.turned(key, cos, sin)
@@ -84,3 +84,30 @@ class LlamaBlock(nn.Module):
         y = self.normed(x, 1)
         result: Tensor = x + self.down(F.silu(self.gate(y)) * self.up(y))
         return result
+
+
+class MixtureOfExperts(nn.Module):
+    """Experts, a gate and a tower for each task (Ma et al., 2018), rows of features to scores."""
+
+    def __init__(
+        self, width: int, experts: int, hidden: tuple[int, int], tasks: int, tower: int
+    ) -> None:
+        super().__init__()
+        first, second = hidden
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU())
+            for _ in range(experts)
+        )
+        self.gates = nn.ModuleList(nn.Linear(width, experts) for _ in range(tasks))
+        self.towers = nn.ModuleList(
+            nn.Sequential(nn.Linear(second, tower), nn.ReLU(), nn.Linear(tower, 1))
+            for _ in range(tasks)
+        )
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        answers = torch.stack([expert(x) for expert in self.experts], 1)
+        scores = []
+        for gate, tower in zip(self.gates, self.towers, strict=True):
+            shares = gate(x).softmax(-1).unsqueeze(-1)
+            scores.append(torch.sigmoid(tower((answers * shares).sum(1))))
+        return scores

@@ -11,7 +11,8 @@ from torch.fx import GraphModule
 from magjit.plugin import BackendContext, BackendOptionError, CompiledGraph, uncollected
 from magjit.plugin.aliases import results_are_their_own
 from magjit.plugin.aot import aot, dump_graph
-from magjit.plugin.cuda_graphs import ReplayingByModule, can_be_captured
+from magjit.plugin.capturable import Varying, can_be_captured, varying_inputs
+from magjit.plugin.cuda_graphs import ReplayingByModule
 from magjit.plugin.floats_on_device import floats_on_device
 from magjit.plugin.inference import lower_for_inference, needs_gradients
 from magjit.plugin.inputs import TensorInput
@@ -98,26 +99,34 @@ class DvmBackend:
 
     def _replayed(self, parts: _Parts, context: BackendContext) -> CompiledGraph:
         """What is computed as CUDA graphs, on views of the inputs; gives views of its results."""
-        given = [node for node in parts.before.graph.nodes if node.op == "placeholder"]
-        (output,) = (node for node in parts.before.graph.nodes if node.op == "output")
+        first = parts.computed if parts.before is None else parts.before
+        given = [node for node in first.graph.nodes if node.op == "placeholder"]
         keeping = {given[k] for k in context.static_inputs}
         owned = {
             node
             for node, one in zip(given, context.inputs, strict=False)
             if isinstance(one, TensorInput) and one.is_parameter
         }
-        taken = list(output.args[0])
+        taken = given
+        if parts.before is not None:
+            (output,) = (node for node in first.graph.nodes if node.op == "output")
+            taken = list(output.args[0])
         static = [k for k, node in enumerate(taken) if node in keeping]
         parameters = [k for k, node in enumerate(taken) if node in owned]
         launched = self._schedule(parts.computed, context)
         unread: frozenset[int] = launched.unread  # type: ignore[attr-defined]
         replaying: Callable[..., Any] = ReplayingByModule(
-            launched, len(taken), parameters=parameters, static=static, unread=unread
+            launched,
+            len(taken),
+            parameters=parameters,
+            static=static,
+            unread=unread,
+            varying=parts.varying,
         )
         if parts.after is not None:
             made = sum(node.op == "placeholder" for node in parts.after.graph.nodes) - len(taken)
             replaying = _followed_by(self._schedule(parts.after, context), replaying, made)
-        if taken == given:
+        if parts.before is None or taken == given:
             return replaying
         viewed = self._schedule(parts.before, context)
 
@@ -138,24 +147,29 @@ class DvmBackend:
 
 
 class _Parts(NamedTuple):
-    before: GraphModule
+    before: GraphModule | None
     computed: GraphModule
     after: GraphModule | None
+    varying: Varying
 
 
 def _parts(lowered: GraphModule) -> _Parts | None:
-    """A graph as what can be captured, and views before and after; None if nothing can."""
+    """A graph as what can be captured, and views before and after; None if nothing can.
+
+    What computes with symbols is captured for each combination of sizes.
+    """
     parts = without_symbols(lowered)
-    if parts is None:
-        return None
-    before, computed = parts
+    before, computed = parts or (None, lowered)
+    varying = varying_inputs(computed)
     after = None
     if not results_are_their_own(computed):
         apart = without_views(computed)
         if apart is None:
             return None
         computed, after = apart
-    return _Parts(before, computed, after) if can_be_captured(computed) else None
+    if varying is None or not can_be_captured(computed, varies=before is None):
+        return None
+    return _Parts(before, computed, after, varying)
 
 
 def _followed_by(after: Any, replaying: Any, made: int) -> Callable[..., Any]:

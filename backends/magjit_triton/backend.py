@@ -10,7 +10,8 @@ from torch.fx import GraphModule
 
 from magjit.plugin import BackendContext, CompiledGraph, uncollected
 from magjit.plugin.aot import aot
-from magjit.plugin.cuda_graphs import Replaying, can_be_captured
+from magjit.plugin.capturable import can_be_captured
+from magjit.plugin.cuda_graphs import Replaying
 from magjit_triton.codegen.entry import compile_with_kernels, generates_kernels
 from magjit_triton.passes import compiled_graph
 from magjit_triton.settings import DEFAULTS, Settings

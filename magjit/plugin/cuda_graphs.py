@@ -8,7 +8,8 @@ are read, and updated, where they were when the graph was captured: nothing else
 program that writes an input has no moving ones, since two inputs may overlap. What a graph returns
 is lent, where results have been out of use when the next call came: a replay writes over them. Else
 it is copied out. What else a graph needs it shares with the others of its stream. Code that several
-modules share is captured for the parameters of each, which are never copied. Where the device works
+modules share is captured for the parameters of each, which are never copied; code for sizes that
+vary, for each of the sizes that come again, of which the last ones are kept. Where the device works
 far longer than the host launches, a graph saves nothing and holds its memory between calls: it is
 given up.
 """
@@ -19,22 +20,21 @@ import logging
 import math
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 import torch
-from torch.fx import GraphModule
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from magjit.plugin.views_apart import is_symbolic, tensors_of
+from magjit.plugin.capturable import NOTHING_VARIES, Varying
 
 __all__ = [
     "Replaying",
     "ReplayingByModule",
-    "can_be_captured",
     "capturing",
     "current_stream",
     "device_seconds",
@@ -53,31 +53,15 @@ _MOST_GRAPHS = 8
 _MOST_CAPTURES = 16
 _MOST_ADDRESSES = 64
 _MOST_MODULES = 64
+_MOST_SIZES = 32
 
 _DATA_PTR, _STRIDE = torch.Tensor.data_ptr, torch.Tensor.stride
+_SHAPE = attrgetter("shape")
 
 T = TypeVar("T")
 Addresses = tuple[int, ...]
 _Key = tuple[Addresses, tuple[tuple[int, ...], ...]]
 _Pools = dict[int, torch.cuda.MemPool]
-
-
-def can_be_captured(gm: GraphModule) -> bool:
-    """Whether everything that a graph does is launched on one CUDA device and draws no numbers."""
-    devices: set[torch.device] = set()
-    for node in gm.graph.nodes:
-        if node.op == "placeholder" and not isinstance(node.meta.get("val"), torch.Tensor):
-            return False
-        if is_symbolic(node):
-            return False
-        for one in tensors_of(node):
-            devices.add(one.device)
-        tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags or torch.Tag.dynamic_output_shape in tags:
-            return False
-        if torch.Tag.data_dependent_output in tags:
-            return False
-    return len(devices) == 1 and next(iter(devices)).type == "cuda"
 
 
 @dataclass(slots=True)
@@ -294,12 +278,13 @@ class Replaying:
 
 
 class ReplayingByModule:
-    """A `Replaying` for each module whose parameters a function is called with.
+    """A `Replaying` for each module whose parameters a function is called with, and for each size.
 
     Args:
         function: as for `Replaying`, writing no input.
         count, static, unread: as for `Replaying`.
         parameters: positions of inputs that tell the modules apart.
+        varying: what tells sizes apart.
     """
 
     def __init__(
@@ -310,32 +295,53 @@ class ReplayingByModule:
         parameters: Iterable[int],
         static: Iterable[int] = (),
         unread: Collection[int] = (),
+        varying: Varying = NOTHING_VARIES,
     ) -> None:
         self.function, self.unread = function, frozenset(unread)
         self._count, self._static = count, tuple(static)
         self._parameters = [k for k in parameters if k not in self.unread]
         self._module = _taking(self._parameters)
+        self._varies = varying != NOTHING_VARIES
+        self._sized, self._numbers = _taking(varying.tensors), _taking(varying.numbers)
+        self._no_addresses = self.unread.union(varying.numbers)
+        self._most = _MOST_SIZES if self._varies else _MOST_MODULES
         self._pools: _Pools = {}
-        self._of_module: dict[Addresses, Replaying] = {}
+        self._of_module: OrderedDict[Any, Replaying] = OrderedDict()
+        self._lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         # Their layouts are those that the function was compiled for.
-        module = tuple(map(_DATA_PTR, self._module(inputs)))
-        replaying = self._of_module.get(module)
+        key: Any = tuple(map(_DATA_PTR, self._module(inputs)))
+        if self._varies:
+            key = key, tuple(map(_SHAPE, self._sized(inputs))), self._numbers(inputs)
+        replaying = self._of_module.get(key)
         if replaying is None:
-            if len(self._of_module) >= _MOST_MODULES:
+            replaying = self._new(key)
+            if replaying is None:
                 return self.function(*inputs)
-            made = Replaying(
-                self.function,
-                self._count,
-                writes=False,
-                static=self._static,
-                unread=self.unread,
-                parameters=self._parameters,
-                pools=self._pools,
-            )
-            replaying = self._of_module.setdefault(module, made)
+        elif self._varies:
+            with self._lock:
+                if key in self._of_module:
+                    self._of_module.move_to_end(key)
         return replaying(*inputs)
+
+    def _new(self, key: Any) -> Replaying | None:
+        """Room for one more; sizes that have not come for longest make way, modules do not."""
+        made = Replaying(
+            self.function,
+            self._count,
+            writes=False,
+            static=self._static,
+            unread=self._no_addresses,
+            parameters=self._parameters,
+            pools=self._pools,
+        )
+        with self._lock:
+            if len(self._of_module) >= self._most:
+                if not self._varies:
+                    return None
+                self._of_module.popitem(last=False)
+            return self._of_module.setdefault(key, made)
 
 
 def _capture(

@@ -8,9 +8,11 @@ inputs → views of them → what is computed, without symbols → views of what
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magjit.plugin.aliases import is_alias, results_are_their_own
 from magjit.plugin.fx_helpers import make_graph_module
@@ -93,13 +95,16 @@ def without_views(gm: GraphModule) -> tuple[GraphModule, GraphModule] | None:
     bases: dict[Node, int] = {}
     for result in results:
         base = _base(result, views)
-        bases[base] = bases.get(base, 0) + result.meta["val"].numel()
+        bases[base] = bases.get(base, 0) + _elements(result)
     computed = [node for node in bases if node.op != "placeholder"]
     if any(
-        torch.empty_like(node.meta["val"]).stride() != node.meta["val"].stride()
-        or node.meta["val"].numel() > _MOST_COPIED * bases[node]
+        not _is_laid_out_alike(torch.empty_like(node.meta["val"]), node.meta["val"])
+        or _elements(node) > _MOST_COPIED * bases[node]
         for node in computed
     ):
+        return None
+    sizes = _sizes_of(views)
+    if sizes is None:
         return None
     first, copies = Graph(), dict[Node, Node]()
     for node in gm.graph.nodes:
@@ -115,18 +120,52 @@ def without_views(gm: GraphModule) -> tuple[GraphModule, GraphModule] | None:
         copies[node] = second.placeholder(node.name)
         copies[node].meta = dict(node.meta)
     for node in gm.graph.nodes:
-        if node in views:
+        if node in views or node in sizes:
             copies[node] = second.node_copy(node, copies.__getitem__)
     second.output(tuple(copies[node] for node in results))
     made = make_graph_module(gm, first)
     return (made, make_graph_module(gm, second)) if results_are_their_own(made) else None
 
 
+def _elements(node: Node) -> int:
+    """Of a tensor; where sizes are symbols, those that it was compiled with."""
+    count = node.meta["val"].numel()
+    return int(count.node.hint) if isinstance(count, torch.SymInt) else int(count)
+
+
+def _is_laid_out_alike(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether strides are equal, of symbols whatever they stand for."""
+    pairs = zip(tensor.stride(), other.stride(), strict=True)
+    return all(statically_known_true(one == another) for one, another in pairs)
+
+
+def _is_number(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int)
+
+
+def _sizes_of(views: Iterable[Node]) -> set[Node] | None:
+    """What computes the numbers that views take; None where that takes more than inputs."""
+    found: set[Node] = set()
+    waiting = [one for node in views for one in node.all_input_nodes if _is_number(one)]
+    while waiting:
+        node = waiting.pop()
+        if node.op == "placeholder" or node in found:
+            continue
+        if not _is_number(node):
+            return None
+        found.add(node)
+        waiting += node.all_input_nodes
+    return found
+
+
 def _base(result: Node, views: dict[Node, None]) -> Node:
-    """What a result is a view of; ``views`` gets the operators between, of one operand each."""
+    """What a result is a view of; ``views`` gets the operators between, of one tensor each."""
     base = result
-    while base.op == "call_function" and len(base.all_input_nodes) == 1:
-        (operand,) = base.all_input_nodes
+    while base.op == "call_function":
+        operands = [one for one in base.all_input_nodes if not _is_number(one)]
+        if len(operands) != 1:
+            break
+        (operand,) = operands
         is_item = base.target is operator.getitem and is_alias(operand)
         if base.target is _BY_PLACE or not (is_alias(base) or is_item):
             break

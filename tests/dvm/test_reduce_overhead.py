@@ -16,6 +16,8 @@ from magjit import decisions
 from magjit.plugin import cuda_graphs
 from tests.plugin.test_cuda_graphs import Captures
 
+pytestmark = pytest.mark.filterwarnings("error::magjit.MagJITWarning")
+
 
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
@@ -24,7 +26,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
     import magjit_dvm  # noqa: F401  (the name is the backend's)
 
     module = sys.modules["magjit_dvm.backend"]
-    monkeypatch.setattr(module, "can_be_captured", lambda gm: True)
+    monkeypatch.setattr(module, "can_be_captured", lambda gm, **_: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cuda_graphs, "_capture", made.capture)
     monkeypatch.setattr(cuda_graphs, "current_stream", lambda: made.stream)
@@ -96,3 +98,56 @@ def test_results_share_memory_as_in_eager_mode(captures: Captures) -> None:
         torch.testing.assert_close(results, wanted)
     assert captures.captured == 1
     assert captures.replayed == 3
+
+
+def test_sizes_that_come_again(captures: Captures) -> None:
+    torch.manual_seed(0)
+    layer, norm = torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        batch, length, width = x.shape
+        y = layer(x).view(batch * length, width).softmax(-1) * length
+        return y.view(batch, length, width).transpose(0, 1), norm(x) + y.sum()
+
+    compiled = magjit.compile(program, backend="dvm", mode="reduce-overhead", dynamic=True)
+    with torch.no_grad():
+        check(compiled, program, torch.randn(2, 3, 8))
+        before = captures.captured
+        for _ in range(5):
+            for length in (4, 5, 7):
+                first, _ = check(compiled, program, torch.randn(2, length, 8))
+                assert first.shape == (length, 2, 8)
+        # A graph for each size from its third call on, or two where x was in one place at first.
+        made = captures.captured - before
+        assert 3 <= made <= 6
+        assert captures.replayed >= 6
+        for length in range(8, 60):  # none comes again
+            check(compiled, program, torch.randn(2, length, 8))
+        assert captures.captured - before == made
+    assert magjit.stats(compiled).captures == 1
+
+
+def test_sizes_that_numbers_say(captures: Captures) -> None:
+    def program(x: torch.Tensor, first: int) -> torch.Tensor:
+        return (x[:first] + 1).exp() * first
+
+    compiled = magjit.compile(program, backend="dvm", mode="reduce-overhead", dynamic=True)
+    with torch.no_grad():
+        for _ in range(5):
+            for first in (2, 3, 5):
+                x = torch.randn(9)
+                torch.testing.assert_close(compiled(x, first), program(x, first))
+    assert captures.replayed >= 6
+
+
+def test_a_float_that_varies(captures: Captures) -> None:
+    def program(x: torch.Tensor, scale: float) -> torch.Tensor:
+        return (x * scale + 1).exp()
+
+    compiled = magjit.compile(program, backend="dvm", mode="reduce-overhead", dynamic=True)
+    with torch.no_grad():
+        for turn in range(12):
+            x = torch.randn(4 + turn % 2)
+            scale = turn / 8
+            torch.testing.assert_close(compiled(x, scale), program(x, scale))
+    assert 2 <= captures.captured <= 4  # the number is a tensor, which is copied in

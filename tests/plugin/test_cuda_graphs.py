@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from magjit.plugin import cuda_graphs
+from magjit.plugin.capturable import Varying
 from magjit.plugin.cuda_graphs import Replaying, ReplayingByModule, saves_nothing
 
 Function = Callable[..., Sequence[Any]]
@@ -53,7 +54,8 @@ class Captures:
             given[k] = inputs[k].clone()
         self.captured += 1
         # As in a capture, nothing that runs now counts.
-        outputs = [torch.empty_like(one) for one in function(*(one.clone() for one in given))]
+        copies = [one.clone() if isinstance(one, torch.Tensor) else one for one in given]
+        outputs = [torch.empty_like(one) for one in function(*copies)]
 
         def replay() -> None:
             self.replayed += 1
@@ -345,3 +347,30 @@ def test_parameters_that_are_always_new_are_not_captured_forever(
             x = torch.randn(4)
             torch.testing.assert_close(run(x, kept[-1])[0], x * kept[-1])
     assert captures.captured == len(run._of_module) == 3
+
+
+def test_sizes_that_vary_have_graphs_of_their_own(
+    captures: Captures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Integers tell them apart, too; those that have not come for longest are given up."""
+    monkeypatch.setattr(cuda_graphs, "_MOST_SIZES", 3)
+    varying = Varying(tensors=(0,), numbers=(1,))
+    weight = torch.randn(())
+    run = ReplayingByModule(
+        lambda x, n, w: (x * n * w,), 3, parameters=[2], unread={1}, varying=varying
+    )
+
+    def call(size: int, n: int) -> None:
+        x = torch.randn(size)
+        torch.testing.assert_close(run(x, n, weight)[0], x * n * weight)
+
+    for _ in range(6):
+        for size, n in ((2, 1), (2, 3), (5, 1)):
+            call(size, n)
+    captured = captures.captured
+    assert len(run._of_module) == 3 <= captured
+    for size, n in ((2, 3), (5, 1), (7, 1), (2, 3), (5, 1)):  # two by one makes way
+        replayed = captures.replayed
+        call(size, n)
+        assert captures.replayed - replayed == (size != 7)
+    assert captures.captured == captured

@@ -129,3 +129,42 @@ def unknown(x: torch.Tensor) -> Sequence[Any]:
 @pytest.mark.parametrize("program", [last_rows, unknown])
 def test_little_of_much_is_not_copied_with_the_rest(program: Function) -> None:
     assert without_views(plain_graph_of(program, torch.randn(9, 4))) is None
+
+
+def of_both_sizes(x: torch.Tensor) -> Sequence[torch.Tensor]:
+    rows, columns = x.shape
+    y = x.exp().view(rows * columns)
+    return y, y.view(columns, rows).t(), x.view(columns * rows)
+
+
+def of_half_the_rows(x: torch.Tensor) -> Sequence[torch.Tensor]:
+    y = x.exp()
+    return y[: x.shape[0] // 2], y.t()
+
+
+def of_rows_of_a_product(x: torch.Tensor) -> Sequence[torch.Tensor]:
+    y = torch.cat([x, x.exp()])
+    return y.view(y.shape[1], y.shape[0]), y
+
+
+@pytest.mark.parametrize("program", [of_both_sizes, of_half_the_rows, of_rows_of_a_product])
+def test_views_of_sizes_that_are_symbols(program: Function) -> None:
+    """They are computed from the inputs' again; nothing is asserted of the symbols."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
+    fake = mode.from_tensor(torch.randn(9, 4), symbolic_context=context)
+    with enable_python_dispatcher():
+        graph = record(program, [fake], mode, {})
+    environment = mode.shape_env
+    assert environment is not None
+    before = len(environment.guards)
+    parts = without_views(graph)
+    assert len(environment.guards) == before
+    assert parts is not None
+    computed, after = parts
+    for rows in (9, 6):
+        x = torch.randn(rows, 4)
+        made = [one.clone() for one in computed(x)]
+        for one, other in zip(after(*made, x), program(x), strict=True):
+            torch.testing.assert_close(one, other)
+            assert one.stride() == other.stride()
