@@ -30,6 +30,30 @@ _held: list[Any] = []
 """What only addresses refer to."""
 
 
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (
+        ("which", ctypes.c_int),
+        ("unused", ctypes.c_int),
+        ("allowed", ctypes.c_int),
+        ("rest", ctypes.c_char * 60),
+    )
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("blocks", ctypes.c_uint * 3),
+        ("threads", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("n_attributes", ctypes.c_uint),
+    )
+
+
 def ending() -> bytes:
     """The parameter of a launch that has no tile to compute."""
     words = dvm("cuda.words")
@@ -60,6 +84,10 @@ def launches(
         extra = (ctypes.c_void_p * 5)(_POINTER, address, _SIZE, ctypes.addressof(length), None)
         _held.append(length)
         made[f"{size} bytes"] = partial(driver.cuLaunchKernel, kernel, *shape, None, extra)
+        config = Config((1, 1, 1), (64, 1, 1), 4096, stream, ctypes.pointer(Attribute(6, 0, 1)), 1)
+        _held.append(config)
+        early = partial(driver.cuLaunchKernelEx, ctypes.byref(config), kernel, None, extra)
+        made[f"{size} bytes, early"] = early
     return made
 
 

@@ -10,6 +10,8 @@ unsigned char kept_parameter[4096];
 uint64_t kept[8]; /* launches, function, blocks, threads, shared bytes, stream, context, changes */
 int refusal;
 int refuses_parts;  /* parameters of fewer bytes than the kernel's are refused */
+int refuses_overlap; /* launches that may begin early are refused */
+int overlapped;      /* launches that might */
 uint64_t kept_size; /* bytes of the last parameter */
 
 static void *current;
@@ -84,4 +86,24 @@ Result cuLaunchKernel(void *function, unsigned blocks, unsigned y, unsigned z, u
     kept[6] = (uint64_t)(uintptr_t)current;
     memcpy(kept_parameter, parameter, kept_size);
     return refusal;
+}
+
+struct Config {
+    unsigned blocks[3], threads[3], shared;
+    void *stream;
+    const int *attributes; /* of 72 bytes */
+    unsigned n_attributes;
+};
+Result cuLaunchKernelEx(const struct Config *config, void *function, void **parameters, void **extra)
+{
+    if (refuses_overlap || config->n_attributes != 1 || config->attributes[0] != 6 ||
+        config->attributes[2] != 1) {
+        return 801;
+    }
+    Result result =
+        cuLaunchKernel(function, config->blocks[0], config->blocks[1], config->blocks[2],
+                       config->threads[0], config->threads[1], config->threads[2], config->shared,
+                       config->stream, parameters, extra);
+    overlapped += result == 0;
+    return result;
 }

@@ -234,7 +234,7 @@ def test_without_a_gpu_it_says_so() -> None:
     with pytest.raises(DeviceError, match="run on the CPU instead"):
         gpu(0)
     with pytest.raises(DeviceError):
-        cuda_load(0, b"", "none", 0)
+        cuda_load(0, b"", "none", 0, False)
     with pytest.raises(DeviceError):
         cuda_launch(0, 1, 32, 0, 0, bytes(400), b"", (), 0, 0)
 

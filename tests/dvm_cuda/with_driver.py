@@ -35,6 +35,8 @@ KEPT = (ctypes.c_uint64 * 8).in_dll(DRIVER, "kept")
 PARAMETER = (ctypes.c_ubyte * 4096).in_dll(DRIVER, "kept_parameter")
 REFUSAL = ctypes.c_int.in_dll(DRIVER, "refusal")
 REFUSES_PARTS = ctypes.c_int.in_dll(DRIVER, "refuses_parts")
+REFUSES_OVERLAP = ctypes.c_int.in_dll(DRIVER, "refuses_overlap")
+OVERLAPPED = ctypes.c_int.in_dll(DRIVER, "overlapped")
 KEPT_SIZE = ctypes.c_uint64.in_dll(DRIVER, "kept_size")
 COUNTERS = torch.zeros(64, 2, dtype=torch.int32)
 MACHINE = astuple(BIG)
@@ -47,7 +49,7 @@ def kernel(index: int, each: int, approximate: int) -> int:
     if not each:
         vm.cuda_gpu(index, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))
         return 0
-    return vm.cuda_load(index, bytes([1 + approximate]) * 8, f"interpret_{each}", MACHINE[1])
+    return vm.cuda_load(index, bytes([1 + approximate]) * 8, f"interpret_{each}", MACHINE[1], True)
 
 
 class OnCpu(DeviceFused):
@@ -226,6 +228,18 @@ def test_spans_of_a_launch_are_told_while_it_is_timed() -> None:
     ((taking, encoded, *rest),) = vm.cuda_spans()
     assert encoded == encoding > 0 and len(rest) == 3
     assert min(taking, *rest) >= 0 and vm.cuda_spans() == []
+
+
+def test_launches_may_begin_early_where_the_driver_lets_them() -> None:
+    x, before = values(F32, 100), OVERLAPPED.value
+    check(negated(), x)
+    assert OVERLAPPED.value == before + 1
+    REFUSES_OVERLAP.value = 1
+    check(negated(), x)
+    REFUSES_OVERLAP.value = 0
+    check(negated(), x)  # it is not asked again
+    assert OVERLAPPED.value == before + 1
+    assert KEPT_SIZE.value < 4096, "parts of parameters are not what it has refused"
 
 
 def test_parameters_are_as_long_as_programs_where_the_driver_takes_that() -> None:

@@ -15,9 +15,27 @@ namespace {
 
 /* The few functions of the driver's interface (cuda.h) that are used; all of them are old and stable. */
 using Result = int;
-constexpr Result SUCCESS = 0, INVALID_VALUE = 1;
+constexpr Result SUCCESS = 0, INVALID_VALUE = 1, NOT_SUPPORTED = 801;
 void *const BUFFER_POINTER = (void *)1, *const BUFFER_SIZE = (void *)2; /* CU_LAUNCH_PARAM_… */
 constexpr int MAX_DYNAMIC_SHARED = 8; /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
+
+/* CUlaunchAttribute and CUlaunchConfig. */
+constexpr int OVERLAPS = 6; /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
+struct Attribute {
+    int which;
+    char unused[4];
+    union {
+        int allowed;
+        char whole[64];
+    };
+};
+struct Config {
+    unsigned blocks[3], threads[3], shared;
+    void *stream;
+    Attribute *attributes;
+    unsigned n_attributes;
+};
+static_assert(sizeof(Attribute) == 72 && sizeof(Config) == 56, "as the driver has them");
 
 struct Driver {
     Result (*error_name)(Result, const char **);
@@ -31,6 +49,7 @@ struct Driver {
     Result (*is_capturing)(void *, int *);
     Result (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                      void *, void **, void **);
+    Result (*launch_with)(const Config *, void *, void **, void **); /* none before CUDA 11.8 */
 };
 
 Driver driver;
@@ -73,6 +92,7 @@ int load_driver()
     FIND(is_capturing, "cuStreamIsCapturing")
     FIND(launch, "cuLaunchKernel")
 #undef FIND
+    driver.launch_with = (decltype(driver.launch_with))dlsym(library, "cuLaunchKernelEx");
     loaded = true;
     return 0;
 }
@@ -90,8 +110,13 @@ int failed(Result result, const char *what)
     return -1;
 }
 
-/* Of each kernel, the context that it was loaded into: torch's own, the device's primary one. */
-std::map<uint64_t, void *> *contexts;
+/* Of each kernel, the context that it was loaded into: torch's own, the device's primary one; and
+ * whether it knows how to begin before the launch in front of it has ended. */
+struct Kernel {
+    void *context;
+    bool overlaps;
+};
+std::map<uint64_t, Kernel> *kernels;
 
 /* A context is the current one for as long as this lives: a thread that has not used torch's runtime
  * yet has none, and another device may be the current one. */
@@ -140,27 +165,40 @@ uint64_t counter_for(void *stream, uint64_t counters, uint64_t n_counters, Resul
     return counters + COUNTER_BYTES * next++;
 }
 
-/* The driver copies a parameter from `parameter`, which has all bytes of it, but may be told that there
- * are fewer. A driver that refuses that gets all of them from then on. */
-Result launch_kernel(const Launch &one)
+/* The driver's verdict on a launch. It copies a parameter from `parameter`, which has all bytes of it,
+ * but may be told that there are fewer. */
+Result try_launch(const Launch &one, bool in_part, bool overlaps)
 {
-    static std::atomic<bool> refuses_part{false};
-    auto run = [&one](void **parameters, void **buffer) {
+    size_t n_bytes = (size_t)one.n_bytes;
+    void *part[] = {BUFFER_POINTER, one.parameter, BUFFER_SIZE, &n_bytes, nullptr};
+    void *whole[] = {one.parameter};
+    void **parameters = in_part ? nullptr : whole, **buffer = in_part ? part : nullptr;
+    if (!in_part) {
+        memset(one.parameter + one.n_bytes, 0, (size_t)(IMAGE_BYTES - one.n_bytes));
+    }
+    if (!overlaps) {
         return driver.launch((void *)one.function, one.blocks, 1, 1, one.threads, 1, 1, one.shared,
                              one.stream, parameters, buffer);
-    };
-    if (one.n_bytes < IMAGE_BYTES && !refuses_part.load(std::memory_order_relaxed)) {
-        size_t n_bytes = (size_t)one.n_bytes;
-        void *buffer[] = {BUFFER_POINTER, one.parameter, BUFFER_SIZE, &n_bytes, nullptr};
-        Result result = run(nullptr, buffer);
-        if (result != INVALID_VALUE) {
+    }
+    Attribute attribute{OVERLAPS, {}, {1}};
+    Config config{{one.blocks, 1, 1}, {one.threads, 1, 1}, one.shared, one.stream, &attribute, 1};
+    return driver.launch_with(&config, (void *)one.function, parameters, buffer);
+}
+
+/* What a driver refuses it is not asked again. */
+Result launch_kernel(const Launch &one, bool overlaps)
+{
+    static std::atomic<bool> refuses_part{false}, refuses_overlap{false};
+    for (;;) {
+        bool in_part = one.n_bytes < IMAGE_BYTES && !refuses_part.load(std::memory_order_relaxed);
+        bool early = overlaps && driver.launch_with &&
+                     !refuses_overlap.load(std::memory_order_relaxed);
+        Result result = try_launch(one, in_part, early);
+        if ((result != INVALID_VALUE && result != NOT_SUPPORTED) || (!in_part && !early)) {
             return result;
         }
-        refuses_part.store(true, std::memory_order_relaxed);
+        (early ? refuses_overlap : refuses_part).store(true, std::memory_order_relaxed);
     }
-    memset(one.parameter + one.n_bytes, 0, (size_t)(IMAGE_BYTES - one.n_bytes));
-    void *parameters[] = {one.parameter};
-    return run(parameters, nullptr);
 }
 
 } // namespace
@@ -170,10 +208,10 @@ int launch(const Launch &one)
     if (load_driver()) {
         return -1;
     }
-    auto found = contexts->find(one.function);
+    auto found = kernels->find(one.function);
+    Kernel kernel = found == kernels->end() ? Kernel{} : found->second;
     ContextGuard guard;
-    if (failed(guard.enter(found == contexts->end() ? nullptr : found->second),
-               "cuCtxSetCurrent")) {
+    if (failed(guard.enter(kernel.context), "cuCtxSetCurrent")) {
         return -1;
     }
     if (one.n_counters) {
@@ -185,7 +223,7 @@ int launch(const Launch &one)
         memcpy(one.parameter + COUNTER_AT, &counter, sizeof(counter));
     }
     PyThreadState *state = PyEval_SaveThread(); /* it waits where too many launches are under way */
-    Result result = launch_kernel(one);
+    Result result = launch_kernel(one, kernel.overlaps);
     PyEval_RestoreThread(state);
     return failed(result, "cuLaunchKernel");
 }
@@ -194,8 +232,9 @@ PyObject *py_cuda_load(PyObject *, PyObject *args)
 {
     const char *image, *name;
     Py_ssize_t n;
-    int shared, device;
-    if (!PyArg_ParseTuple(args, "iy#si:cuda_load", &device, &image, &n, &name, &shared) ||
+    int shared, device, overlaps;
+    if (!PyArg_ParseTuple(args, "iy#sip:cuda_load", &device, &image, &n, &name, &shared,
+                          &overlaps) ||
         load_driver()) {
         return nullptr;
     }
@@ -209,7 +248,7 @@ PyObject *py_cuda_load(PyObject *, PyObject *args)
                "cuFuncSetAttribute")) {
         return nullptr;
     }
-    (*contexts)[(uint64_t)function] = context;
+    (*kernels)[(uint64_t)function] = Kernel{context, overlaps != 0};
     return PyLong_FromVoidPtr(function);
 }
 
@@ -256,7 +295,7 @@ PyObject *py_cuda_launch(PyObject *, PyObject *args)
 
 int add_cuda(PyObject *module)
 {
-    contexts = new std::map<uint64_t, void *>;
+    kernels = new std::map<uint64_t, Kernel>;
     device_error = PyErr_NewExceptionWithDoc("magjit_dvm._vm.DeviceError",
                                              "The GPU or its driver refused; it says why.",
                                              PyExc_RuntimeError, nullptr);

@@ -24,7 +24,8 @@ struct Launch {
 int launch(const Launch &one);
 
 
-/* cuda_load(device, cubin, name, shared): a kernel's handle in the device's primary context. */
+/* cuda_load(device, cubin, name, shared, overlaps): a kernel's handle in the device's primary context;
+ * whether it waits by itself for what came before in its stream. */
 PyObject *py_cuda_load(PyObject *, PyObject *args);
 
 /* cuda_launch(function, blocks, threads, shared, stream, image, patches, addresses, counters,

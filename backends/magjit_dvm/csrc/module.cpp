@@ -293,7 +293,8 @@ PyMethodDef functions[] = {
     {"observe", py_observe, METH_O,
      "observe(list): each call of a fused operator appends (operator, *arguments); None ends it."},
     {"cuda_load", py_cuda_load, METH_VARARGS,
-     "cuda_load(device, cubin, name, shared bytes): a kernel's handle in the device's context."},
+     "cuda_load(device, cubin, name, shared bytes, overlaps): a kernel's handle in the device's "
+     "context; whether it may begin before what came before it has ended."},
     {"cuda_launch", py_cuda_launch, METH_VARARGS,
      "cuda_launch(function, blocks, threads, shared bytes, stream, image, patches, addresses, counters, "
      "n_counters): run an image on a stream."},

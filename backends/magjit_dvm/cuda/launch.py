@@ -57,6 +57,7 @@ class Gpu:
         self.arch = f"sm_{properties.major}{properties.minor}"
         shared = int(getattr(properties, "shared_memory_per_block_optin", _LEAST_SHARED))
         widest = 64 if properties.major >= 9 else 32
+        self._overlaps = properties.major >= 9
         self.machine = Machine(int(properties.multi_processor_count), shared, widest)
         self.counters = torch.zeros(_COUNTERS, 2, dtype=torch.int32, device=f"cuda:{index}")
         torch.cuda.synchronize(index)  # zeros before any stream's first launch
@@ -74,7 +75,8 @@ class Gpu:
                 if found is None:
                     cubin = compiled(self.arch, each, approximate)
                     name = kernel_name(each)
-                    found = cuda_load(self.index, cubin, name, self.machine.shared_bytes)
+                    shared = self.machine.shared_bytes
+                    found = cuda_load(self.index, cubin, name, shared, self._overlaps)
                     self._functions[key] = found
         return found
 

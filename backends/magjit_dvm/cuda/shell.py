@@ -10,6 +10,10 @@ A barrier's phase is its parity: turn ``k`` of stage ``s`` is phase ``k`` of bot
 producer's first wait, for the phase before the first, passes at once.  Consumers read stages and
 never write them: no fence between generic and bulk accesses is due but the barriers themselves.
 
+From sm_90 on a launch may begin before the one in front of it in its stream has ended: it reads its
+program and sets up barriers meanwhile.  The producer then waits (``griddepcontrol.wait``), and with
+it the consumers, who do nothing before the first stage is full.
+
 Tiles come from a counter in global memory, the next one asked for while a tile is fed; the last
 block to find no more sets it back, so that the next launch in the stream finds zeros.  Without a
 counter, block b takes tiles b, b + blocks, and so on.
@@ -147,6 +151,9 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     const u32 full = base + h.barriers_at, empty = full + 8 * S, ring = base + h.ring_at;
     volatile u32 *const tile_of = (volatile u32 *)(mj_shared + h.barriers_at + 16 * S);
 
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
     /* The program, by a generic address: the constant bank would serve one lane after another. */
     const Quad *program = image.program;
     asm volatile("" : "+l"(program));
@@ -177,6 +184,9 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     u32 s = 0, phase = 0;
 
     if (warp == W) {{
+#if __CUDA_ARCH__ >= 900
+        asm volatile("griddepcontrol.wait;" ::: "memory"); /* what came before, and all it wrote */
+#endif
         u32 *counter = (u32 *)h.counter;
         u32 t = blockIdx.x, next = 0;
         if (counter) {{
