@@ -27,6 +27,7 @@ void Encoder::run()
         emit();
     }
     if (!stopped()) {
+        keep_weights();
         fit();
     }
     if (!stopped()) {
@@ -41,7 +42,7 @@ Word &Encoder::put(uint8_t first, uint8_t second)
         refuse("too many words");
     }
     Word &word = image.words[stopped() ? MOST_WORDS + 1 : image.n_words++];
-    word = {first, second, 0, 0, false, false, -1, 0, 0, 0, 0};
+    word = {first, second, 0, 0, false, false, false, -1, 0, 0, 0, 0};
     return word;
 }
 

@@ -3,7 +3,7 @@
  * cuda_prepare.cpp what the program alone says; cuda_shapes.cpp sizes and places in memory;
  * cuda_tiling.cpp squares for what lies in memory otherwise than results;
  * cuda_plan.cpp how a launch divides its work; cuda_values.cpp what values are, and numbers;
- * cuda_rows.cpp words of row values; cuda_encode.cpp all others; cuda_image.cpp the kernel's parameter. */
+ * cuda_weights.cpp vectors that all rows share; cuda_rows.cpp words of row values; cuda_encode.cpp all others; cuda_image.cpp the kernel's parameter. */
 #ifndef MAGJIT_DVM_CUDA_ENCODER_H
 #define MAGJIT_DVM_CUDA_ENCODER_H
 
@@ -19,7 +19,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 6, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 7, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 336,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 136,
@@ -80,6 +80,7 @@ struct Words {
     uint8_t store[N_STORES][N_STORED];
     uint8_t load_few[N_ALL_WAYS - N_WAYS][N_OF_COLUMNS], store_near[N_OF_COLUMNS];
     uint8_t ask_near, ask_transposed;
+    uint8_t kept, affine; /* vectors in shared memory */
     uint8_t reduce[N_REDUCTIONS], finish[N_REDUCTIONS];
     uint8_t row_reduce[N_REDUCTIONS], row_squares, row_stat; /* of a row in one stage */
     uint8_t row_norm, row_softmax;
@@ -177,6 +178,7 @@ struct Where { /* a descriptor's number, its argument, bytes from there */
 struct Word {
     uint8_t first, second, x, y;
     bool described, staged; /* w1 is a descriptor's number, or is where a stage has the operand */
+    bool kept;              /* w1, and w2 of `affine`, are numbers of vectors in shared memory */
     int16_t pointer;        /* an argument, or −1 */
     uint32_t w1, w2, w3;
     int64_t offset;
@@ -208,9 +210,10 @@ struct Image {
     int64_t cols = 1, rows = 1, elements = 1, chunks = 1, tiles = 1, blocks = 1;
     bool by_rows = false;
     int n_first = 0, n_rest = 0, n_inputs = 0, n_words = 0, n_descriptors = 0, n_described = 0;
-    uint32_t epilogue = NO_WORD;
-    int numbers = 0, accumulators = 0, scratch = 0;
+    uint32_t epilogue = NO_WORD, prologue = NO_WORD;
+    int numbers = 0, accumulators = 0, scratch = 0, weights = 0;
     int64_t barriers_at = 0, rows_at = 0, partials_at = 0, scratch_at = 0, ring_at = 0;
+    int64_t weights_at = 0;
     int64_t shared_bytes = 0;
     uint16_t first[MAX_NODES + 2], rest[MAX_NODES + 2];
     Stage inputs[MAX_STAGED];
@@ -224,6 +227,7 @@ struct Image {
     } described[MAX_DESCRIBED];
 
     int64_t slice() const { return 32 * each; } /* elements of a warp */
+    int64_t weight_bytes() const { return 128 * each * group; } /* of a vector that is kept */
     int64_t program_bytes() const { return 16 * (n_words + n_descriptors + n_described); }
 };
 
@@ -299,8 +303,13 @@ struct Encoder {
     void count();
     bool may_shrink() const;
     void shrink();
-    void measure();
+    void measure(int64_t program_bytes);
+    bool has_room(int weights);
     void fit();
+
+    /* cuda_weights.cpp */
+    void keep_weights();
+    int weight_of(const Word &word, const Word *known, int n) const;
 
     /* cuda_values.cpp */
     void survey();

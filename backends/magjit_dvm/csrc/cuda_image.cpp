@@ -70,7 +70,7 @@ void Encoder::pack_header()
                                 image.scratch_at,
                                 image.ring_at,
                                 image.scratch * 128 * image.each,
-                                0};
+                                image.prologue};
     memset(encoded.image, 0, HEADER_BYTES);
     char *to = encoded.image;
     for (int64_t field : fields) {
@@ -97,13 +97,18 @@ void Encoder::pack_words()
         uint32_t behind = k + 1 < image.n_words ? image.words[k + 1].first : words.end;
         uint32_t head = word.first | (uint32_t)word.second << 8 | (uint32_t)word.x << 16 |
                         (uint32_t)word.y << 20 | behind << 24;
-        uint32_t w1 = word.w1;
+        uint32_t w1 = word.w1, w2 = word.w2;
         if (word.described) {
             w1 = 16 * (uint32_t)(image.n_words + (int)w1 + image.descriptors[w1].at);
         } else if (word.staged) {
             w1 = (uint32_t)image.inputs[stage_of(word.pointer)].at;
+        } else if (word.kept) {
+            w1 = (uint32_t)(image.weights_at + w1 * image.weight_bytes());
+            w2 = word.first == words.affine
+                     ? (uint32_t)(image.weights_at + w2 * image.weight_bytes())
+                     : w2;
         }
-        uint32_t packed[4] = {head, w1, word.w2, word.w3};
+        uint32_t packed[4] = {head, w1, w2, word.w3};
         memcpy(encoded.image + at, packed, 16);
         if (word.pointer >= 0) {
             encoded.patches[encoded.n_patches++] = {(uint32_t)(at + 8), (uint32_t)word.pointer,

@@ -144,7 +144,7 @@ void Encoder::shrink()
 }
 
 /* Places in shared memory for these warps and stages. */
-void Encoder::measure()
+void Encoder::measure(int64_t program_bytes)
 {
     int64_t width = image.warps * image.slice(), reach = width;
     if (image.by_rows && image.chunks == 1) {
@@ -160,14 +160,30 @@ void Encoder::measure()
         at = rounded(at + width * stage.size + 48); /* 16-byte boundaries, and unaligned loads */
     }
     image.stage_bytes = at;
-    image.barriers_at = rounded(image.program_bytes() + 32);
+    image.barriers_at = rounded(program_bytes + 32);
     image.rows_at = rounded(image.barriers_at + 20 * image.stages);
     int64_t registers = 128 * (1 + image.numbers + 2 * image.accumulators);
     image.partials_at = rounded(image.rows_at + image.warps * registers, 512);
     image.scratch_at = image.partials_at + 512 * (image.warps / image.group);
-    image.ring_at = rounded(image.scratch_at + image.warps * image.scratch * 128 * image.each);
+    image.weights_at = image.scratch_at + image.warps * image.scratch * 128 * image.each;
+    image.ring_at = rounded(image.weights_at + image.weights * image.weight_bytes());
     int64_t last = image.ring_at + (image.stages - 1) * image.stage_bytes;
     image.shared_bytes = rounded(last + std::max(image.stage_bytes, seen));
+}
+
+/* Whether so many vectors are kept beside two stages, as they are from then on if so. */
+bool Encoder::has_room(int weights)
+{
+    int64_t stages = image.stages, program_bytes = image.program_bytes() + 16 * (2 * weights + 1);
+    image.stages = std::min<int64_t>(stages, 2);
+    image.weights = weights;
+    measure(program_bytes);
+    bool fits = image.shared_bytes <= machine.shared_bytes &&
+                HEADER_BYTES + program_bytes <= IMAGE_BYTES &&
+                image.n_words + 2 * weights + 1 <= MOST_WORDS;
+    image.stages = stages;
+    image.weights = fits ? weights : 0;
+    return fits;
 }
 
 /* Two stages, then fewer warps, then one stage, until everything fits into shared memory. */
@@ -183,7 +199,7 @@ void Encoder::fit()
         int64_t fewest = may_shrink() ? 2 : 1;
         for (int64_t stages = std::min(STAGES, image.stages); stages >= fewest; stages--) {
             image.stages = stages;
-            measure();
+            measure(image.program_bytes());
             if (image.shared_bytes <= machine.shared_bytes) {
                 return;
             }

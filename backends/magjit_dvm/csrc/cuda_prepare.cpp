@@ -97,6 +97,8 @@ void find_singles(Names &names, Words &found)
     names.find(found.row_squares, "row.f.squares");
     names.find(found.row_stat, "row.f.stat");
     names.find(found.row_norm, "row.f.norm");
+    names.find(found.kept, "lt.w");
+    names.find(found.affine, "w.affine");
     names.find(found.row_softmax, "row.f.softmax");
     names.find(found.scaled_rsqrt, "sk.scaled_rsqrt");
     names.find(found.sub_exp_small, "f.sub_exp_small");

@@ -24,6 +24,7 @@ from magjit_dvm.cuda.shapes import Layout, Operand, laid_out
 from magjit_dvm.cuda.support import in_halves
 from magjit_dvm.cuda.tiling import in_squares, is_near, is_transposed
 from magjit_dvm.cuda.values import float_bits
+from magjit_dvm.cuda.weights import keep_weights, place_weights
 from magjit_dvm.cuda.words import WITH_IMMEDIATE, Image
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, NodeKind, Program
@@ -444,6 +445,7 @@ class _Encoder(RowEncoder):
 
     def place(self) -> None:
         """Offsets in shared memory, now that all words are there."""
+        keep_weights(self.image, self.machine)
         for word in self.image.words:
             viewed = word.first.startswith(_DESCRIBED)
             if viewed:
@@ -453,6 +455,7 @@ class _Encoder(RowEncoder):
         for word in self.image.words:
             if word.first.startswith(("lt.s.", "lt.u.", "la.s.")):
                 word.w1 = stages[word.pointer]
+        place_weights(self.image)
 
 
 def image_arguments(image: Image) -> list[int]:

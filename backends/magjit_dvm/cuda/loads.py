@@ -25,6 +25,11 @@ class Loads(Reductions):
             for j in range(self.J):
                 a = ",".join(f"{bank}{4 * j + i}" for i in range(4))
                 self.put(f"ld.shared.v4.b32 {{{{{a}}}}},[ad+{512 * j}];")
+        elif how == "w":
+            self.kept()
+            for j in range(self.J):
+                a = ",".join(f"{bank}{4 * j + i}" for i in range(4))
+                self.put(f"ld.shared.v4.b32 {{{{{a}}}}},[ad+{512 * j}];")
         elif how in ("k", "r"):
             if how == "r":
                 self.row_register("F0", 20)
@@ -43,6 +48,31 @@ class Loads(Reductions):
             self.four_global(bank, what, how == "v")
             return
         self.second()
+
+    def kept(self) -> None:
+        """Ad ← where the lane's part is of the vector at i1; c0 ← of one at 0."""
+        # The row registers' address tells the lane.
+        self.put(
+            f"bfe.u32 c0,{{GW}},8,8; and.b32 c1,{{ROWS}},124; shl.b32 c1,c1,2; "
+            f"mad.lo.u32 c0,c0,{128 * self.R},c1; mov.u32 c1,mj_shared; add.u32 c0,c0,c1; "
+            "add.u32 ad,c0,i1;"
+        )
+
+    def affine(self) -> None:
+        """A ← A · the vector at i1 + the one at F0, both kept; T is lost."""
+        self.kept()
+        self.put("add.u32 k0,c0,F0;")
+        for j in range(self.J):
+            elements = range(4 * j, 4 * j + 4)
+            t = ",".join(f"T{r}" for r in elements)
+            to = "wn"[j % 2]
+            added = ",".join(f"{to}{i}" for i in range(4))
+            self.put(
+                f"ld.shared.v4.b32 {{{{{t}}}}},[ad+{512 * j}]; "
+                f"ld.shared.v4.b32 {{{{{added}}}}},[k0+{512 * j}];"
+            )
+            self.put(*(f"fma.rn.f32 A{r},A{r},T{r},{to}{r % 4};" for r in elements))
+        self.fetch()
 
     def load_number(self) -> None:
         """F0 ← S[y]."""

@@ -46,13 +46,24 @@ class Machine:
             fewest = 2 if _may_shrink(image) else 1
             for stages in range(min(_STAGES, image.stages), fewest - 1, -1):
                 image.stages = stages
-                _measure(image)
+                _measure(image, image.program_bytes)
                 if image.shared_bytes <= self.shared_bytes:
                     return
             image.stages = _STAGES
             if not _may_shrink(image):
                 raise NotEncodable("values of a row that shared memory has no room for")
             _shrink(image, self)
+
+    def has_room(self, image: Image, weights: int) -> bool:
+        """Whether so many vectors are kept beside two stages, as they are from then on if so."""
+        stages, words = image.stages, 2 * weights + 1  # of the prologue
+        program_bytes = image.program_bytes + 16 * words
+        image.stages, image.weights = min(stages, 2), weights
+        _measure(image, program_bytes)
+        fits = image.shared_bytes <= self.shared_bytes
+        fits = fits and HEADER_BYTES + program_bytes <= IMAGE_BYTES
+        image.stages, image.weights = stages, weights if fits else 0
+        return fits
 
 
 def arrange(space: Space, image: Image, machine: Machine) -> bool:
@@ -164,7 +175,7 @@ def _shrink(image: Image, machine: Machine) -> None:
     _count(image, machine)
 
 
-def _measure(image: Image) -> None:
+def _measure(image: Image, program_bytes: int) -> None:
     """Places in shared memory for these warps and stages."""
 
     def rounded(at: int, to: int = 128) -> int:
@@ -178,12 +189,13 @@ def _measure(image: Image) -> None:
         inputs.append((argument, size, at))
         at = rounded(at + width * size + 48)  # to 16-byte boundaries, and what unaligned loads see
     image.inputs, image.stage_bytes = inputs, at
-    image.barriers_at = rounded(image.program_bytes + 32)
+    image.barriers_at = rounded(program_bytes + 32)
     image.rows_at = rounded(image.barriers_at + 20 * image.stages)
     registers = 128 * (1 + image.numbers + 2 * image.accumulators)
     image.partials_at = rounded(image.rows_at + image.warps * registers, 512)
     image.scratch_at = image.partials_at + 512 * (image.warps // image.group)
-    image.ring_at = rounded(image.scratch_at + image.warps * image.scratch * 128 * image.each)
+    image.weights_at = image.scratch_at + image.warps * image.scratch * 128 * image.each
+    image.ring_at = rounded(image.weights_at + image.weights * image.weight_bytes)
     # Loads read whole slices: of the last row of a tile, beyond the stage.
     reach = width
     if image.by_rows and image.chunks == 1:

@@ -14,6 +14,9 @@ From sm_90 on a launch may begin before the one in front of it in its stream has
 program and sets up barriers meanwhile.  The producer then waits (``griddepcontrol.wait``), and with
 it the consumers, who do nothing before the first stage is full.
 
+Before its first tile a block may keep vectors that all rows share (``weights.py``): the first
+row's warps run the prologue, whose scratch memory all of them read from then on.
+
 Tiles come from a counter in global memory, the next one asked for while a tile is fed; the last
 block to find no more sets it back, so that the next launch in the stream finds zeros.  Without a
 counter, block b takes tiles b, b + blocks, and so on.
@@ -37,7 +40,7 @@ struct Head {
     u32 first[4];
     u32 rest[4];
     u32 numbers, accumulators, barriers_at, rows_at;
-    u32 partials_at, scratch_at, ring_at, scratch_bytes, unused;
+    u32 partials_at, scratch_at, ring_at, scratch_bytes, prologue;
     u64 elements, rows, counter;
     In in[12];
 };
@@ -261,6 +264,18 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     const u32 rowfile = base + h.rows_at + warp * each_rows + 128 + 4 * lane;
     const u32 warp_group = G | member << 8 | group << 16 | h.numbers << 24;
     const u32 scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
+    if (h.prologue != NO_TILE) {{
+#if __CUDA_ARCH__ >= 900
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+        const u32 column = member * SLICE, left = h.cols - column;
+        const u32 kept = base + h.scratch_at + W * h.scratch_bytes + 4 * column + 16 * lane;
+        if (group == 0) {{
+            run_words_{each}(base + 16 * h.prologue, ring, column + 4 * lane, column + 4 * lane,
+                left < SLICE ? left : SLICE, rowfile, warp_group, 0, kept);
+        }}
+        asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
+    }}
     u32 pass = 0, chunk = 0, t = 0;
 #pragma unroll 1
     for (;;) {{

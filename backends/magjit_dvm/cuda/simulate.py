@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,8 @@ from magjit_dvm.cuda.formats import elements_of, registers_of
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
 from magjit_dvm.cuda.ptx import evaluate
 from magjit_dvm.cuda.short_functions import LARGEST
-from magjit_dvm.cuda.simulate_rows import FOLD, identity, normalized, softmax
+from magjit_dvm.cuda.simulate_memory import HEADER_FIELDS, ImageError, Memory, memory_of
+from magjit_dvm.cuda.simulate_rows import FOLD, fused, identity, normalized, softmax
 from magjit_dvm.cuda.words import HEADER_BYTES, NO_WORD, OPCODES
 
 __all__ = ["ImageError", "run_image"]
@@ -28,32 +28,6 @@ __all__ = ["ImageError", "run_image"]
 Array = Any
 _POISON = 0xFFC0DEAD
 _BYTES = {"32": 4, "f16": 2, "bf16": 2, "u8": 1, "i64": 8, "i64f": 8, "i64b": 8}
-_NAMES = (
-    *("n_words", "program_bytes", "n_in", "stages", "stage_bytes", "warps", "group", "cols"),
-    *("chunks", "tiles", "by_rows", "passes", "epilogue"),
-    *("first0", "first1", "first2", "first3", "rest0", "rest1", "rest2", "rest3"),
-    *("numbers", "accumulators", "barriers_at", "rows_at", "partials_at", "scratch_at"),
-    *("ring_at", "scratch_bytes", "unused", "elements", "rows", "counter"),
-)
-
-
-class ImageError(Exception):
-    """An image does what none may do."""
-
-
-@dataclass(slots=True)
-class Memory:
-    """Bytes from an address on."""
-
-    address: int
-    data: Array
-    writable: bool
-
-
-def memory_of(tensor: torch.Tensor, writable: bool) -> Memory:
-    """All of a tensor's storage."""
-    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    return Memory(whole.data_ptr(), whole.numpy(), writable)
 
 
 def run_image(
@@ -85,7 +59,7 @@ class _Kernel:
         if len(image) > 4096:
             raise ImageError("an image of more than 4 KB")
         values = struct.unpack_from("<30I3Q", image)
-        self.h = dict(zip(_NAMES, values, strict=True))
+        self.h = dict(zip(HEADER_FIELDS, values, strict=True))
         self.inputs = [
             struct.unpack_from("<QII", image, 144 + 16 * k) for k in range(self.h["n_in"])
         ]
@@ -98,6 +72,8 @@ class _Kernel:
         self.first = [self.h[f"first{k}"] for k in range(4)]
         self.rest = [self.h[f"rest{k}"] for k in range(4)]
         self.lanes = np.arange(self.slice) % 128 // 4
+        self.weights: dict[int, Array] = {}
+        self.weights_at = 0
 
     # -- memory --
 
@@ -136,6 +112,8 @@ class _Kernel:
         h = self.h
         if h["warps"] % h["group"]:
             raise ImageError("warps that are in no group")
+        if h["prologue"] != NO_WORD:
+            self.keep_weights()
         rows_of_tile = h["warps"] // h["group"] if h["by_rows"] else 1
         for tile in range(h["tiles"]):
             if h["by_rows"]:
@@ -153,6 +131,24 @@ class _Kernel:
                         owner = start == 0 and warp == 0
                         counts = np.array([there])
                         self.run_words(self.first[0], start, warp * self.slice, counts, 0, owner)
+
+    def keep_weights(self) -> None:
+        """The prologue, as warps of one row; what it saves is there for all."""
+        h = self.h
+        self.begin_row(h["group"], 0)
+        self.staged: dict[int, Any] = {}
+        there = np.clip(h["cols"] - np.arange(h["group"]) * self.slice, 0, self.slice)
+        self.weights_at = h["scratch_at"] + h["warps"] * h["scratch_bytes"]
+        self.room = h["ring_at"] - self.weights_at
+        self.run_words(h["prologue"], 0, 0, there, 0, False)
+        self.weights = self.scratch
+
+    def kept(self, at: int) -> Array:
+        """A vector that the prologue has saved."""
+        found = self.weights.get(at - self.weights_at)
+        if found is None:
+            raise ImageError("a vector that was not kept")
+        return found
 
     def run_row(self, tile: int, group: int, row: int, rows_of_tile: int) -> None:
         h = self.h
@@ -184,6 +180,7 @@ class _Kernel:
         self.numbers: dict[int, Array] = {}
         self.accumulators: dict[int, tuple[Array, Array]] = {}
         self.scratch: dict[int, Array] = {}
+        self.room = self.h["scratch_bytes"]
         self.empty = np.full(shape, _POISON, np.uint32)
 
     def stage(self, start: int, count: int) -> None:
@@ -236,6 +233,8 @@ class _Kernel:
             if self.w1 not in self.scratch or self.w1 + 128 * self.each > self.h["scratch_bytes"]:
                 raise ImageError("scratch memory is read before it is written")
             value = self.scratch[self.w1].copy()
+        elif how == "w":
+            value = self.kept(self.w1).copy()
         elif how == "k":
             value = np.full(self.empty.shape, self.F0, np.uint32)
         elif how == "r":
@@ -355,6 +354,8 @@ class _Kernel:
             self.scalar(rest)
         elif head == "sk":
             self.scalar_and_number(rest)
+        elif head == "w":
+            self.A = fused(self.A, self.kept(self.w1), self.kept(self.F0))
         elif name == "swap":
             self.A, self.T = self.T, self.A
         elif name == "keep":
@@ -366,7 +367,7 @@ class _Kernel:
         elif name == "select":
             self.A = np.where(self.M, self.A, self.T)
         elif name == "save":
-            if self.w1 + 128 * self.each > self.h["scratch_bytes"]:
+            if self.w1 + 128 * self.each > self.room:
                 raise ImageError("scratch memory that is not there")
             self.scratch[self.w1] = self.A.copy()
         elif name != "nop":

@@ -6,7 +6,8 @@ Grammar::
     word    = first:8 second:8 x:4 y:4 next:8 | w1:32 | w2:32 w3:32        16 bytes
     first   = operator | load        a load fills T or A (or F0), then ``second`` runs
     next    = the ``first`` of the word behind it: its jump need not wait for the fetch
-    w1      = offset in shared memory: of an operand in a stage, a slot of scratch, a descriptor
+    w1      = offset in shared memory: of an operand in a stage, a slot of scratch, a descriptor,
+              a vector that is kept
     w2, w3  = two immediates (F0 is w2), or a pointer
     descriptor = n dimensions, then (size, magic, shift, stride) of each, innermost first
 
@@ -76,11 +77,11 @@ OPCODES: tuple[str, ...] = (
     *(f"f.{name}" for name in FLOATS),
     *(f"i.{name}" for name in INTS),
     *(f"{kind}k.{name}" for kind, names in WITH_IMMEDIATE.items() for name in names),
-    *("swap", "keep", "take", "mask", "select", "save"),
+    *("swap", "keep", "take", "mask", "select", "save", "w.affine"),
     *(f"lt.{how}.{what}" for how in "suvbe" for what in LOADED),
     *(f"lt.{how}.{what}" for how in "cnt" for what in OF_COLUMNS),
     *("la.s.32", "la.s.f16", "la.s.bf16"),
-    *("lt.scratch", "la.scratch", "lt.k", "la.k", "lt.r", "la.r", "lk.r"),
+    *("lt.scratch", "la.scratch", "lt.k", "la.k", "lt.r", "la.r", "lk.r", "lt.w"),
     *(f"st.{how}.{what}" for how in "gue" for what in STORED),
     *(f"st.n.{what}" for what in OF_COLUMNS),
     *("pf.n", "pf.t"),
@@ -98,13 +99,15 @@ OPCODES: tuple[str, ...] = (
 are aligned and ``u`` where not; from global memory through a descriptor, ``v`` four elements at a
 time, ``b`` one element for four, ``e`` each by itself; ``c`` contiguous along columns and the same
 in all rows, with the number of columns in w1; of squares, see ``tiling``, ``n`` four elements of a
-row at a time, ``t`` those of a lane's column.  Stores are ``g`` contiguous and aligned, ``u``
-contiguous, ``e`` through a descriptor, ``n`` as loads.  ``pf`` asks for what a load will read."""
+row at a time, ``t`` those of a lane's column; ``w`` a vector that the prologue has kept, as
+``w.affine``: A ← A · the vector at w1 + the one at w2.  Stores are ``g`` contiguous and aligned,
+``u`` contiguous, ``e`` through a descriptor, ``n`` as loads.  ``pf`` asks for what a load will
+read."""
 
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 6
+FORM = 7
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
@@ -151,6 +154,8 @@ class Image:
         inputs: of the stages: argument, bytes an element, offset in the stage.
         descriptors: (size, stride in bytes) of each dimension, innermost first.
         first, rest: of each pass, the word that a row begins with, and that its later chunks do.
+        prologue: the word that a block begins with, if any.
+        weights: vectors that it keeps.
     """
 
     each: int = 32
@@ -167,16 +172,19 @@ class Image:
     first: list[int] = field(default_factory=list)
     rest: list[int] = field(default_factory=list)
     epilogue: int = NO_WORD
+    prologue: int = NO_WORD
     inputs: list[tuple[int, int, int]] = field(default_factory=list)
     words: list[Word] = field(default_factory=list)
     descriptors: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
     numbers: int = 0
     accumulators: int = 0
     scratch: int = 0
+    weights: int = 0
     barriers_at: int = 0
     rows_at: int = 0
     partials_at: int = 0
     scratch_at: int = 0
+    weights_at: int = 0
     ring_at: int = 0
     shared_bytes: int = 0
     blocks: int = 1
@@ -185,6 +193,11 @@ class Image:
     def slice(self) -> int:
         """Elements of a warp."""
         return 32 * self.each
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of a vector that is kept."""
+        return 128 * self.each * self.group
 
     @property
     def program_bytes(self) -> int:
@@ -241,7 +254,7 @@ class Image:
             *passes[1],
             *(self.numbers, self.accumulators, self.barriers_at, self.rows_at),
             *(self.partials_at, self.scratch_at, self.ring_at),
-            *(self.scratch * 128 * self.each, 0),
+            *(self.scratch * 128 * self.each, self.prologue),
             *(self.elements, self.rows, 0),
         )
         for _, size, at in self.inputs:
@@ -259,6 +272,7 @@ class Image:
         for number, word in enumerate(self.words):
             lines += [marks[number]] if number in marks else []
             lines += ["  epilogue:"] * (number == self.epilogue)
+            lines += ["  prologue:"] * (number == self.prologue)
             lines.append(f"{number:6d}: {word}")
         lines += [f"  descriptor {k}: {one}" for k, one in enumerate(self.descriptors)]
         return "\n".join(lines)

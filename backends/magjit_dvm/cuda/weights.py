@@ -1,0 +1,68 @@
+"""Vectors that all rows share, such as a norm's weights, kept in shared memory as float32.
+
+A word that loads one from global memory takes addresses, guards and conversions, for each row anew.
+Where a block has many rows, a *prologue* loads each vector once: a warp its part of the columns, in
+the order in which lanes hold elements, for all warps that have the same part of other rows.  A
+product with one and a sum with another then is one word.
+
+``csrc/cuda_weights.cpp`` does the same.
+"""
+
+from __future__ import annotations
+
+from magjit_dvm.cuda.plan import Machine
+from magjit_dvm.cuda.rows import MOST_WORDS
+from magjit_dvm.cuda.words import Image, Word
+
+__all__ = ["keep_weights", "place_weights"]
+
+MOST, LEAST_TILES = 4, 4
+"""Vectors; tiles of a block from which on keeping them pays."""
+
+
+def keep_weights(image: Image, machine: Machine) -> None:
+    """Words for what is kept in the place of loads, if there is room, and the prologue."""
+    known: dict[tuple[str, int, int], int] = {}
+    for word in image.words:
+        if word.first.startswith("lt.c."):
+            known.setdefault((word.first, word.pointer, word.offset), len(known))
+    room = len(image.words) + 2 * len(known) + 1 <= MOST_WORDS
+    many = image.by_rows and image.chunks == 1 and image.tiles >= LEAST_TILES * image.blocks
+    if (
+        not many
+        or not room
+        or not 0 < len(known) <= MOST
+        or not machine.has_room(image, len(known))
+    ):
+        return
+    words: list[Word] = []
+    moved: list[int] = []
+    for word in image.words:
+        moved.append(len(words))
+        number = known.get((word.first, word.pointer, word.offset), -1)
+        if number < 0:
+            words.append(word)
+        elif words and words[-1].first == "lt.w" and (words[-1].second, word.second) == _AFFINE:
+            words[-1] = Word("w.affine", w1=words[-1].w1, w2=number)
+        else:
+            words.append(Word("lt.w", word.second, w1=number))
+    image.first = [moved[one] for one in image.first]
+    image.rest = [moved[one] for one in image.rest]
+    image.prologue = len(words)
+    for (first, pointer, offset), number in known.items():
+        words.append(Word(first, "take", w1=image.cols, pointer=pointer, offset=offset))
+        words.append(Word("save", w1=number * image.weight_bytes))
+    words.append(Word("end"))
+    image.words = words
+
+
+_AFFINE = ("f.mul", "f.add")
+
+
+def place_weights(image: Image) -> None:
+    """Numbers of vectors become offsets in shared memory."""
+    for word in image.words:
+        if word.first in ("lt.w", "w.affine"):
+            word.w1 = image.weights_at + word.w1 * image.weight_bytes
+        if word.first == "w.affine":
+            word.w2 = image.weights_at + word.w2 * image.weight_bytes
