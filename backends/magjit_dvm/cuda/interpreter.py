@@ -58,7 +58,7 @@ OWN_TABLE = frozenset(
     for head, names in {
         "f": "neg abs relu add sub mul minimum maximum rsqrt exp sub_exp",
         "fk": "add sub rsub mul sub_exp sub_exp_small",
-        "lt": "s.32 s.f16 s.bf16 u.32 u.f16 u.bf16 c.32 c.f16 c.bf16 scratch k r w",
+        "lt": "s.32 s.f16 s.bf16 u.32 u.f16 u.bf16 scratch k r w",
         "la": "s.32 s.f16 s.bf16 scratch r",
         "lk": "r",
         "w": "affine",

@@ -17,7 +17,8 @@ it the consumers, who do nothing before the first stage is full.
 Before its first tile a block may keep vectors that all rows share (``weights.py``): the first
 row's warps run the prologue, whose scratch memory all of them read from then on.
 
-Tiles come from a counter in global memory, the next one asked for while a tile is fed; the last
+Block b begins with tile b, whose parts are on their way before the program has been read.  The other
+tiles come from a counter in global memory, the next one asked for while a tile is fed; the last
 block to find no more sets it back, so that the next launch in the stream finds zeros.  Without a
 counter, block b takes tiles b, b + blocks, and so on.
 """
@@ -138,6 +139,7 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 lane)
 #define FULL_ARRIVALS 33
 #endif
 #define NO_TILE 0xffffffffu
+#define PROLOGUE 0xffffu /* in the place of a pass */
 
 /* All of the block's shared memory, so that it begins at a multiple of 256. */
 extern __shared__ __align__(1024) unsigned char mj_shared[];
@@ -170,7 +172,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         *(u32 *)(mj_shared + h.rows_at + warp * each_rows + 4 * lane) =
             base + h.partials_at + 512 * (warp / h.group);
     }}
-    if (threadIdx.x == 0) {{
+    if (warp == W && lane == 0) {{
         for (u32 s = 0; s < S; s++) {{
             barrier_init(full + 8 * s, FULL_ARRIVALS);
             barrier_init(empty + 8 * s, W);
@@ -180,7 +182,9 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
     }}
-    __syncthreads();
+    if (warp != W) {{
+        __syncthreads(); /* the producer comes here once its first tile is on its way */
+    }}
 
     const u32 G = h.group, chunks = h.chunks, tile_rows = h.by_rows ? W / G : 1;
     const u32 width = h.by_rows ? G * SLICE : W * SLICE; /* elements of a stage, of a row's chunk */
@@ -192,13 +196,8 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
 #endif
         u32 *counter = (u32 *)h.counter;
         u32 t = blockIdx.x, next = 0;
-        if (counter) {{
-            if (lane == 0) {{
-                t = atomicAdd(counter, 1);
-                next = atomicAdd(counter, 1);
-            }}
-            t = __shfl_sync(~0u, t, 0);
-        }}
+        bool others_wait = true;
+        __syncwarp();
         while (t < h.tiles) {{
             const u32 turns = chunks > 1 ? h.passes * chunks : 1;
 #pragma unroll 1
@@ -221,6 +220,13 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                 }}
                 const u32 count = left < most ? (u32)left : most;
                 feed(h, full + 8 * s, ring + s * h.stage_bytes, e, count, lane);
+                if (others_wait) {{
+                    others_wait = false;
+                    __syncthreads();
+                    if (counter && lane == 0) {{
+                        next = gridDim.x + atomicAdd(counter, 1);
+                    }}
+                }}
                 if (++s == S) {{
                     s = 0;
                     phase ^= 1;
@@ -232,11 +238,14 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
             if (counter) {{
                 t = __shfl_sync(~0u, next, 0);
                 if (lane == 0 && t < h.tiles) {{
-                    next = atomicAdd(counter, 1);
+                    next = gridDim.x + atomicAdd(counter, 1);
                 }}
             }} else {{
                 t += gridDim.x;
             }}
+        }}
+        if (others_wait) {{
+            __syncthreads();
         }}
         barrier_wait(empty + 8 * s, phase ^ 1);
         if (lane == 0) {{
@@ -263,24 +272,19 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     const u32 group = warp / G, member = warp - group * G;
     const u32 rowfile = base + h.rows_at + warp * each_rows + 128 + 4 * lane;
     const u32 warp_group = G | member << 8 | group << 16 | h.numbers << 24;
-    const u32 scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
+    u32 scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
+    u32 pass = 0, chunk = 0, t = 0;
     if (h.prologue != NO_TILE) {{
+        pass = PROLOGUE;
+        scratch = base + h.scratch_at + W * h.scratch_bytes + 4 * member * SLICE + 16 * lane;
 #if __CUDA_ARCH__ >= 900
         asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-        const u32 column = member * SLICE, left = h.cols - column;
-        const u32 kept = base + h.scratch_at + W * h.scratch_bytes + 4 * column + 16 * lane;
-        if (group == 0) {{
-            run_words_{each}(base + 16 * h.prologue, ring, column + 4 * lane, column + 4 * lane,
-                left < SLICE ? left : SLICE, rowfile, warp_group, 0, kept);
-        }}
-        asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
     }}
-    u32 pass = 0, chunk = 0, t = 0;
 #pragma unroll 1
     for (;;) {{
         const bool last = pass == h.passes; /* the epilogue: no stage */
-        if (!last) {{
+        if (!last && pass != PROLOGUE) {{
             barrier_wait(full + 8 * s, phase);
             if (pass == 0 && chunk == 0) {{
                 t = __shfl_sync(~0u, tile_of[s], 0);
@@ -306,12 +310,21 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                                                       : SLICE;
         }}
         const bool runs = h.by_rows ? row < h.rows : there != 0;
-        if (runs) {{
-            const u32 word = last ? h.epilogue : chunk ? h.rest[pass] : h.first[pass];
+        if (pass == PROLOGUE ? group == 0 : runs) {{
+            const u32 word = pass == PROLOGUE ? h.prologue
+                             : last           ? h.epilogue
+                             : chunk          ? h.rest[pass]
+                                              : h.first[pass];
             const bool owner = lane == 0 && member == 0 && (h.by_rows || start + local == 0);
             run_words_{each}(base + 16 * word, ring + s * h.stage_bytes, local + 4 * lane,
                 start + local + 4 * lane, there, rowfile,
                 warp_group | (chunk != 0) << 30 | (u32)owner << 31, (u32)row, scratch);
+        }}
+        if (pass == PROLOGUE) {{
+            pass = 0;
+            scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
+            asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
+            continue;
         }}
         if (last) {{
             pass = 0;
