@@ -64,12 +64,13 @@ class _PtxKernel(_Kernel):
         assert len(raw) <= h["barriers_at"]
         self.shared[: len(raw)] = raw
         self.ring = h["ring_at"] + (h["stages"] - 1) * h["stage_bytes"]  # whose end is the end
+        self.kept_at = h["scratch_at"] + h["warps"] * h["scratch_bytes"]
         self.each_rows = 128 * (1 + h["numbers"] + 2 * h["accumulators"])
 
     def begin_row(self, group: int, row: int) -> None:
         super().begin_row(group, row)
         h = self.h
-        self.shared[h["rows_at"] : h["ring_at"]] = 0xA5
+        self.shared[h["rows_at"] : self.kept_at] = 0xA5
         for member in range(group):
             at = h["rows_at"] + member * self.each_rows
             self.shared[at : at + 128].view(np.uint32)[:] = h["partials_at"]
@@ -95,6 +96,9 @@ class _PtxKernel(_Kernel):
     ) -> None:
         h = self.h
         warps = []
+        scratch_at, scratch_bytes = h["scratch_at"], h["scratch_bytes"]
+        if word == h["prologue"]:
+            scratch_at, scratch_bytes = self.kept_at, 128 * self.each
         for member, count in enumerate(there):
             own = local + member * self.slice + 4 * _LANES
             owns = (_LANES == 0) & (member == 0) & bool(owner)
@@ -108,7 +112,7 @@ class _PtxKernel(_Kernel):
                 h["rows_at"] + member * self.each_rows + 128 + 4 * _LANES,
                 facts | owns.astype(np.int64) << 31,
                 np.full(32, self.row),
-                h["scratch_at"] + member * h["scratch_bytes"] + 16 * _LANES,
+                scratch_at + member * scratch_bytes + 16 * _LANES,
             ]
             warps.append(_Warp(self, operands).run())
         waiting = warps
@@ -208,6 +212,7 @@ class _Warp:
             return first & (both ^ given[2].startswith("!"))
         if name == "setp" and kind == "u32":
             compare = {"eq": np.equal, "ne": np.not_equal, "le": np.less_equal, "gt": np.greater}
+            compare |= {"ge": np.greater_equal, "lt": np.less}
             return compare[parts[1]](low[0], low[1])
         if name == "bfe":
             return low[0] >> low[1] & ((1 << low[2].astype(np.uint64)) - 1)

@@ -15,6 +15,7 @@ from tests.dvm.checking import compute, load, output, tensor
 from tests.dvm_cuda import checking
 from tests.dvm_cuda import test_encoder as words
 from tests.dvm_cuda import test_row_words as row_words
+from tests.dvm_cuda import test_weights as kept
 from tests.dvm_cuda.ptx_machine import run_ptx
 
 F32, F16, BF16, U8, BOOL, I64 = (
@@ -82,6 +83,16 @@ def test_special_rows(cols: int) -> None:
 
 def test_vectors_of_columns() -> None:
     words.test_vectors_of_columns_that_are_not_aligned()
+
+
+@pytest.mark.parametrize("cols", [96, 1024, 2056, 5000])
+def test_vectors_that_are_kept(cols: int) -> None:
+    """Few rows for the simulation; a single block keeps them all the same."""
+    rows = 25 if cols > 2000 else 70
+    x, first, second = words.values(F16, rows, cols), *(words.values(F16, cols) for _ in range(2))
+    image = checking.check_words(words.layer_norm(F16), [x, first, second], kept.ONE)
+    assert image is not None and image.weights == 2
+    checking.check_words(kept.scaled(F16, "mul", "sub", "add"), [x, first, second, first], kept.ONE)
 
 
 def test_chunks() -> None:

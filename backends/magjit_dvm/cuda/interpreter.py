@@ -274,25 +274,44 @@ class _Loop(Loads):
             return
         self.put(f"mov.b64 p,{{{{F0,F1}}}}; mul.lo.u64 e,{{EL}},{size}; add.u64 p,p,e;")
         if how == "g":
-            tail = self.label("TAIL")
-            self.put(f"@!full bra.uni {tail};")
-            for j in range(self.J):
-                self.put(*to_global(what, [f"A{4 * j + i}" for i in range(4)], j, ""))
-            self.fetch()
-            self.own_table = False  # a tail is rare
-            self.put(f"{tail}:")
+            self.store_aligned(what)
+            return
         self.from_lane()
         for j in range(self.J):
-            a = [f"A{4 * j + i}" for i in range(4)]
-            if how == "g":
-                self.put(f"setp.gt.s32 whole,nvl,{128 * j + 3};")
-                self.put(*to_global(what, a, j, "@whole "))
-            for i in range(3 if how == "g" else 4):
-                rest = ".and" if how == "g" else ""
-                unless = ",!whole" if how == "g" else ""
-                self.put(f"setp.gt{rest}.s32 q,nvl,{128 * j + i}{unless};")
-                self.put(*one_to_global(what, a[i], f"p+{size * (128 * j + i)}", "@q "))
+            self.store_each(what, j)
         self.fetch()
+
+    def store_aligned(self, what: str) -> None:
+        """Four elements at a time, but for those of the last block that is there."""
+        tail, done = self.label("TAIL"), self.label("STORED")
+        parts = [self.label("PART") for _ in range(self.J)]
+        tiles = [[f"A{4 * j + i}" for i in range(4)] for j in range(self.J)]
+        self.put(f"@!full bra.uni {tail};")
+        for j, a in enumerate(tiles):
+            self.put(*to_global(what, a, j, ""))
+        self.fetch()
+        self.own_table = False  # a tail is rare
+        self.put(f"{tail}:")
+        self.from_lane()
+        for j, a in enumerate(tiles):
+            self.put(f"setp.lt.u32 q,{{NV}},{128 * j + 128}; @q bra.uni {parts[j]};")
+            self.put(*to_global(what, a, j, ""))
+        for j, a in enumerate(tiles):
+            self.put(f"{parts[j]}: setp.gt.s32 whole,nvl,{128 * j + 3};")
+            self.put(*to_global(what, a, j, "@whole "))
+            self.put(f"and.b32 k0,{{NV}},3; setp.eq.u32 q,k0,0; @q bra.uni {done};")
+            self.store_each(what, j, unless=",!whole")
+            self.put(f"bra.uni {done};")
+        self.put(f"{done}:")
+        self.fetch()
+
+    def store_each(self, what: str, j: int, unless: str = "") -> None:
+        """The elements of a lane's four that are there, one by one."""
+        also = ".and" if unless else ""
+        for i in range(3 if unless else 4):
+            self.put(f"setp.gt{also}.s32 q,nvl,{128 * j + i}{unless};")
+            at = f"p+{BYTES[what] * (128 * j + i)}"
+            self.put(*one_to_global(what, f"A{4 * j + i}", at, "@q "))
 
     # -- row registers --
 

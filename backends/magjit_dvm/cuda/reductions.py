@@ -99,8 +99,10 @@ class Reductions(Cases):
         """Put a value into the elements of A that are not there, and go back."""
         self.put(f"{labels[0]}:")
         self.from_lane()
-        for r in range(self.R):
-            self.put(f"setp.gt.s32 q,nvl,{128 * (r // 4) + r % 4}; @!q mov.b32 A{r},{value};")
+        for j in reversed(range(self.J)):  # all before a block that is there are, too
+            self.put(f"setp.ge.u32 q,{{NV}},{128 * j + 128}; @q bra.uni {labels[1]};")
+            for i in range(4):
+                self.put(f"setp.gt.s32 q,nvl,{128 * j + i}; @!q mov.b32 A{4 * j + i},{value};")
         self.put(f"bra.uni {labels[1]};")
 
     def exchange(self, one: str, other: str, opcode: str, distances: tuple[int, ...]) -> None:

@@ -17,7 +17,7 @@ it the consumers, who do nothing before the first stage is full.
 Before its first tile a block may keep vectors that all rows share (``weights.py``): the first
 row's warps run the prologue, whose scratch memory all of them read from then on.
 
-Block b begins with tile b, whose parts are on their way before the program has been read.  The other
+Block b begins with tile b, whose parts are on their way before the program has been read.  Other
 tiles come from a counter in global memory, the next one asked for while a tile is fed; the last
 block to find no more sets it back, so that the next launch in the stream finds zeros.  Without a
 counter, block b takes tiles b, b + blocks, and so on.
