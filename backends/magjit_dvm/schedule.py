@@ -16,8 +16,8 @@ from torch.fx import Node as FxNode
 
 from magjit_dvm.attention import Attention, attention
 from magjit_dvm.builder import size_key
+from magjit_dvm.by_aten import by_aten
 from magjit_dvm.groups import FusedGroup, Fusion, Size
-from magjit_dvm.joining import joined_by_aten
 from magjit_dvm.panels import Panels, use_panels
 from magjit_dvm.stacking import Stack, Step, stacked
 from magjit_dvm.vm import convolution, linear, run_stacked
@@ -147,7 +147,7 @@ class Schedule:
         """The name of a group's program."""
         assert group.program is not None
         name = f"fused_{self._numbers[id(group)]}"
-        fallback = _by_aten(self._gm, group)
+        fallback = by_aten(self._gm, group)
         if group.on_gpu:
             # Imported late: a machine without GPUs does not need it.
             from magjit_dvm.cuda.launch import DeviceFused
@@ -250,39 +250,3 @@ def _may_be_of_small_images(product: FxNode) -> bool:
 def _title(target: Any) -> str:
     name = getattr(target, "__name__", str(target))
     return "".join(letter if letter.isalnum() else "_" for letter in name)
-
-
-def _by_aten(gm: GraphModule, group: FusedGroup) -> Callable[..., Any]:
-    """The group operator by operator, for arguments that have no bytecode."""
-    made: list[Callable[..., Any]] = []
-
-    def run(*arguments: Any) -> Any:
-        if not made:
-            made.append(_graph_of(gm, group))
-        results = made[0](*arguments)
-        return results[0] if len(results) == 1 else results
-
-    return run
-
-
-def _graph_of(gm: GraphModule, group: FusedGroup) -> Callable[..., Any]:
-    graph = Graph()
-    copied: dict[FxNode, FxNode] = {}
-    arguments: list[FxNode] = []
-    for position, node in enumerate(group.arguments):
-        arguments.append(graph.placeholder(f"argument_{position}"))
-        if isinstance(node, FxNode):
-            copied.setdefault(node, arguments[-1])
-    wanted = group.values or group.outputs
-    needed, waiting = set[FxNode](), list(wanted)
-    while waiting:
-        node = waiting.pop()
-        if node not in copied and node not in needed:
-            needed.add(node)
-            waiting.extend(node.all_input_nodes)
-    for node in group.nodes:
-        if node in needed:
-            copied[node] = graph.node_copy(node, copied.__getitem__)
-    graph.output(tuple(copied[node] for node in wanted))
-    run: Callable[..., Any] = GraphModule(gm, graph).forward
-    return joined_by_aten(group, run) if group.values else run

@@ -229,7 +229,7 @@ def test_fused(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_fallback(*given: Any) -> Callable[..., Any] | None:
         return None
 
-    monkeypatch.setattr(scheduling, "_by_aten", no_fallback)
+    monkeypatch.setattr(scheduling, "by_aten", no_fallback)
     gm, tensors = graph_of(target, CALLS[target])
     fusion = fuse(gm.graph)
     inside = {node.target for group in fusion.groups for node in group.nodes}

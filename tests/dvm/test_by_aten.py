@@ -1,0 +1,80 @@
+"""Fused operators without bytecode for their arguments run operator by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.fx
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from magjit.plugin import BackendError
+from magjit_dvm.by_aten import by_aten
+from magjit_dvm.fuser import fuse
+from magjit_dvm.groups import FusedGroup
+
+aten = torch.ops.aten
+
+
+def expanded(x: torch.Tensor, y: torch.Tensor, n: int) -> torch.Tensor:
+    """A gradient of a mean, with a size that was saved for it."""
+    return (x.unsqueeze(0).expand(n, -1) / 3 + y).exp()
+
+
+def of_both(x: torch.Tensor, y: torch.Tensor, n: int) -> torch.Tensor:
+    return (x.sum().expand(n * x.shape[0]) + y.reshape(-1) * 2).exp()
+
+
+@pytest.mark.parametrize("program", [expanded, of_both])
+def test_sizes_from_outside_of_the_group(program: Callable[..., torch.Tensor]) -> None:
+    """That they are inputs of the graph of their own, as in a backward, is no reason to fail."""
+    env = ShapeEnv()
+    rows, columns = (
+        env.create_symintnode(
+            env.create_symbol(hint, ConstantSource(f"s{hint}"), dynamic_dim=DimDynamic.DYNAMIC),
+            hint=hint,
+        )
+        for hint in (24, 16)
+    )
+    with FakeTensorMode(shape_env=env):
+        given: list[Any] = [torch.empty(columns), torch.empty(rows, columns), rows]
+        graph = make_fx(program, tracing_mode="symbolic")(*given)
+    fusion = fuse(graph.graph)
+    (group,) = fusion.groups
+    read = {one for node in group.nodes for one in node.all_input_nodes}
+    known = {*group.nodes, *(one for one in group.arguments if isinstance(one, torch.fx.Node))}
+    assert any(isinstance(one.meta["val"], torch.SymInt) for one in read - known)
+    run = by_aten(graph, group)
+    for n in (24, 7):
+        x, y = torch.randn(16), torch.randn(n, 16)
+        around = torch.fx.Interpreter(graph, garbage_collect_values=False)
+        wanted = around.run(x, y, n)
+        arguments = [around.env.get(one, one) for one in group.arguments]  # type: ignore[call-overload]
+        results = run(*arguments)
+        (output,) = group.outputs
+        torch.testing.assert_close(results, around.env[output])
+        torch.testing.assert_close(wanted, program(x, y, n))
+
+
+def test_a_number_that_no_argument_says() -> None:
+    """It is refused when the graph is compiled, so that the program runs eagerly."""
+    env = ShapeEnv()
+    n, m = (
+        env.create_symintnode(
+            env.create_symbol(hint, ConstantSource(f"s{hint}"), dynamic_dim=DimDynamic.DYNAMIC),
+            hint=hint,
+        )
+        for hint in (24, 16)
+    )
+    with FakeTensorMode(shape_env=env):
+        graph = make_fx(lambda x, n, m: (x + 1) * m, tracing_mode="symbolic")(torch.empty(n), n, m)
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+    x = next(iter(graph.graph.nodes))
+    group = FusedGroup(nodes=nodes, outputs=nodes[-1:], arguments=[x])
+    with pytest.raises(BackendError, match="no size of what"):
+        by_aten(graph, group)
