@@ -44,7 +44,7 @@ def compile_kernels() -> None:
     major, minor = torch.cuda.get_device_capability()
     arch, compiled = f"sm_{major}{minor}", dvm("cuda.build").compiled
     with ThreadPoolExecutor() as pool:
-        made = [pool.submit(compiled, arch, each, False) for each in (16, 32, 64)]
+        made = [pool.submit(compiled, arch, each, False) for each in (8, 16, 32, 64)]
         for one in made:
             one.result()
 

@@ -142,7 +142,7 @@ def measure(name: str, count: int) -> dict[str, Any]:
     model = MODELS[name]
     torch.set_grad_enabled(model.training)
     for one in ("magjit", PEER):
-        warm_up(one, "dvm" if one == "magjit" else "inductor", "cuda", sizes=(3, 5))
+        warm_up(one, "dvm" if one == "magjit" else "inductor", "cuda", sizes=(3, 5, 3, 5))
     calls = inputs(model, count)
     eager = made(model)
     runs = {"eager": step(eager, eager, model.training)}

@@ -353,6 +353,38 @@ def _dvm_gpu_host(results: Results) -> str:
     return markdown(["calls", "metric", "MagJIT"], rows)
 
 
+def _dvm_gpu_sets(results: Results) -> str:
+    peers = ("eager", "inductor-static", "inductor-dynamic")
+    first = ("magjit", "inductor-dynamic")
+    rows = []
+    for case in results.cases("speed"):
+        values = [results.value(case, "speed", peer) for peer in peers]
+        values += [results.value(case, "first_calls_s", peer) for peer in first]
+        rows.append([case, *map(number, values)])
+    header = ["operators", *(f"{peer} ÷ MagJIT" for peer in peers)]
+    return markdown([*header, "all first calls, MagJIT, s", "inductor-dynamic, s"], rows)
+
+
+def _dvm_gpu_small(results: Results) -> str:
+    peers = ("magjit", "eager", "inductor-dynamic")
+    titles = {"call_us": "a call, µs", "group_us": "a call within the graph, µs"}
+    rows = [
+        [case, title, *(number(results.value(case, metric, peer)) for peer in peers)]
+        for metric, title in titles.items()
+        for case in results.cases(metric)
+    ]
+    return markdown(["operators", "metric", "MagJIT", "eager", "Inductor, dynamic"], rows)
+
+
+def _dvm_gpu_models(results: Results) -> str:
+    metrics = {
+        "total_s": "25 calls at 25 sizes, first calls included, s",
+        "steady_ms": "the same calls, warm, ms",
+        "graphed_ms": "six of them by CUDA graphs, ms",
+    }
+    return _compared(results, metrics)
+
+
 def _virtual_tensors(results: Results) -> str:
     peers = ("magjit", "torch.compile", "eager")
     header = ["block", "a call, MagJIT, ms", "torch.compile, ms", "eager, ms", "times as fast"]
@@ -427,6 +459,9 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
     "dvm_gpu": ("dvm_gpu.json#gpu", _DVM_GPU, _dvm_gpu),
     "dvm_gpu_large": ("dvm_gpu.json#gpu", _DVM_GPU, _dvm_gpu_large),
     "dvm_gpu_host": ("dvm_gpu.json#gpu", _DVM_GPU, _dvm_gpu_host),
+    "dvm_gpu_sets": ("dvm_gpu_models.json#sets", _DVM_GPU, _dvm_gpu_sets),
+    "dvm_gpu_small": ("dvm_gpu_models.json#shapes", _DVM_GPU, _dvm_gpu_small),
+    "dvm_gpu_models": ("dvm_gpu_models.json#models", _DVM_GPU, _dvm_gpu_models),
     "dvm_shapes": ("dvm.json#shapes", _DVM, _dvm_shapes),
     "dvm_varied": ("dvm.json#varied", _DVM, _dvm_shapes),
 }

@@ -297,6 +297,7 @@ struct Encoder {
 
     /* cuda_plan.cpp */
     void arrange();
+    bool varies_throughout(const Operand &one) const;
     void refuse_slow();
     void divide(int64_t widest, int64_t together);
     int64_t each_for_rows(int64_t wanted, int64_t together) const;

@@ -9,7 +9,7 @@ namespace magjit_dvm::cuda {
 namespace {
 
 constexpr int64_t STAGES = 3;
-constexpr int64_t SMALL = 1 << 17, LONG = 1 << 16; /* elements and columns, see cuda/plan.py */
+constexpr int64_t SMALL = 1 << 17, LONG = 1 << 16, NARROW = 16; /* see cuda/plan.py */
 
 /* Warps that compute, besides the one that feeds them: what registers allow. */
 int64_t most_warps(int64_t each) { return each == 64 ? 11 : each == 32 ? 15 : 19; }
@@ -28,11 +28,7 @@ void Encoder::arrange()
     int64_t widest = 0, together = 0;
     for (int number : prepared.loads) {
         const Operand &one = inputs[number];
-        bool varies = active != 0;
-        for (int k = 0; k < n_order; k++) {
-            varies &= one.strides[dims_in_order[k]] != 0;
-        }
-        if (varies && contiguous(one) && image.n_inputs < MAX_STAGED) {
+        if (active && varies_throughout(one) && contiguous(one) && image.n_inputs < MAX_STAGED) {
             image.inputs[image.n_inputs++] = {(int16_t)number, one.size, 0};
             widest = std::max<int64_t>(widest, one.size);
             together += one.size;
@@ -46,6 +42,17 @@ void Encoder::arrange()
     chunked = image.chunks > 1;
 }
 
+/* Whether an operand has other elements along each dimension. */
+bool Encoder::varies_throughout(const Operand &one) const
+{
+    for (int k = 0; k < n_order; k++) {
+        if (!one.strides[dims_in_order[k]]) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* What ATen does better: large reductions along columns, and of few long rows. */
 void Encoder::refuse_slow()
 {
@@ -53,12 +60,19 @@ void Encoder::refuse_slow()
         return;
     }
     int inner = dims_in_order[n_order - 1];
-    bool along = image.n_inputs > 0;
+    bool along = image.n_inputs > 0, whole = false;
     for (int number : prepared.loads) {
-        along |= inputs[number].strides[inner] == inputs[number].size;
+        whole |= varies_throughout(inputs[number]);
+    }
+    for (int number : prepared.loads) {
+        const Operand &one = inputs[number];
+        along |= one.strides[inner] == one.size && (!whole || varies_throughout(one));
     }
     if (!along) {
         return refuse("a large reduction along columns");
+    }
+    if (image.cols <= NARROW) {
+        return refuse("a reduction of narrow rows");
     }
     if (image.cols >= LONG && image.rows * 4 < machine.multiprocessors) {
         refuse("a reduction of few long rows");

@@ -14,8 +14,9 @@ __all__ = ["Machine", "arrange"]
 _WARPS = {64: 11, 32: 15, 16: 19, 8: 19}
 """That compute, besides the one that feeds them: what registers allow."""
 _STAGES = 3
-_SMALL, _LONG = 1 << 17, 1 << 16
-"""Elements below which any way is fast enough; columns from which on a row is long."""
+_SMALL, _LONG, _NARROW = 1 << 17, 1 << 16, 16
+"""Elements below which any way is fast enough; columns from which on a row is long, and up to which
+it is narrow: a warp has room for hundreds of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +101,13 @@ def _refuse_slow(
     """
     if not image.by_rows or image.elements <= _SMALL:
         return
+    operands = [one for n in loads if (one := space.inputs[n])]
+    whole = [one for one in operands if all(one.strides[d] for d in space.active)]
     inner = space.order[-1]
-    full = [one for n in loads if (one := space.inputs[n]) and one.strides[inner]]
-    if not staged and not any(one.strides[inner] == one.size for one in full):
+    if not staged and not any(one.strides[inner] == one.size for one in whole or operands):
         raise NotEncodable("a large reduction along columns")
+    if image.cols <= _NARROW:
+        raise NotEncodable("a reduction of narrow rows")
     if image.cols >= _LONG and image.rows * 4 < machine.multiprocessors:
         raise NotEncodable("a reduction of few long rows")
 
