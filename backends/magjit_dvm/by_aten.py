@@ -29,8 +29,10 @@ def by_aten(gm: GraphModule, group: FusedGroup) -> Callable[..., Any]:
         BackendError: it takes numbers that neither its arguments nor their sizes say.
     """
     made: list[Callable[..., Any]] = []
-    if any(_is_number(one) for node in group.nodes for one in node.all_input_nodes):
-        made.append(_graph_of(gm, group))
+    known = {*group.nodes, *(one for one in group.arguments if isinstance(one, FxNode))}
+    read = (one for node in group.nodes for one in node.all_input_nodes)
+    if any(_is_number(one) and one not in known for one in read):
+        made.append(_graph_of(gm, group))  # now, since it may be refused
 
     def run(*arguments: Any) -> Any:
         if not made:
