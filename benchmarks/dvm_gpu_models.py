@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 import magjit
 from agreement import differences
-from compilers import disable_caches, warm_up
+from compilers import COMPILERS, disable_caches, warm_up
 from dvm_networks import LlamaBlock, MixtureOfExperts
 from harness import Benchmark, Row, in_fresh_process
 from models import MODELS as EXAMPLES
@@ -37,7 +37,7 @@ GRAPHED = 6
 SEED = 1
 ROUNDS = 7
 TOLERANCE = (3e-2, 3e-2)
-PEER = "torch.compile"
+BACKENDS = {"magjit": "dvm", "torch.compile": "inductor"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,21 +141,17 @@ def measure(name: str, count: int) -> dict[str, Any]:
     limits.recompile_limit = limits.accumulated_recompile_limit = 1 << 20
     model = MODELS[name]
     torch.set_grad_enabled(model.training)
-    for one in ("magjit", PEER):
-        warm_up(one, "dvm" if one == "magjit" else "inductor", "cuda", sizes=(3, 5, 3, 5))
+    for one, backend in BACKENDS.items():
+        warm_up(one, backend, "cuda", sizes=(3, 5, 3, 5))
     calls = inputs(model, count)
     eager = made(model)
     runs = {"eager": step(eager, eager, model.training)}
     expected = [runs["eager"](x) for x in calls]
     found: dict[str, Any] = {"total_s": {}, "notes": []}
-    for compiler in ("magjit", PEER):
+    for compiler, backend in BACKENDS.items():
         ours = compiler == "magjit"
         each = made(model)
-        call: Callable[..., Any] = (
-            magjit.compile(each, backend="dvm", dynamic=True)
-            if ours
-            else torch.compile(each, dynamic=True)
-        )
+        call = COMPILERS[compiler](each, backend=backend, dynamic=True)
         runs[compiler] = run = step(each, call, model.training)
         total = 0.0
         for turn, (x, wanted) in enumerate(zip(calls, expected, strict=True)):
@@ -167,9 +163,7 @@ def measure(name: str, count: int) -> dict[str, Any]:
         found["total_s"][compiler] = total
         if ours:
             found["captures"] = magjit.stats(call).captures
-    start = time.perf_counter()
     found["total_s"]["eager"] = sum(seconds(runs["eager"], x)[1] for x in calls)
-    print(f"totals after {time.perf_counter() - start:.0f} s", file=sys.stderr)
     found["steady_ms"] = steady(runs, calls)
     if not model.training:
         found["graphed_ms"] = graphed(model, calls[:GRAPHED])
@@ -180,13 +174,9 @@ def graphed(model: Model, calls: list[Tensor]) -> dict[str, float]:
     """Warm calls with CUDA graphs on both sides."""
     torch._dynamo.reset()
     runs: dict[str, Callable[[Tensor], Any]] = {}
-    for compiler in ("magjit", PEER):
+    for compiler, backend in BACKENDS.items():
         each = made(model)
-        call: Callable[..., Any] = (
-            magjit.compile(each, backend="dvm", dynamic=True, mode="reduce-overhead")
-            if compiler == "magjit"
-            else torch.compile(each, dynamic=True, mode="reduce-overhead")
-        )
+        call = COMPILERS[compiler](each, backend=backend, dynamic=True, mode="reduce-overhead")
         runs[compiler] = step(each, call, training=False)
         for x in calls:
             for _ in range(4):

@@ -21,7 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import magjit
+from dvm_cases import if_else_add, layer_norm, matmul
 from dvm_gpu import agrees, microseconds
+from dvm_gpu_shapes import four_operators
 from dvm_peers import add_speed, another, geomean
 from harness import Benchmark, Row, median_times
 
@@ -63,23 +65,11 @@ class GpuSet:
     with_rows: tuple[int, ...] = (0,)
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], weight, bias)
-
-
 def layer_norm_written(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     mean = x.mean(-1, keepdim=True)
     apart = x - mean
     variance = (apart * apart).mean(-1, keepdim=True)
     return apart * torch.rsqrt(variance + 1e-5) * weight + bias
-
-
-def if_else_add(x: Tensor, y: Tensor, larger: bool) -> Tensor:
-    return (x * 2 if larger else x * 4) + y
-
-
-def matmul(x: Tensor, weight: Tensor) -> Tensor:
-    return torch.matmul(x, weight)
 
 
 def addmm(x: Tensor, weight: Tensor, added: Tensor) -> Tensor:
@@ -199,10 +189,6 @@ def part_sets(benchmark: Benchmark, options: argparse.Namespace) -> None:
 
 
 # -- small tensors --------------------------------------------------------------------------------
-
-
-def four_operators(x: Tensor) -> Tensor:
-    return -((x * 1.01 + 0.5).relu())
 
 
 def repeated(function: Callable[..., Any], given: list[Tensor]) -> Callable[[], None]:

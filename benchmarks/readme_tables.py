@@ -310,13 +310,19 @@ _DVM_SHAPES = {
 
 
 def _dvm_shapes(results: Results) -> str:
-    peers = ("magjit", "inductor-dynamic", "eager")
-    rows = [
+    rows = _by_metric(results, _DVM_SHAPES, ("magjit", "inductor-dynamic", "eager"))
+    return markdown(["shapes", "metric", "MagJIT", "inductor-dynamic", "eager"], rows)
+
+
+def _by_metric(
+    results: Results, titles: Mapping[str, str], peers: Sequence[str]
+) -> list[list[str]]:
+    """A row for each metric and case, with the figure of each peer."""
+    return [
         [case, title, *(number(results.value(case, metric, peer)) for peer in peers)]
-        for metric, title in _DVM_SHAPES.items()
+        for metric, title in titles.items()
         for case in results.cases(metric)
     ]
-    return markdown(["shapes", "metric", "MagJIT", "inductor-dynamic", "eager"], rows)
 
 
 _COPY = "fraction of copy bandwidth"
@@ -366,13 +372,8 @@ def _dvm_gpu_sets(results: Results) -> str:
 
 
 def _dvm_gpu_small(results: Results) -> str:
-    peers = ("magjit", "eager", "inductor-dynamic")
     titles = {"call_us": "a call, µs", "group_us": "a call within the graph, µs"}
-    rows = [
-        [case, title, *(number(results.value(case, metric, peer)) for peer in peers)]
-        for metric, title in titles.items()
-        for case in results.cases(metric)
-    ]
+    rows = _by_metric(results, titles, ("magjit", "eager", "inductor-dynamic"))
     return markdown(["operators", "metric", "MagJIT", "eager", "Inductor, dynamic"], rows)
 
 

@@ -30,17 +30,22 @@ def of_both(x: torch.Tensor, y: torch.Tensor, n: int) -> torch.Tensor:
     return (x.sum().expand(n * x.shape[0]) + y.reshape(-1) * 2).exp()
 
 
-@pytest.mark.parametrize("program", [expanded, of_both])
-def test_sizes_from_outside_of_the_group(program: Callable[..., torch.Tensor]) -> None:
-    """That they are inputs of the graph of their own, as in a backward, is no reason to fail."""
-    env = ShapeEnv()
-    rows, columns = (
+def symbols(env: ShapeEnv) -> tuple[Any, ...]:
+    """Two sizes, of 24 and 16."""
+    return tuple(
         env.create_symintnode(
             env.create_symbol(hint, ConstantSource(f"s{hint}"), dynamic_dim=DimDynamic.DYNAMIC),
             hint=hint,
         )
         for hint in (24, 16)
     )
+
+
+@pytest.mark.parametrize("program", [expanded, of_both])
+def test_sizes_from_outside_of_the_group(program: Callable[..., torch.Tensor]) -> None:
+    """That they are inputs of the graph of their own, as in a backward, is no reason to fail."""
+    env = ShapeEnv()
+    rows, columns = symbols(env)
     with FakeTensorMode(shape_env=env):
         given: list[Any] = [torch.empty(columns), torch.empty(rows, columns), rows]
         graph = make_fx(program, tracing_mode="symbolic")(*given)
@@ -54,7 +59,9 @@ def test_sizes_from_outside_of_the_group(program: Callable[..., torch.Tensor]) -
         x, y = torch.randn(16), torch.randn(n, 16)
         around = torch.fx.Interpreter(graph, garbage_collect_values=False)
         wanted = around.run(x, y, n)
-        arguments = [around.env.get(one, one) for one in group.arguments]  # type: ignore[call-overload]
+        arguments = [
+            around.env[one] if isinstance(one, torch.fx.Node) else one for one in group.arguments
+        ]
         results = run(*arguments)
         (output,) = group.outputs
         torch.testing.assert_close(results, around.env[output])
@@ -64,13 +71,7 @@ def test_sizes_from_outside_of_the_group(program: Callable[..., torch.Tensor]) -
 def test_a_number_that_no_argument_says() -> None:
     """It is refused when the graph is compiled, so that the program runs eagerly."""
     env = ShapeEnv()
-    n, m = (
-        env.create_symintnode(
-            env.create_symbol(hint, ConstantSource(f"s{hint}"), dynamic_dim=DimDynamic.DYNAMIC),
-            hint=hint,
-        )
-        for hint in (24, 16)
-    )
+    n, m = symbols(env)
     with FakeTensorMode(shape_env=env):
         graph = make_fx(lambda x, n, m: (x + 1) * m, tracing_mode="symbolic")(torch.empty(n), n, m)
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]

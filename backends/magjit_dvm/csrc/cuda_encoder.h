@@ -3,7 +3,8 @@
  * cuda_prepare.cpp what the program alone says; cuda_shapes.cpp sizes and places in memory;
  * cuda_tiling.cpp squares for what lies in memory otherwise than results;
  * cuda_plan.cpp how a launch divides its work; cuda_values.cpp what values are, and numbers;
- * cuda_weights.cpp vectors that all rows share; cuda_rows.cpp words of row values; cuda_encode.cpp all others; cuda_image.cpp the kernel's parameter. */
+ * cuda_weights.cpp vectors that all rows share; cuda_rows.cpp words of row values; cuda_encode.cpp all
+ * others; cuda_image.cpp the kernel's parameter. */
 #ifndef MAGJIT_DVM_CUDA_ENCODER_H
 #define MAGJIT_DVM_CUDA_ENCODER_H
 

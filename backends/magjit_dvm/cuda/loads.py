@@ -20,13 +20,11 @@ class Loads(Reductions):
     def load(self, bank: str, name: str) -> None:
         """Fill a tile from a stage, global memory, scratch or a number."""
         how, _, what = name.partition(".")
-        if how == "scratch":
-            self.put("add.u32 ad,{SCR},i1;")
-            for j in range(self.J):
-                a = ",".join(f"{bank}{4 * j + i}" for i in range(4))
-                self.put(f"ld.shared.v4.b32 {{{{{a}}}}},[ad+{512 * j}];")
-        elif how == "w":
-            self.kept()
+        if how in ("scratch", "w"):
+            if how == "w":
+                self.kept()
+            else:
+                self.put("add.u32 ad,{SCR},i1;")
             for j in range(self.J):
                 a = ",".join(f"{bank}{4 * j + i}" for i in range(4))
                 self.put(f"ld.shared.v4.b32 {{{{{a}}}}},[ad+{512 * j}];")
@@ -50,7 +48,7 @@ class Loads(Reductions):
         self.second()
 
     def kept(self) -> None:
-        """Ad ← where the lane's part is of the vector at i1; c0 ← of one at 0."""
+        """Where the lane's part is of the vector at i1 to ``ad``; of one at 0 to ``c0``."""
         # The row registers' address tells the lane.
         self.put(
             f"bfe.u32 c0,{{GW}},8,8; and.b32 c1,{{ROWS}},124; shl.b32 c1,c1,2; "
