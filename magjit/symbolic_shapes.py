@@ -47,6 +47,7 @@ from magjit.layouts import OpenLayouts, without_layout
 from magjit.monitor.operator_graph import NumberRef, Operator, ValueRef, mapped
 from magjit.plugin import ShapeGuard, TensorInput
 from magjit.plugin.convolutions import unguarded_convolutions
+from magjit.plugin.fake_results import has_symbols
 from magjit.plugin.inputs import make_fake, make_shape_env, symbolic_context, without_base
 from magjit.plugin.shape_guards import shape_guards
 from magjit.refgraph.nodes import ShadowNode
@@ -197,17 +198,19 @@ class SymbolicShapes:
         if made is not None:
             return made
         changed = self._memo.watched((args, kwargs))
-        made = self._called(func, args, kwargs)
+        fixed = key is not None and not has_symbols(key)
+        made = self._called(func, args, kwargs, fixed)
         if changed():
             raise _NoNumber("it changes in place what several tensors have in common")
         self._memo.keep(key, made, (args, kwargs))
         return made
 
-    def _called(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _called(self, func: Callable[..., Any], args: Any, kwargs: Any, fixed: bool = False) -> Any:
+        """The fake result; ``fixed`` says that no operand has symbols."""
         if func is torch.tensor:
             func = torch._refs.tensor  # which keeps symbols
         # Decompositions in Python take symbols everywhere, but cost time.
-        plain = getattr(func, "__name__", "").strip("_") in _PLAIN
+        plain = fixed or getattr(func, "__name__", "").strip("_") in _PLAIN
         with (
             torch.no_grad(),
             unguarded_convolutions(self.shape_env),

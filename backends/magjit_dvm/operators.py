@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -54,25 +55,33 @@ def meta(value: Any) -> Any:
     return value.meta["val"] if isinstance(value, FxNode) else value
 
 
-def sample(value: Any) -> Any:
-    """What type promotion looks at."""
+def _sample(value: Any) -> tuple[torch.dtype, bool] | type:
+    """What type promotion looks at: of a tensor the dtype, and whether it has dimensions."""
     if isinstance(value, Value):
-        return torch.empty((1,) * len(value.shape), dtype=value.logical, device="meta")
+        return value.logical, bool(value.shape)
     given = meta(value)
     if isinstance(given, torch.Tensor):
-        return given
+        return given.dtype, given.dim() > 0
     if isinstance(given, torch.SymInt):
-        return 1
-    if isinstance(given, torch.SymFloat):
-        return 1.0
-    return given
+        return int
+    return float if isinstance(given, torch.SymFloat) else type(given)
+
+
+@cache
+def _promoted(
+    samples: tuple[tuple[torch.dtype, bool] | type, ...], promotion: Promotion
+) -> tuple[torch.dtype, torch.dtype]:
+    given = [
+        one() if isinstance(one, type) else torch.empty((1,) * one[1], dtype=one[0], device="meta")
+        for one in samples
+    ]
+    compute, result = elementwise_dtypes(*given, type_promotion_kind=promotion)
+    return compute, result
 
 
 def promoted(args: Sequence[Any], promotion: Promotion) -> tuple[DType, torch.dtype]:
     """What to compute in, and the result's dtype."""
-    compute, result = elementwise_dtypes(
-        *(sample(one) for one in args), type_promotion_kind=promotion
-    )
+    compute, result = _promoted(tuple(map(_sample, args)), promotion)
     return computed_in(compute), result
 
 

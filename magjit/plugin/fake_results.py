@@ -13,16 +13,19 @@ results are one object or share memory.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
+import sympy
 import torch
+from torch._dispatch.python import no_python_dispatcher
 from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
     in_kernel_invocation_manager,
 )
 
-__all__ = ["FakeResults", "Undescribed", "described"]
+__all__ = ["FakeResults", "Undescribed", "described", "has_symbols"]
 
 _BY_DATA = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 _ATOMS: frozenset[type] = frozenset(
@@ -69,7 +72,9 @@ class FakeResults:
             several, layouts = found
             again = [self._made(layout) for layout in layouts]
             return tuple(again) if several else again[0]
-        result = func(*args, **kwargs)
+        # What the decompositions in Python are for, sizes that are symbols, none of these has.
+        with nullcontext() if has_symbols(key) else no_python_dispatcher():
+            result = func(*args, **kwargs)
         several = isinstance(result, tuple)
         made = [_layout_of(one) for one in (result if several else (result,))]
         layouts = [one for one in made if one is not None]
@@ -150,3 +155,10 @@ def described(value: Any) -> Hashable:
 
 def _size(size: Any) -> Any:
     return size if type(size) is int else size.node.expr
+
+
+def has_symbols(described: Hashable) -> bool:
+    """Whether anything of operands that are `described` is an expression."""
+    if isinstance(described, tuple):
+        return any(map(has_symbols, described))
+    return isinstance(described, sympy.Basic)

@@ -14,7 +14,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, disable_fake_tensor_cache
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -62,7 +62,8 @@ def record(
     recorder = _Recorder(fake_mode, decompositions)
     for position, value in enumerate(example_inputs):
         recorder.placeholder(position, value)
-    with torch.no_grad(), fake_mode, recorder:
+    # The mode's own cache would be asked by every operator; `FakeResults` is asked before.
+    with torch.no_grad(), disable_fake_tensor_cache(fake_mode), fake_mode, recorder:
         results = function(*example_inputs)
     recorder.graph.output(tree_map(recorder.node_of, tuple(results)))
     return make_graph_module(recorder.constants, recorder.graph)
