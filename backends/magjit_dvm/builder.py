@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node as FxNode
 
 from magjit.plugin.inference import order_of
+from magjit_dvm.cuda.short_functions import SHORT
 from magjit_dvm.instructions import INSTRUCTIONS, DType, dtype_of
 from magjit_dvm.program import (
     MAX_DIMS,
@@ -23,6 +24,7 @@ from magjit_dvm.program import (
     MAX_NODES,
     MAX_OUTPUTS,
     ONE,
+    ROUNDED,
     Input,
     InputKind,
     Node,
@@ -227,6 +229,13 @@ class Builder:
         if dtype not in _TAKES[op]:
             raise NotFusable(f"{op} of {dtype.text}")
         return self.add(Node(NodeKind.COMPUTE, DType.BOOL if to_bool else dtype, args, op))
+
+    def rounded(self, node: int) -> int:
+        """A float that stands for a result in half precision: what is off by less may be taken."""
+        given = self.nodes[node]
+        if given.kind is not NodeKind.COMPUTE or given.dtype is not DType.F32:
+            return node
+        return self.add(replace(given, aux=ROUNDED)) if given.op in SHORT else node
 
     # -- loops --
 

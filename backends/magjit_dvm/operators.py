@@ -135,6 +135,8 @@ class Block:
 def finished(block: Block, node: int, logical: torch.dtype) -> Value:
     """The result in its own dtype, where that is not the one computed in."""
     want = computed_in(logical)
+    if logical in (torch.float16, torch.bfloat16):
+        node = block.builder.rounded(node)
     return block.value(block.builder.cast(node, block.dtype, want), logical, want)
 
 

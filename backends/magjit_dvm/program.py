@@ -111,9 +111,17 @@ class Input:
     dims: tuple[int, ...] = ()
 
 
+ROUNDED = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value; ``args`` are numbers of earlier nodes, ``dims`` a set of the group's."""
+    """A value; ``args`` are numbers of earlier nodes, ``dims`` a set of the group's.
+
+    Attributes:
+        aux: an input, or of positions a dimension; of what is computed ``ROUNDED`` where the
+            program that it is taken from rounds it to 16 bits at once, −1 otherwise.
+    """
 
     kind: NodeKind
     dtype: DType

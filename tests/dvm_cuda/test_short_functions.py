@@ -13,14 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from magjit_dvm.cuda import ptx
+from magjit_dvm.cuda.encode import encode
 from magjit_dvm.cuda.functions import elementwise, tables
 from magjit_dvm.cuda.short_functions import LARGEST, SHORT
+from magjit_dvm.fuser import fuse
 from magjit_dvm.instructions import DType
+from magjit_dvm.lowering import decompositions
 from magjit_dvm.program import Program
 from tests.dvm.checking import cast, compute, load, output, tensor
-from tests.dvm_cuda.checking import check_words
+from tests.dvm_cuda.agreeing import check_encoders
+from tests.dvm_cuda.checking import BIG, check_words
 from tests.dvm_cuda.test_encoder import values
 
 Array = Any
@@ -134,6 +139,32 @@ def test_what_is_rounded_to_16_bits_is_short(name: str) -> None:
         assert f"f.{name}" in operators(rounded(name, dtype, "add"), x), "a sum may cancel"
         many = ("neg", "neg", "neg", "neg")
         assert f"f.{name}" in operators(rounded(name, dtype, *many), x), "too many"
+
+
+_ONE_BY_ONE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_what_eager_mode_rounds_is_short(name: str) -> None:
+    """In a program of half precision, whatever becomes of it; not where that is asked for wider."""
+    function = _ONE_BY_ONE.get(name) or getattr(torch, name)
+
+    def words(dtype: torch.dtype, program: Callable[[torch.Tensor], torch.Tensor]) -> list[str]:
+        x = torch.rand(300).to(dtype)
+        (group,) = fuse(make_fx(program, decompositions(), "fake")(x).graph).groups
+        assert check_encoders(group.program, [x], BIG) != "left"
+        image = encode(group.program, [x], BIG).image
+        assert image is not None
+        return [one for word in image.words for one in (word.first, word.second)]
+
+    for dtype in (torch.float16, torch.bfloat16):
+        assert f"f.{name}_short" in words(dtype, lambda x: function(x * 2) + x)
+        assert f"f.{name}" in words(dtype, lambda x: function(x.float() * 2) + x)
+    assert f"f.{name}" in words(torch.float32, lambda x: function(x * 2) + x)
 
 
 @pytest.mark.parametrize("name", ["sin", "cos"])

@@ -20,7 +20,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 7, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 8, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 336,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 136,

@@ -349,7 +349,8 @@ Prepared prepare(const Program &program, const char *floats)
         prepared.facts.push_back(fact_of(prepared, n, !used[n]));
         prepared.facts[n].constant_is_float = floats[n] != 0;
         bool unary = program.nodes[n].kind == NODE_compute && words.shorter[program.nodes[n].op];
-        prepared.facts[n].shorter = unary && prepared.facts[n].floating && in_halves(program, n);
+        bool short_ones = program.nodes[n].aux == ROUNDED || in_halves(program, n);
+        prepared.facts[n].shorter = unary && prepared.facts[n].floating && short_ones;
     }
     for (int n = 0; n < n_nodes; n++) {
         prepared.computes_long |= computes_long(prepared, n, used);

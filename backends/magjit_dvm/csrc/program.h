@@ -28,13 +28,15 @@ enum NodeKind : uint8_t {
     NODE_numel,     /* mask: product of these sizes */
     NODE_iota,      /* aux: dimension */
     NODE_index,     /* args[0]: positions; aux: input, the table */
-    NODE_compute,   /* op */
+    NODE_compute,   /* op; aux: ROUNDED or -1 */
     NODE_cast,
     NODE_reduce,    /* op, mask */
     NODE_broadcast, /* mask */
     NODE_scan,      /* op, mask: one dimension */
     N_NODE_KINDS
 };
+
+enum : int16_t { ROUNDED = 1 }; /* to 16 bits at once, in the program that a result is taken from */
 
 struct Node {
     NodeKind kind;

@@ -21,7 +21,7 @@ from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
 from magjit_dvm.cuda.plan import Machine, arrange
 from magjit_dvm.cuda.rows import MOST_REGISTERS, MOST_WORDS, REVERSED, Place, RowEncoder
 from magjit_dvm.cuda.shapes import Layout, Operand, laid_out
-from magjit_dvm.cuda.support import in_halves
+from magjit_dvm.cuda.support import may_be_short
 from magjit_dvm.cuda.tiling import in_squares, is_near, is_transposed
 from magjit_dvm.cuda.values import float_bits
 from magjit_dvm.cuda.weights import keep_weights, place_weights
@@ -279,7 +279,7 @@ class _Encoder(RowEncoder):
                 self.compute_binary(node.op, kind, *node.args)
             elif node.op == "exp" and self.difference(node.args[0]) and not self.made(node.args[0]):
                 left, right = self.nodes[self.canonical[node.args[0]]].args
-                small = self.below_largest(left, right) or in_halves(self.program, n)
+                small = self.below_largest(left, right) or may_be_short(self.program, n)
                 name = "sub_exp_small" if small else "sub_exp"
                 self.compute_binary(name, "f", left, right)
                 self.done_with(node.args[0])
@@ -287,7 +287,7 @@ class _Encoder(RowEncoder):
                 self.generate(node.args[0])
                 self.give_up(1)
                 name = node.op
-                if f"{name}_short" in known and in_halves(self.program, n):
+                if f"{name}_short" in known and may_be_short(self.program, n):
                     name = f"{name}_short"
                 if name == "bitwise_not" and self.dtype(n) is DType.BOOL:
                     name = "logical_not"

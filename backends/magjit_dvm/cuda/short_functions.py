@@ -4,7 +4,7 @@ Each is off by less than 2^-17 of its result, a 32nd of what rounding to float16
 2^x, log2 and 1 / x are good to 2^-22), for any float32 that ``LARGEST`` does not except; ``gelu``
 by less than 2^-31 more.  Sigmoids below the smallest normal number are 0.  A test asks each of all
 65,536 numbers of either dtype.  The names are those of the functions in ``FLOATS``
-and ``_short``; ``in_halves`` of ``support.py`` says where they are taken.
+and ``_short``; ``may_be_short`` of ``support.py`` says where they are taken.
 """
 
 from __future__ import annotations

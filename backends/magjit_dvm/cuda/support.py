@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from magjit_dvm.cuda.functions import FLOATS, INTS
 from magjit_dvm.instructions import DType
-from magjit_dvm.program import Node, NodeKind, Program
+from magjit_dvm.program import ROUNDED, Node, NodeKind, Program
 
-__all__ = ["FLOATING", "in_halves", "missing_words", "reduction_name"]
+__all__ = ["FLOATING", "may_be_short", "missing_words", "reduction_name"]
 
 FLOATING = frozenset({DType.F32, DType.F16, DType.BF16})
 """Dtypes that are computed in float registers."""
@@ -64,7 +64,15 @@ _KEEPS_RELATIVE = frozenset(
 _LONGEST = 3
 
 
-def in_halves(program: Program, n: int, longest: int = _LONGEST) -> bool:
+def may_be_short(program: Program, n: int) -> bool:
+    """Whether 2^-17 of a float32 more or less is nothing: it is rounded to 16 bits, or meant to be.
+
+    Where the program rounds it, eager mode is off by 2^-12 or 2^-9 at the same place.
+    """
+    return program.nodes[n].aux == ROUNDED or _in_halves(program, n)
+
+
+def _in_halves(program: Program, n: int, longest: int = _LONGEST) -> bool:
     """Whether all that becomes of a float32 is rounded to 16 bits before any sum or comparison.
 
     Then 2^-17 of it more or less is nothing beside that rounding.  There are at most ``longest``
@@ -82,5 +90,5 @@ def _rounded(program: Program, user: int, longest: int) -> bool:
         return node.dtype in _HALVES
     keeps = node.kind is NodeKind.BROADCAST or node.op in _KEEPS_RELATIVE
     return (
-        keeps and node.dtype is DType.F32 and longest > 0 and in_halves(program, user, longest - 1)
+        keeps and node.dtype is DType.F32 and longest > 0 and _in_halves(program, user, longest - 1)
     )
