@@ -18,6 +18,7 @@ import torch
 import torch._dynamo.config
 
 import dvm_gpu
+import dvm_gpu_backward
 import dvm_gpu_launch
 import dvm_gpu_shapes
 from dvm_peers import dvm
@@ -71,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             dvm_gpu.part_gpu(benchmark, chosen)
             benchmark.write()
             print(f"{until - time.monotonic():.0f} s left after {line}", file=sys.stderr)
+    if time.monotonic() < until:
+        widths = ["--widths", "1024", "4096", "512", "8192"]
+        dvm_gpu_backward.part_backward(benchmark, dvm_gpu_backward.chosen(widths))
     benchmark.finish()
     return int(any("magjit" in row.note for row in benchmark.rows))
 

@@ -7,9 +7,15 @@ from typing import Any
 
 import torch
 
+from magjit_dvm.norms_backward import layer_norm_backward, rms_norm_backward
+
 __all__ = ["decompositions"]
 
 aten = torch.ops.aten
+
+
+_ACROSS = (aten.native_batch_norm_backward.default, aten.native_group_norm_backward.default)
+"""What reduces along rows for one result, and across them for gradients of weights."""
 
 
 @cache
@@ -19,6 +25,7 @@ def decompositions() -> dict[Any, Any]:
     What only handlers know how to do well (softmax, layer norm, GELU …) is not among them.
     """
     names = (
+        "_fused_rms_norm",
         "binary_cross_entropy",
         "binary_cross_entropy_backward",
         "binary_cross_entropy_with_logits",
@@ -50,9 +57,30 @@ def decompositions() -> dict[Any, Any]:
     operators = [getattr(aten, name) for name in names if hasattr(aten, name)]
     table = dict(torch._decomp.get_decompositions(operators))
     table[aten.native_dropout.default] = _native_dropout
+    for operator in _ACROSS:
+        table[operator] = partial(_but_on_gpus, table[operator])
+    operator = aten.native_layer_norm_backward.default
+    table[operator] = partial(_layer_norm_backward, table[operator])
+    if hasattr(aten, "_fused_rms_norm_backward"):  # eager mode has it on GPUs alone
+        table[aten._fused_rms_norm_backward.default] = rms_norm_backward
     for operator in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
         table[operator] = partial(_nll_loss, operator)
     return table
+
+
+def _but_on_gpus(decomposition: Any, dy: torch.Tensor, *others: Any) -> Any:
+    """The VM on GPUs has no reductions across rows: ATen's kernel reads its operands once for all.
+
+    Apart, sums would be of tensors that are written for them.
+    """
+    *_, (_, weight, bias) = others
+    if dy.is_cuda and (weight or bias):
+        return NotImplemented
+    return decomposition(dy, *others)
+
+
+def _layer_norm_backward(decomposition: Any, dy: torch.Tensor, *others: Any) -> Any:
+    return (layer_norm_backward if dy.is_cuda else decomposition)(dy, *others)
 
 
 def _native_dropout(

@@ -209,9 +209,7 @@ def _softmax_backward(builder: Builder, node: Any) -> Value:
     if node.target is aten._softmax_backward_data.default:
         product = block.value(block("mul", g, y), tensor.dtype)
         total = builder.reduce("sum", product, [axis], True)
-        made = builder.compute(
-            "sub", dtype, product.node, builder.compute("mul", dtype, y, total.node)
-        )
+        made = builder.compute("mul", dtype, y, builder.compute("sub", dtype, g, total.node))
     else:
         incoming = block.value(g, tensor.dtype)
         total = one_hot_sum(builder, incoming, axis) or builder.reduce(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from magjit_dvm.instructions import DType
+from magjit_dvm.lowering import decompositions
 from magjit_dvm.program import Program
 from tests.dvm.checking import cast, compute, load, output, reduce, tensor
 from tests.dvm_cuda.agreeing import check_encoders
@@ -54,3 +58,33 @@ def test_narrow_rows(cols: int, verdict: str) -> None:
     found = check_encoders(softmax(F16), [filled(100_000, cols)], BIG)
     assert verdict in found if verdict else found == "encoded"
     assert check_encoders(softmax(F16), [filled(1000, cols)], BIG) == "encoded"
+
+
+aten = torch.ops.aten
+
+
+def backward_of(name: str, device: str, weights: bool) -> Any:
+    """What the lowering makes of a norm's backward, with gradients of weights or without."""
+    x = torch.empty(2, 8, 4, device=device)
+    channels, groups = torch.empty(8, device=device), torch.empty(2, 2, device=device)
+    mask = [True, weights, weights]
+    given: dict[str, tuple[Any, ...]] = {
+        "native_group_norm_backward": (x, x, groups, groups, channels, 2, 8, 4, 2, mask),
+        "native_batch_norm_backward": (
+            *(x, x, channels, channels, channels, channels, channels),
+            *(True, 1e-5, mask),
+        ),
+    }
+    operator = getattr(aten, name).default
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return decompositions()[operator](*given[name])
+
+
+@pytest.mark.parametrize("name", ["group", "batch"])
+def test_gradients_of_weights_are_one_kernel_of_atens(name: str) -> None:
+    """They are sums across rows, for which the GPU's words would need tensors between."""
+    operator = f"native_{name}_norm_backward"
+    with FakeTensorMode():
+        assert backward_of(operator, "cuda", weights=True) is NotImplemented
+        assert len(backward_of(operator, "cuda", weights=False)) == 3
+        assert len(backward_of(operator, "cpu", weights=True)) == 3

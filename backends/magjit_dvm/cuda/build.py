@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import logging
+import os
 import shutil
 import subprocess
 import tempfile
@@ -63,11 +64,12 @@ def compiled(arch: str, each: int, approximate: bool) -> bytes:
         )
     make = _by_nvcc if found[0].startswith("nvcc") else _by_nvrtc
     code = code_digest(Path(__file__).parents[1])  # the source's own text takes 35 ms to make
-    key = fingerprint(code, each, approximate, arch, found[0], *_OPTIONS)
+    checked = os.environ.get("MAGJIT_DVM_CHECKED") == "1"  # for checkers of races
+    key = fingerprint(code, each, approximate, checked, arch, found[0], *_OPTIONS)
 
     def made() -> bytes:
         log.info("compiling the interpreter for %s, R = %d; it is kept on disk", arch, each)
-        return make(source(approximate, (each,)), arch)
+        return make(source(approximate, (each,), checked), arch)
 
     return disk_cache().get_or_make("dvm_cubin", key, made)
 

@@ -80,14 +80,15 @@ def kernel_name(each: int) -> str:
     return f"mj_dvm_{each}"
 
 
-def source(approximate: bool = False, each: tuple[int, ...] = EACH) -> str:
+def source(approximate: bool = False, each: tuple[int, ...] = EACH, checked: bool = False) -> str:
     """CUDA C++ for NVRTC or nvcc; includes nothing.
 
     Args:
         approximate: the GPU's own tanh and quotients (about 11 and 22 bits).
         each: the values of R to make kernels for.
+        checked: for checkers of races, see ``EMPTY_ARRIVALS``.
     """
-    parts = [SHELL, _constants()]
+    parts = ["#define MJ_CHECKED" * checked, SHELL, _constants()]
     for one in each:
         parts += [
             _block(one, approximate),

@@ -138,8 +138,21 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 lane)
 #else
 #define FULL_ARRIVALS 33
 #endif
+/* Checked kernels have each lane say that it has read a stage: a checker of races does not see that
+ * __syncwarp() has the other lanes' reads before lane 0 says so for all. */
+#ifdef MJ_CHECKED
+#define EMPTY_ARRIVALS 32
+#else
+#define EMPTY_ARRIVALS 1
+#endif
 #define NO_TILE 0xffffffffu
 #define PROLOGUE 0xffffu /* in the place of a pass */
+
+/* Once, from several places: with a number of threads, which __syncthreads() has not. */
+DEV void all_meet(u32 warps)
+{
+    asm volatile("barrier.sync 14, %0;" ::"r"(32 * (warps + 1)) : "memory");
+}
 
 /* All of the block's shared memory, so that it begins at a multiple of 256. */
 extern __shared__ __align__(1024) unsigned char mj_shared[];
@@ -175,7 +188,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     if (warp == W && lane == 0) {{
         for (u32 s = 0; s < S; s++) {{
             barrier_init(full + 8 * s, FULL_ARRIVALS);
-            barrier_init(empty + 8 * s, W);
+            barrier_init(empty + 8 * s, W * EMPTY_ARRIVALS);
         }}
 #if __CUDA_ARCH__ >= 900
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -183,7 +196,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
 #endif
     }}
     if (warp != W) {{
-        __syncthreads(); /* the producer comes here once its first tile is on its way */
+        all_meet(W); /* the producer comes here once its first tile is on its way */
     }}
 
     const u32 G = h.group, chunks = h.chunks, tile_rows = h.by_rows ? W / G : 1;
@@ -222,7 +235,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                 feed(h, full + 8 * s, ring + s * h.stage_bytes, e, count, lane);
                 if (others_wait) {{
                     others_wait = false;
-                    __syncthreads();
+                    all_meet(W);
                     if (counter && lane == 0) {{
                         next = gridDim.x + atomicAdd(counter, 1);
                     }}
@@ -245,7 +258,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
             }}
         }}
         if (others_wait) {{
-            __syncthreads();
+            all_meet(W);
         }}
         barrier_wait(empty + 8 * s, phase ^ 1);
         if (lane == 0) {{
@@ -331,7 +344,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
             continue;
         }}
         __syncwarp();
-        if (lane == 0) {{
+        if (EMPTY_ARRIVALS > 1 || lane == 0) {{
             barrier_arrive(empty + 8 * s);
         }}
         if (++s == S) {{

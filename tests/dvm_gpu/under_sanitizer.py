@@ -1,0 +1,87 @@
+"""Programs that run each part of the kernel, for compute-sanitizer: `test_sanitizer.py` runs this.
+
+Few blocks take many tiles, so that the ring goes round and tiles are drawn from the counter.  Of
+contiguous tensors the kernel reads 16 bytes at a time, from the boundary below to the one above:
+what is beyond a tensor shares 16 aligned bytes with an element of it, and memory comes in such
+pieces at least.  Arguments here end at such a boundary, so that memcheck sees nothing of it and
+whatever else is out of bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from magjit_dvm import reference
+from magjit_dvm.cuda.encode import encode
+from magjit_dvm.cuda.launch import DeviceFused, gpu
+from magjit_dvm.instructions import DType
+from magjit_dvm.program import Program
+from tests.dvm.checking import compute, load, output, require_results, tensor
+from tests.dvm_cuda import test_encoder as words
+from tests.dvm_cuda import test_row_words as row_words
+from tests.dvm_cuda.test_weights import scaled
+
+F32, F16 = DType.F32, DType.F16
+
+
+def ended(value: torch.Tensor) -> torch.Tensor:
+    """The same on the GPU, in memory that ends with a multiple of 16 bytes."""
+    storage = value.untyped_storage()
+    size = storage.nbytes()
+    whole = torch.zeros(-(-size // 16) * 16, dtype=torch.uint8, device="cuda")
+    whole[:size] = torch.empty(0, dtype=torch.uint8).set_(storage).cuda()
+    typed = whole[: size // value.dtype.itemsize * value.dtype.itemsize].view(value.dtype)
+    return typed.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def line(dtype: DType, operators: int) -> Program:
+    """Operators one after another."""
+    nodes = [load(0, dtype)]
+    nodes += [compute("mul", dtype, k, k) for k in range(operators)]
+    return Program(1, (tensor(dtype, 0),), tuple(nodes), (output(operators, 0),))
+
+
+def cases() -> Iterator[tuple[Program, list[torch.Tensor]]]:
+    """Programs and arguments: lines, rows of all lengths, views, what is kept and computed."""
+    for n in (1, 37, 4096, 60001):
+        yield line(F32, 2), [words.values(F32, n)]
+        yield line(F32, 2), [words.values(F32, n + 1)[1:]]
+    for dtype in (F32, F16):
+        for shape in ((3, 1), (5, 64), (33, 257), (90, 1024), (12, 5000), (40, 2048)):
+            x, weight = words.values(dtype, *shape), words.values(dtype, shape[1])
+            yield words.softmax(dtype), [x]
+            yield row_words.quick_softmax(dtype), [x]
+            yield words.layer_norm(dtype), [x, weight, weight]
+            yield row_words.spread(dtype), [x]
+            yield words.masked_rms_norm(dtype), [x, weight]
+            yield scaled(dtype, "mul", "add"), [x, weight, weight]
+    yield words.softmax(F16), [words.values(F16, 5, 50001)]
+    added = Program(
+        2,
+        (tensor(F32, 0, 1), tensor(F32, 0, 1)),
+        (load(0, F32), load(1, F32), compute("add", F32, 0, 1)),
+        (output(2, 0, 1),),
+    )
+    for n in (256, 200):
+        yield added, [words.values(F32, n, n), words.values(F32, n, n).t()]
+        yield added, [words.values(F32, n, 2 * n)[:, ::2], words.values(F32, n, n)]
+
+
+def main() -> None:
+    few = replace(gpu(0).machine, multiprocessors=2)
+    for program, arguments in cases():
+        given: list[Any] = [ended(one) for one in arguments]
+        encoded = encode(program, given, few)
+        results = DeviceFused(program)._run(encoded, given, 0)
+        results = results if isinstance(results, tuple) else (results,)
+        wanted = reference.run(program, arguments)
+        require_results(program, [one.cpu() for one in results], wanted, arguments, arguments)
+    print("done")
+
+
+if __name__ == "__main__":
+    main()
