@@ -38,18 +38,13 @@ def statistics(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor,
 def test_layer_norm(shape: tuple[int, ...], count: int, weighted: bool) -> None:
     x, dy, row = drawn(*shape) + 3, drawn(*shape, seed=1), shape[len(shape) - count :]
     weight = drawn(*row, seed=2) if weighted else None
-    bias = drawn(*row, seed=3) if weighted else None
-    given = [
-        x.requires_grad_(),
-        *(one.requires_grad_() for one in (weight, bias) if one is not None),
-    ]
-    y = torch.nn.functional.layer_norm(x, row, weight, bias)
-    wanted = torch.autograd.grad(y, given, dy)
+    y = torch.nn.functional.layer_norm(x.requires_grad_(), row, weight, None)
+    (wanted,) = torch.autograd.grad(y, [x], dy)
     mean, rstd, _ = statistics(x, count)
-    mask = [True, weighted, weighted]
     with torch.no_grad():
-        found = layer_norm_backward(dy, x, row, mean, rstd, weight, bias, mask)
-    torch.testing.assert_close([one for one in found if one is not None], list(wanted))
+        found = layer_norm_backward(dy, x, row, mean, rstd, weight, None, [True, False, False])
+    assert found[1:] == (None, None)
+    torch.testing.assert_close(found[0], wanted)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -70,7 +65,7 @@ def test_rms_norm(shape: tuple[int, ...], count: int, weighted: bool) -> None:
 def test_what_is_left_to_aten() -> None:
     """Gradients of weights alone, and nothing to reduce."""
     x, row = drawn(4, 8), drawn(4, 1)
-    for mask in ([False, True, True], [False, False, True]):
+    for mask in ([False, True, True], [False, False, True], [True, True, False]):
         assert layer_norm_backward(x, x, [8], row, row, None, None, mask) is NotImplemented
     assert rms_norm_backward(x, x, [8], row, None, [False, True]) is NotImplemented
     empty = drawn(0, 8)
@@ -79,19 +74,24 @@ def test_what_is_left_to_aten() -> None:
 
 def test_gradients_of_weights_are_one_kernel_of_atens() -> None:
     """They are sums across rows, for which the GPU's words would need tensors between."""
+    layer, rms = aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default
 
-    def gradients(dy: Any, x: Any, mean: Any, rstd: Any, weight: Any) -> Any:
-        mask = [True, True, True]
-        operator = aten.native_layer_norm_backward.default
-        return operator(dy, x, [512], mean, rstd, weight, weight, mask)
+    def of_layer_norm(dy: Any, x: Any, mean: Any, rstd: Any, weight: Any) -> Any:
+        return layer(dy, x, [512], mean, rstd, weight, weight, [True, True, True])
 
-    with FakeTensorMode():
-        x, weight = torch.empty(6, 512, device="cuda"), torch.empty(512, device="cuda")
-        row = torch.empty(6, 1, device="cuda")
-        graph = make_fx(gradients, decompositions())(x, x, row, row, weight).graph
-    (left,) = (n for n in graph.nodes if n.target is aten.native_layer_norm_backward.default)
-    assert left.args[-1] == [False, True, True]
-    assert any(n.target is aten.sum.dim_IntList for n in graph.nodes)
+    def of_rms_norm(dy: Any, x: Any, mean: Any, rstd: Any, weight: Any) -> Any:
+        return rms(dy, x, [512], rstd, weight, [True, True])
+
+    for function, operator, mask in (
+        (of_layer_norm, layer, [True, True, True]),
+        (of_rms_norm, rms, [False, True]),
+    ):
+        with FakeTensorMode():
+            x, weight = torch.empty(6, 512, device="cuda"), torch.empty(512, device="cuda")
+            row = torch.empty(6, 1, device="cuda")
+            graph = make_fx(function, decompositions())(x, x, row, row, weight).graph
+        (left,) = (node for node in graph.nodes if node.target is operator)
+        assert left.args[-1] == mask
 
 
 def words_of(function: Callable[..., Any], given: Sequence[torch.Tensor]) -> list[str]:

@@ -1,10 +1,18 @@
 """Programs that run each part of the kernel, for compute-sanitizer: `test_sanitizer.py` runs this.
 
-Few blocks take many tiles, so that the ring goes round and tiles are drawn from the counter.  Of
-contiguous tensors the kernel reads 16 bytes at a time, from the boundary below to the one above:
-what is beyond a tensor shares 16 aligned bytes with an element of it, and memory comes in such
-pieces at least.  Arguments here end at such a boundary, so that memcheck sees nothing of it and
-whatever else is out of bounds.
+Few blocks take many tiles, so that the ring goes round and tiles are drawn from the counter.
+
+What the product does and a checker cannot know to be right is kept from it; each has its proof:
+
+- Of contiguous tensors the kernel reads 16 bytes at a time, from the boundary below to the one
+  above.  What is beyond a tensor shares 16 aligned bytes with an element of it, and memory comes in
+  such pieces at least.  Arguments here end at such a boundary.
+- Each lane reads a stage, then all meet (``__syncwarp``), then lane 0 says for all that the stage
+  is free: racecheck does not follow reads through the meeting.  Kernels for checkers have each lane
+  say so itself (``EMPTY_ARRIVALS`` in ``shell.py``), and nothing else of them is different.
+- Loads are of whole slices: of a row's last one, they see what is behind the stage, which may be
+  the next stage as it is written.  Elements that are not there are never stored, and reductions put
+  their identity in their place (``where_absent``).  There is room between stages here.
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ import torch
 from magjit_dvm import reference
 from magjit_dvm.cuda.encode import encode
 from magjit_dvm.cuda.launch import DeviceFused, gpu
+from magjit_dvm.cuda.words import Image
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Program
 from tests.dvm.checking import compute, load, output, require_results, tensor
@@ -36,6 +45,14 @@ def ended(value: torch.Tensor) -> torch.Tensor:
     whole[:size] = torch.empty(0, dtype=torch.uint8).set_(storage).cuda()
     typed = whole[: size // value.dtype.itemsize * value.dtype.itemsize].view(value.dtype)
     return typed.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def apart(image: Image, most: int) -> None:
+    """Room between stages, for what loads of whole slices see beyond a row's end."""
+    room = 4 * image.slice + 128
+    if image.shared_bytes + image.stages * room <= most:
+        image.stage_bytes += room
+        image.shared_bytes += image.stages * room
 
 
 def line(dtype: DType, operators: int) -> Program:
@@ -76,6 +93,8 @@ def main() -> None:
     for program, arguments in cases():
         given: list[Any] = [ended(one) for one in arguments]
         encoded = encode(program, given, few)
+        assert encoded.image is not None
+        apart(encoded.image, few.shared_bytes)
         results = DeviceFused(program)._run(encoded, given, 0)
         results = results if isinstance(results, tuple) else (results,)
         wanted = reference.run(program, arguments)
