@@ -13,9 +13,12 @@ __all__ = ["decompositions"]
 
 aten = torch.ops.aten
 
-
 _ACROSS = (aten.native_batch_norm_backward.default, aten.native_group_norm_backward.default)
 """What reduces along rows for one result, and across them for gradients of weights."""
+_OURS = {
+    aten.native_layer_norm_backward.default: layer_norm_backward,
+    aten._fused_rms_norm_backward.default: rms_norm_backward,
+}
 
 
 @cache
@@ -25,7 +28,8 @@ def decompositions() -> dict[Any, Any]:
     What only handlers know how to do well (softmax, layer norm, GELU …) is not among them.
     """
     names = (
-        "_fused_rms_norm",
+        "_fused_rms_norm",  # eager mode has it on GPUs alone, as its backward
+        "_fused_rms_norm_backward",
         "binary_cross_entropy",
         "binary_cross_entropy_backward",
         "binary_cross_entropy_with_logits",
@@ -59,10 +63,8 @@ def decompositions() -> dict[Any, Any]:
     table[aten.native_dropout.default] = _native_dropout
     for operator in _ACROSS:
         table[operator] = partial(_but_on_gpus, table[operator])
-    operator = aten.native_layer_norm_backward.default
-    table[operator] = partial(_layer_norm_backward, table[operator])
-    if hasattr(aten, "_fused_rms_norm_backward"):  # eager mode has it on GPUs alone
-        table[aten._fused_rms_norm_backward.default] = rms_norm_backward
+    for operator, ours in _OURS.items():
+        table[operator] = partial(_ours_on_gpus, ours, table[operator])
     for operator in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
         table[operator] = partial(_nll_loss, operator)
     return table
@@ -79,8 +81,8 @@ def _but_on_gpus(decomposition: Any, dy: torch.Tensor, *others: Any) -> Any:
     return decomposition(dy, *others)
 
 
-def _layer_norm_backward(decomposition: Any, dy: torch.Tensor, *others: Any) -> Any:
-    return (layer_norm_backward if dy.is_cuda else decomposition)(dy, *others)
+def _ours_on_gpus(ours: Any, decomposition: Any, dy: torch.Tensor, *others: Any) -> Any:
+    return (ours if dy.is_cuda else decomposition)(dy, *others)
 
 
 def _native_dropout(
