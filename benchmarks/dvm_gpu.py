@@ -369,18 +369,24 @@ def quick() -> argparse.Namespace:
     return chosen(["--dtypes", "float16", "--sizes", "256 MB", "--peers", "eager"])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = chosen(arguments)
+def run_alone(
+    options: argparse.Namespace, part: Callable[[Benchmark, argparse.Namespace], None]
+) -> int:
+    """A part as a program of its own: its table, and the exit status."""
     if reason := why_not():
         print(reason, file=sys.stderr)
         return 2
-    with torch.no_grad():
-        limits = torch._dynamo.config
-        limits.recompile_limit = limits.accumulated_recompile_limit = 1 << 20
-        benchmark = Benchmark.start(options)
-        part_gpu(benchmark, options)
-        benchmark.finish()
+    limits = torch._dynamo.config
+    limits.recompile_limit = limits.accumulated_recompile_limit = 1 << 20
+    benchmark = Benchmark.start(options)
+    part(benchmark, options)
+    benchmark.finish()
     return int(any("magjit" in row.note for row in benchmark.rows))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    with torch.no_grad():
+        return run_alone(chosen(arguments), part_gpu)
 
 
 if __name__ == "__main__":

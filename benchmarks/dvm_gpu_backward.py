@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch._dynamo.config
 import torch._functorch.config
 from torch import Tensor
 
@@ -103,16 +102,7 @@ def chosen(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = chosen(arguments)
-    if reason := dvm_gpu.why_not():
-        print(reason, file=sys.stderr)
-        return 2
-    limits = torch._dynamo.config
-    limits.recompile_limit = limits.accumulated_recompile_limit = 1 << 20
-    benchmark = Benchmark.start(options)
-    part_backward(benchmark, options)
-    benchmark.finish()
-    return int(any("magjit" in row.note for row in benchmark.rows))
+    return dvm_gpu.run_alone(chosen(arguments), part_backward)
 
 
 if __name__ == "__main__":
