@@ -233,8 +233,7 @@ def _may_have_few_rows(product: FxNode) -> bool:
         return False
     sizes = [size_key(size) for size in made.shape[:-1]]
     known = [size for size in sizes if isinstance(size, int)]
-    rows, least = prod(known), 2 if len(known) == len(sizes) else 1
-    return made.device.type == "cpu" and least <= rows <= _FEW
+    return made.device.type == "cpu" and 1 <= prod(known) <= _FEW
 
 
 def _may_be_of_small_images(product: FxNode) -> bool:

@@ -39,7 +39,7 @@ def close(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> None:
     torch.testing.assert_close(made.double(), exact, rtol=1e-5, atol=1e-5 * w.shape[1] ** 0.5)
 
 
-@pytest.mark.parametrize("rows", range(2, 17))
+@pytest.mark.parametrize("rows", range(1, 17))
 @pytest.mark.parametrize("depth", [16, 17, 31, 48, 100, 256])
 def test_products_of_few_rows(rows: int, depth: int) -> None:
     torch.manual_seed(rows * depth)
@@ -62,16 +62,16 @@ def test_rows_that_lie_apart() -> None:
     close(torch.randn(2, 3, 1, 64), w, bias)
     close(torch.randn(3, 64), torch.randn(40, 100)[:, 7:71], bias)
     close(torch.randn(4, 64).expand(1, 4, 64), w, bias)
+    close(whole[0, 0], w, bias)
+    close(whole[2, 3][None, None], w, None)
     assert not CALLED
 
 
 def odd_operands() -> list[tuple[Any, ...]]:
     x, w, bias = torch.randn(3, 32), torch.randn(8, 32), torch.randn(8)
     return [
-        (torch.randn(1, 32), w, bias),
         (torch.randn(17, 32), w, bias),
         (torch.randn(0, 32), w, bias),
-        (x[0], w, bias),
         (torch.randn(4, 6, 32)[:2, :2], w, bias),
         (torch.randn(1, 32).expand(4, 32), w, bias),
         (torch.randn(32, 3).t(), w, bias),
@@ -89,7 +89,7 @@ def odd_operands() -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.parametrize("given", odd_operands(), ids=range(18))
+@pytest.mark.parametrize("given", odd_operands(), ids=range(16))
 def test_anything_else_is_torchs(given: tuple[Any, ...]) -> None:
     try:
         expected = functional.linear(*given)
@@ -132,7 +132,7 @@ def test_several_threads_compute_the_same() -> None:
 
 def test_schedules_call_it_where_rows_may_be_few() -> None:
     layer = torch.nn.Linear(32, 8)
-    for rows, own in ((4, True), (1, False), (40, False)):
+    for rows, own in ((4, True), (1, True), (40, False)):
         before = set(schedules())
         compiled = magjit.compile(lambda x: layer(x).relu(), backend="dvm")
         x = torch.randn(rows, 32)

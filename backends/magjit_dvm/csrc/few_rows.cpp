@@ -12,7 +12,7 @@ namespace {
 PyObject *by_torch;
 
 /* Measured. Elements of the matrix below which a second core does not pay; elements of x that are
- * worth reading again and again, which of many rows is done for each row of the matrix. */
+ * worth reading again and again, which of many rows is done more often. */
 constexpr int64_t SHARE = 1 << 16, MOST_READ = 1 << 15, MANY = 8;
 
 /* The rows of x, and the distance between them; 0: they do not lie at one distance. */
@@ -48,7 +48,7 @@ bool suits(const Operand &x, const Operand &w, const Operand *bias, FewRows &job
     job.w = w.data;
     job.bias = bias ? bias->data : nullptr;
     job.w_stride = w.strides[0];
-    return job.rows >= 2 && job.rows <= kernels().most_rows && job.width > 0 && job.depth >= 16 &&
+    return job.rows >= 1 && job.rows <= kernels().most_rows && job.width > 0 && job.depth >= 16 &&
            job.rows * job.depth <= (job.rows > MANY ? MOST_READ / 2 : MOST_READ) && job.w_stride >= job.depth &&
            job.x_stride >= job.depth;
 }
