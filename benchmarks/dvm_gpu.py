@@ -292,6 +292,14 @@ def peers(case: Case, given: list[Tensor], names: Sequence[str]) -> dict[str, Ca
     return runs
 
 
+def fractions(runs: dict[str, Callable[[], Any]], work: int, turns: int) -> dict[str, float]:
+    """Of the bandwidth of a copy that moves ``work`` bytes, which is what each run has to move."""
+    source = torch.empty(work // 2, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    taken = microseconds({"copy": lambda: target.copy_(source), **runs}, turns)
+    return {one: taken["copy"] / taken[one] for one in runs}
+
+
 def measure(
     benchmark: Benchmark, case: Case, dtype: torch.dtype, size: str, options: argparse.Namespace
 ) -> None:
@@ -302,11 +310,8 @@ def measure(
     found, note = replayed(case, compiled, given)
     runs = {"magjit": lambda: compiled(*given), **peers(case, given, options.peers)}
     work = moved([*given, found])
-    source = torch.empty(work // 2, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
     del found
-    taken = microseconds({"copy": lambda: target.copy_(source), **runs}, options.turns)
-    values = {one: taken["copy"] / taken[one] for one in runs}
+    values = fractions(runs, work, options.turns)
     benchmark.add(Row.of(name, "fraction of copy bandwidth", "", values, note))
     if size == "100 KB":
         times = {one: host_times(run) for one, run in runs.items()}

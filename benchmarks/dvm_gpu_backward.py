@@ -75,10 +75,7 @@ def measure(
     wanted = backward(case.function, wide, dy.float())()
     note = "magjit: not eager's result in float32" if wrong(runs["magjit"](), wanted) else ""
     del wide, wanted
-    source = torch.empty(dvm_gpu.moved(given[:1]) * _TENSORS // 2, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    taken = dvm_gpu.microseconds({"copy": lambda: target.copy_(source), **runs}, options.turns)
-    values = {one: taken["copy"] / taken[one] for one in runs}
+    values = dvm_gpu.fractions(runs, dvm_gpu.moved(given[:1]) * _TENSORS, options.turns)
     benchmark.add(Row.of(name, "fraction of copy bandwidth", "", values, note))
 
 

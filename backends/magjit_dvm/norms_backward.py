@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._prims_common import get_computation_dtype
 
 __all__ = ["layer_norm_backward", "rms_norm_backward"]
 
@@ -40,7 +41,7 @@ def layer_norm_backward(
     mask: Sequence[bool],
 ) -> Any:
     """``aten.native_layer_norm_backward`` on a GPU; where weights have gradients, ATen's."""
-    if list(mask) != [True, False, False] or mean.dim() != x.dim() or _may_be_empty(x):
+    if list(mask) != [True, False, False] or mean.dim() != x.dim() or _is_empty(x):
         return NotImplemented
     g, wide, over = _wide(dy, x, shape, weight)
     total = g.sum(over, keepdim=True)
@@ -58,7 +59,7 @@ def rms_norm_backward(
     mask: Sequence[bool],
 ) -> Any:
     """``aten._fused_rms_norm_backward`` of tensors on a GPU."""
-    if not mask[0] or rstd.dim() != x.dim() or _may_be_empty(x):
+    if not mask[0] or rstd.dim() != x.dim() or _is_empty(x):
         return NotImplemented
     of_weight = None
     if mask[1]:
@@ -76,7 +77,7 @@ def _averaged(row: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return row * (1.0 / count) if isinstance(count, int) else row / count
 
 
-def _may_be_empty(x: torch.Tensor) -> bool:
+def _is_empty(x: torch.Tensor) -> bool:
     """Whether there is nothing to reduce, as far as is known."""
     return any(isinstance(size, int) and size == 0 for size in x.shape)
 
@@ -85,8 +86,7 @@ def _wide(
     dy: torch.Tensor, x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
     """The gradient times the weight, and x, as they are computed with; the dimensions of a row."""
-    half = x.dtype in (torch.float16, torch.bfloat16)
-    dtype = torch.float32 if half else x.dtype
+    dtype = get_computation_dtype(x.dtype)
     g = dy.to(dtype)
     if weight is not None:
         g = g * weight.to(dtype)

@@ -157,8 +157,8 @@ def _size(size: Any) -> Any:
     return size if type(size) is int else size.node.expr
 
 
-def has_symbols(described: Hashable) -> bool:
+def has_symbols(operands: Hashable) -> bool:
     """Whether anything of operands that are `described` is an expression."""
-    if isinstance(described, tuple):
-        return any(map(has_symbols, described))
-    return isinstance(described, sympy.Basic)
+    if isinstance(operands, tuple):
+        return any(map(has_symbols, operands))
+    return isinstance(operands, sympy.Basic)

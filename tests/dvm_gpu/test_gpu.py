@@ -41,7 +41,11 @@ def on_gpu(value: Any) -> Any:
 
 def check_gpu(program: Program, arguments: Any) -> None:
     """The kernel's results are the reference's."""
-    results = DeviceFused(program)(*(on_gpu(one) for one in arguments))
+    require_reference(program, DeviceFused(program)(*map(on_gpu, arguments)), arguments)
+
+
+def require_reference(program: Program, results: Any, arguments: Any) -> None:
+    """What a call has given is what the reference gives."""
     wanted = reference.run(program, arguments)
     results = results if isinstance(results, tuple) else (results,)
     require_results(program, [one.cpu() for one in results], wanted, arguments, arguments)
@@ -156,7 +160,7 @@ def test_many_tiles(dtype: DType) -> None:
     check_gpu(program, [x[1:]])
 
 
-def _chain(count: int) -> Program:
+def chain(count: int) -> Program:
     nodes = [load(0, F32)]
     for k in range(count):
         nodes.append(compute("tanh" if k % 2 else "neg", F32, k))
@@ -165,7 +169,7 @@ def _chain(count: int) -> Program:
 
 def test_streams() -> None:
     """Launches of two streams at once do not share a counter."""
-    fused, x = DeviceFused(_chain(6)), torch.randn(20_000_000, device="cuda")
+    fused, x = DeviceFused(chain(6)), torch.randn(20_000_000, device="cuda")
     wanted = fused(x)
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     torch.cuda.synchronize()
@@ -180,7 +184,7 @@ def test_streams() -> None:
 
 
 def test_cuda_graphs() -> None:
-    fused, x = DeviceFused(_chain(4)), torch.randn(9_000_000, device="cuda")
+    fused, x = DeviceFused(chain(4)), torch.randn(9_000_000, device="cuda")
     fused(x)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -198,7 +202,7 @@ def test_cuda_graphs() -> None:
 
 
 def test_calls_allocate_nothing_but_results() -> None:
-    fused, x = DeviceFused(_chain(3)), torch.randn(1 << 20, device="cuda")
+    fused, x = DeviceFused(chain(3)), torch.randn(1 << 20, device="cuda")
     fused(x)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -210,7 +214,7 @@ def test_calls_allocate_nothing_but_results() -> None:
 def test_no_memory_is_torchs_error() -> None:
     x = torch.zeros(1, device="cuda").expand(1 << 40)
     with pytest.raises((torch.OutOfMemoryError, NotEncodable)):
-        DeviceFused(_chain(1))(x)
+        DeviceFused(chain(1))(x)
 
 
 def test_no_memory_for_results_is_torchs_error() -> None:
@@ -244,7 +248,7 @@ def test_new_shapes_leave_nothing_behind() -> None:
 def test_both_encoders_compute_the_same() -> None:
     """C++ leaves few calls to Python, which has to be able to make them."""
     x = torch.randn(300, 700, device="cuda")
-    for program in (words.softmax(), _chain(4)):
+    for program in (words.softmax(), chain(4)):
         fused = DeviceFused(program)
         given = x if program.rank == 2 else x.flatten()
         one, other = fused(given), fused.by_reference(given)
@@ -253,7 +257,7 @@ def test_both_encoders_compute_the_same() -> None:
 
 def test_a_stream_that_is_current() -> None:
     """A call waits for what is before it on its stream, and for nothing else."""
-    fused, stream = DeviceFused(_chain(1)), torch.cuda.Stream()
+    fused, stream = DeviceFused(chain(1)), torch.cuda.Stream()
     x = torch.zeros(1000, device="cuda")
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):

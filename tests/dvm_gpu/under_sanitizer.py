@@ -23,16 +23,16 @@ from typing import Any
 
 import torch
 
-from magjit_dvm import reference
 from magjit_dvm.cuda.encode import encode
 from magjit_dvm.cuda.launch import DeviceFused, gpu
 from magjit_dvm.cuda.words import Image
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Program
-from tests.dvm.checking import compute, load, output, require_results, tensor
+from tests.dvm.checking import compute, load, output, tensor
 from tests.dvm_cuda import test_encoder as words
 from tests.dvm_cuda import test_row_words as row_words
 from tests.dvm_cuda.test_weights import scaled
+from tests.dvm_gpu.test_gpu import chain, on_gpu, require_reference
 
 F32, F16 = DType.F32, DType.F16
 
@@ -40,11 +40,9 @@ F32, F16 = DType.F32, DType.F16
 def ended(value: torch.Tensor) -> torch.Tensor:
     """The same on the GPU, in memory that ends with a multiple of 16 bytes."""
     storage = value.untyped_storage()
-    size = storage.nbytes()
-    whole = torch.zeros(-(-size // 16) * 16, dtype=torch.uint8, device="cuda")
-    whole[:size] = torch.empty(0, dtype=torch.uint8).set_(storage).cuda()
-    typed = whole[: size // value.dtype.itemsize * value.dtype.itemsize].view(value.dtype)
-    return typed.as_strided(value.shape, value.stride(), value.storage_offset())
+    storage.resize_(-(-storage.nbytes() // 16) * 16)
+    moved: torch.Tensor = on_gpu(value)
+    return moved
 
 
 def apart(image: Image, most: int) -> None:
@@ -55,18 +53,11 @@ def apart(image: Image, most: int) -> None:
         image.shared_bytes += image.stages * room
 
 
-def line(dtype: DType, operators: int) -> Program:
-    """Operators one after another."""
-    nodes = [load(0, dtype)]
-    nodes += [compute("mul", dtype, k, k) for k in range(operators)]
-    return Program(1, (tensor(dtype, 0),), tuple(nodes), (output(operators, 0),))
-
-
 def cases() -> Iterator[tuple[Program, list[torch.Tensor]]]:
     """Programs and arguments: lines, rows of all lengths, views, what is kept and computed."""
     for n in (1, 37, 4096, 60001):
-        yield line(F32, 2), [words.values(F32, n)]
-        yield line(F32, 2), [words.values(F32, n + 1)[1:]]
+        yield chain(2), [words.values(F32, n)]
+        yield chain(2), [words.values(F32, n + 1)[1:]]
     for dtype in (F32, F16):
         for shape in ((3, 1), (5, 64), (33, 257), (90, 1024), (12, 5000), (40, 2048)):
             x, weight = words.values(dtype, *shape), words.values(dtype, shape[1])
@@ -95,10 +86,7 @@ def main() -> None:
         encoded = encode(program, given, few)
         assert encoded.image is not None
         apart(encoded.image, few.shared_bytes)
-        results = DeviceFused(program)._run(encoded, given, 0)
-        results = results if isinstance(results, tuple) else (results,)
-        wanted = reference.run(program, arguments)
-        require_results(program, [one.cpu() for one in results], wanted, arguments, arguments)
+        require_reference(program, DeviceFused(program)._run(encoded, given, 0), arguments)
     print("done")
 
 
