@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch._dynamo.config
 import torch._functorch.config
 import torch._inductor.config
 
@@ -60,6 +61,12 @@ class Stub(RealGraph):
             return stored
 
         return run
+
+
+def compile_without_limit() -> None:
+    """TorchDynamo compiles a function as often as it is asked to."""
+    limits = torch._dynamo.config
+    limits.recompile_limit = limits.accumulated_recompile_limit = 1 << 20
 
 
 def disable_caches() -> None:

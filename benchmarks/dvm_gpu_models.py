@@ -21,13 +21,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._dynamo.config
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import magjit
 from agreement import differences
-from compilers import COMPILERS, disable_caches, warm_up
+from compilers import COMPILERS, compile_without_limit, disable_caches, warm_up
 from dvm_networks import LlamaBlock, MixtureOfExperts
 from harness import Benchmark, Row, in_fresh_process
 from models import MODELS as EXAMPLES
@@ -137,8 +136,7 @@ def steady(runs: dict[str, Callable[[Tensor], Any]], calls: list[Tensor]) -> dic
 def measure(name: str, count: int) -> dict[str, Any]:
     """Values by metric and contestant; for a process that has compiled nothing yet."""
     disable_caches()
-    limits = torch._dynamo.config
-    limits.recompile_limit = limits.accumulated_recompile_limit = 1 << 20
+    compile_without_limit()
     model = MODELS[name]
     torch.set_grad_enabled(model.training)
     for one, backend in BACKENDS.items():

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo.config
 from torch import Tensor
 
 import magjit
 from agreement import differences
-from compilers import disable_caches
+from compilers import compile_without_limit, disable_caches
 from dvm_cases import Arguments, Program
 from harness import Benchmark, Row, Task
 
@@ -36,8 +35,7 @@ def set_up(threads: int) -> None:
     if numexpr is not None:
         numexpr.set_num_threads(threads)
     torch._dynamo.reset()
-    limits = torch._dynamo.config
-    limits.recompile_limit = limits.accumulated_recompile_limit = 1 << 20
+    compile_without_limit()
     disable_caches()
 
 
