@@ -49,6 +49,8 @@ class CudaFused:
             int,
             tuple[int, int, int],
             bool,
+            list[tuple[int, int]],
+            tuple[int, int],
         ]
         | None
     ): ...

@@ -16,7 +16,7 @@ from torch.fx import Node as FxNode
 
 from magjit_dvm.cuda.tiling import SIDE
 
-__all__ = ["gains_alone"]
+__all__ = ["elements", "gains_alone"]
 
 _LEAST_BYTES = 8 << 20
 """Of a result, from which on data counts for more than launches."""
@@ -41,7 +41,7 @@ def gains_alone(node: FxNode) -> bool:
         return False
     if result.itemsize > 4 or any(one.itemsize > 4 for one in tensors):
         return False
-    if _product(sizes) * result.itemsize < _LEAST_BYTES or _product(sizes) >= 1 << 31:
+    if elements(sizes) * result.itemsize < _LEAST_BYTES or elements(sizes) >= 1 << 31:
         return False
     along = [_along(one, sizes) for one in tensors]
     alike = [one == strides for one in along]
@@ -81,7 +81,7 @@ def _is_transposed(along: Sequence[int], sizes: Sequence[Any], inner: int) -> bo
     return within and all(stride % 8 == 0 for d, stride in enumerate(along) if d not in fast)
 
 
-def _product(sizes: Sequence[Any]) -> int:
+def elements(sizes: Sequence[Any]) -> int:
     """Elements; of symbolic sizes, those of the example."""
     found = 1
     for one in sizes:

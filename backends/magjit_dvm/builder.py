@@ -31,6 +31,7 @@ from magjit_dvm.program import (
     NodeKind,
     Output,
     Program,
+    across,
     has_machine,
     pruned,
     varying,
@@ -449,14 +450,16 @@ class Builder:
             raise NotFusable("a size that only a larger tensor has")
         varies = program.varies
         used = frozenset[int]().union(*varies)
-        reduced = frozenset[int]().union(
-            *(one.dims for one in program.nodes if one.kind in (NodeKind.REDUCE, NodeKind.SCAN))
-        )
+        rows, reduced = program.rows(used)
         for one, node in zip(program.outputs, owners, strict=True):
             dims = varies[one.node]
             if dims != set(one.dims) - {ONE}:
                 raise NotFusable("a result that is expanded", node)
-            if dims - reduced != used - reduced or (dims & reduced and not reduced <= dims):
+            if across(program.nodes, one.node) >= 0:
+                fits = dims == reduced and rows == used - reduced
+            else:
+                fits = dims - reduced == used - reduced and (not dims & reduced or reduced <= dims)
+            if not fits:
                 raise NotFusable("a result lacks a loop of the group", node)
         try:
             program.verify()

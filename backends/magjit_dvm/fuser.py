@@ -16,7 +16,8 @@ import torch
 from torch.fx import Graph
 from torch.fx import Node as FxNode
 
-from magjit_dvm.alone import gains_alone
+from magjit_dvm.across import may_go_across
+from magjit_dvm.alone import elements, gains_alone
 from magjit_dvm.builder import Builder, NotFusable
 from magjit_dvm.groups import VIEWS, FusedGroup, Fusion
 from magjit_dvm.joining import join_parts
@@ -56,6 +57,9 @@ class _Fuser:
         for node in self.graph.nodes:
             if handles(node):
                 self.place(node)
+        for node in self.graph.nodes:
+            if node in self.group_of and may_go_across(node):
+                self.merge_others(self.group_of[node], self.beside(self.group_of[node]))
         for group in {id(group): group for group in self.group_of.values()}.values():
             self.complete(group)
         return Fusion(self.schedule(), self.reasons)
@@ -128,6 +132,16 @@ class _Fuser:
             self.builders.pop(id(other))
             for one in other.nodes:
                 self.group_of[one] = group
+
+    def beside(self, group: FusedGroup) -> list[FusedGroup]:
+        """Other groups that read a tensor which this one reads, of as many elements as any."""
+        inside = set(group.nodes)
+        read = {one for node in group.nodes for one in node.all_input_nodes} - inside
+        count = max(_elements(node) for node in (*group.nodes, *read))
+        whole = [one for one in read if _elements(one) == count]
+        users = [user for one in whole for user in one.users if user in self.group_of]
+        found = {id(self.group_of[user]): self.group_of[user] for user in users}
+        return [one for one in found.values() if one is not group]
 
     def may_join(self, node: FxNode, group: FusedGroup) -> bool:
         """Whether no operand outside of the group depends on it."""
@@ -305,9 +319,16 @@ class _Fuser:
 
 def _is_one_kernel(group: FusedGroup) -> bool:
     """Whether ATen does a group on a GPU as fast: nothing is fused, so no traffic is saved."""
-    tags = getattr(group.nodes[0].target, "tags", ())
-    lone = len(group.nodes) == 1 and torch.Tag.pointwise in tags and group.on_gpu
-    return lone and not gains_alone(group.nodes[0])
+    (node, *others) = group.nodes
+    if others or not group.on_gpu:
+        return False
+    pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return may_go_across(node) or (pointwise and not gains_alone(node))
+
+
+def _elements(node: FxNode) -> int:
+    made = node.meta.get("val")
+    return elements(made.shape) if isinstance(made, torch.Tensor) else 0
 
 
 def _drawn_before(graph: Graph) -> dict[FxNode, tuple[FxNode]]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
+from magjit_dvm.across import may_go_across, sum_across
 from magjit_dvm.builder import Builder, NotFusable, Value, computed_in, stored_as
 from magjit_dvm.gathering import one_hot_sum
 from magjit_dvm.instructions import DType
@@ -45,6 +46,9 @@ def _sum_or_mean(builder: Builder, node: Any) -> Value:
     axes = _axes(value, None if whole else argument(node, 1, "dim"))
     keepdim = False if whole else bool(argument(node, 2, "keepdim", False))
     compute = computed_in(tensor.dtype)
+    if may_go_across(node):
+        made = sum_across(builder, value, axes, keepdim, compute)
+        return replace(made, logical=tensor.dtype)
     made = builder.reduce("sum", value, axes, keepdim, compute)
     if node.target in (aten.mean.dim, aten.mean.default):
         count = builder.numel(value, axes, compute)

@@ -32,6 +32,7 @@ import torch
 from magjit_dvm.instructions import DTYPES, INSTRUCTIONS, DType
 
 __all__ = [
+    "ACROSS",
     "INDEXED",
     "MAX_DIMS",
     "MAX_INPUTS",
@@ -45,6 +46,7 @@ __all__ = [
     "NodeKind",
     "Output",
     "Program",
+    "across",
     "has_machine",
     "pruned",
     "varying",
@@ -111,7 +113,8 @@ class Input:
     dims: tuple[int, ...] = ()
 
 
-ROUNDED = 1
+ROUNDED, ACROSS = 1, 2
+"""What ``aux`` says of nodes that are computed, and of reductions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,8 @@ class Node:
 
     Attributes:
         aux: an input, or of positions a dimension; of what is computed ``ROUNDED`` where the
-            program that it is taken from rounds it to 16 bits at once, −1 otherwise.
+            program that it is taken from rounds it to 16 bits at once; of a sum ``ACROSS`` where it
+            goes over all that other reductions keep, and is only stored; −1 otherwise.
     """
 
     kind: NodeKind
@@ -218,6 +222,19 @@ class Program:
             found.append(varying(node, found, self.inputs))
         return found
 
+    def rows(self, used: frozenset[int]) -> tuple[frozenset[int], frozenset[int]]:
+        """Of the dimensions that are used, those that sums go across, and those reduced in a row.
+
+        Sums that go across different rows have none in common: the first are none at all.
+        """
+        reducing = [one for one in self.nodes if one.kind in (NodeKind.REDUCE, NodeKind.SCAN)]
+        over = frozenset[int]().union(*(one.dims for one in reducing if one.aux != ACROSS))
+        sums = {one.dims for one in reducing if one.aux == ACROSS}
+        if not sums:
+            return frozenset(), over
+        (rows,) = sums if len(sums) == 1 else (frozenset[int](),)
+        return rows, over or used - rows
+
     def __str__(self) -> str:
         lines = ["rgraph vec() {"]
         lines += [f"  {line}" for line in self._lines()]
@@ -249,6 +266,14 @@ def varying(
     if node.kind is NodeKind.BROADCAST:
         return dims | node.dims
     return dims
+
+
+def across(nodes: Sequence[Node], number: int) -> int:
+    """The sum across rows that a value is, cast or not; −1 if it is none."""
+    while nodes[number].kind is NodeKind.CAST:
+        number = nodes[number].args[0]
+    node = nodes[number]
+    return number if node.kind is NodeKind.REDUCE and node.aux == ACROSS else -1
 
 
 def pruned(program: Program, keep: Collection[int] = ()) -> tuple[Program, list[int]]:
@@ -335,7 +360,8 @@ def _call(node: Node, args: str) -> str:
         case NodeKind.CAST:
             return f"Cast({args})"
         case NodeKind.REDUCE:
-            return f"{_title(node.op)}({args}) over {dims}"
+            how = "across" if node.aux == ACROSS else "over"
+            return f"{_title(node.op)}({args}) {how} {dims}"
         case NodeKind.BROADCAST:
             return f"Broadcast({args}) to {dims}"
         case NodeKind.SCAN:

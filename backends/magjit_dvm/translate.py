@@ -19,6 +19,7 @@ from magjit_dvm import (
     operators_reductions,
     operators_views,
 )
+from magjit_dvm.across import check_unused
 from magjit_dvm.builder import Builder, NotFusable
 from magjit_dvm.cuda.support import missing_words
 from magjit_dvm.operators import HANDLERS
@@ -49,6 +50,7 @@ def translate(builder: Builder, node: FxNode) -> None:
     """
     before = len(builder.nodes)
     builder.values[node] = HANDLERS[node.target](builder, node)
+    check_unused(builder.nodes, before)
     made = node.meta["val"]
     for one in made if isinstance(made, (tuple, list)) else (made,):
         if isinstance(one, torch.Tensor):

@@ -30,10 +30,12 @@ def described(encoded: Encoded) -> Any:
     layouts = [(one.sizes, one.strides) for one in encoded.layouts]
     image = encoded.image
     if image is None:
-        return layouts, b"", b"", 32, (0, 0, 0), False
+        return layouts, b"", b"", 32, (0, 0, 0), False, [], (0, 0)
     launch = image.blocks, 32 * (image.warps + 1), image.shared_bytes
     draws = image.tiles > image.blocks
-    return layouts, image.template(), image.patches(), image.each, launch, draws
+    parts = image.parts
+    sums = (list(parts.results), (parts.rows, parts.cols)) if parts else ([], (0, 0))
+    return layouts, image.template(), image.patches(), image.each, launch, draws, *sums
 
 
 def outcome(function: Any, *arguments: Any) -> Any:
@@ -69,7 +71,7 @@ def difference(
         lines += [f"C++: {native}", f"Python: {reference}"]
         return "\n".join(lines)
     lines.append(str(encode(program, arguments, machine).image))
-    names = ("layouts", "image", "patches", "R", "launch", "draws")
+    names = ("layouts", "image", "patches", "R", "launch", "draws", "sums", "parts")
     for name, one, other in zip(names, native, reference, strict=True):
         if one != other and isinstance(one, bytes):
             where = [at for at in range(0, len(other), 4) if one[at : at + 4] != other[at : at + 4]]

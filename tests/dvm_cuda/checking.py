@@ -9,6 +9,7 @@ import torch
 
 from magjit_dvm import reference
 from magjit_dvm.cuda.encode import Encoded, Machine, encode
+from magjit_dvm.cuda.parts import Parts
 from magjit_dvm.cuda.simulate import run_image
 from magjit_dvm.cuda.words import Image
 from magjit_dvm.program import Program
@@ -46,10 +47,20 @@ def simulated(
     if encoded.image is None:
         return None, results
     written = [arguments[one.whole] for one in program.outputs if one.whole >= 0]
-    image = encoded.image.pack(addresses([*arguments, *made]))
-    each, shared = encoded.image.each, encoded.image.shared_bytes
-    run_image(image, each, shared, arguments, [*results, *written])
-    return encoded.image, results
+    one = encoded.image
+    parts = torch.full((one.parts.count if one.parts else 0,), torch.nan)
+    image = one.pack(addresses([*arguments, *made, parts]))
+    outputs = [*results, *written, parts]
+    run_image(image, one.each, one.shared_bytes, arguments, outputs, one.blocks)
+    if one.parts:
+        store_sums(one.parts, parts, [*arguments, *made])
+    return one, results
+
+
+def store_sums(parts: Parts, memory: torch.Tensor, tensors: Sequence[Any]) -> None:
+    """As the second kernel does."""
+    for (argument, _), total in zip(parts.results, parts.added(memory), strict=True):
+        tensors[argument].copy_(total.view_as(tensors[argument]))
 
 
 def check_words(program: Program, arguments: Sequence[Any], machine: Machine = BIG) -> Image | None:

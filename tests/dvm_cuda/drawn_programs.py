@@ -14,7 +14,7 @@ import torch
 
 from magjit_dvm.cuda.functions import FLOATS, INTS
 from magjit_dvm.instructions import INSTRUCTIONS, DType, Kind
-from magjit_dvm.program import ONE, Input, InputKind, Node, NodeKind, Output, Program
+from magjit_dvm.program import ACROSS, ONE, Input, InputKind, Node, NodeKind, Output, Program
 
 BLOCK = torch.empty(1 << 28, dtype=torch.uint8)
 LOADED = (DType.F32,) * 40 + (DType.F16, DType.BF16) * 20
@@ -154,6 +154,9 @@ class Drawer:
         return n
 
     def reduce(self, n: int) -> None:
+        if self.chance(0.2):
+            self.sum_across(n)
+            return
         n = self.single(n)
         dtype = self.nodes[n].dtype
         known = [one for one in REDUCED if dtype in one.dtypes]
@@ -161,6 +164,20 @@ class Drawer:
         if known and (fits or self.chance(0.05)):
             op = self.random.choice(known).name
             self.add(Node(NodeKind.REDUCE, dtype, (n,), op, dims=self.reduced))
+
+    def sum_across(self, n: int) -> None:
+        """Of what reductions keep, mostly of all of it; mostly nothing but a result."""
+        rows = frozenset(range(self.rank)) - self.reduced
+        some = rows if self.chance(0.9) else rows - {self.random.randrange(self.rank + 1)}
+        if not {d for d in some if self.size[d] != 1} <= self.varies(n) or not some:
+            return
+        if self.nodes[n].dtype is not DType.F32:
+            n = self.add(Node(NodeKind.CAST, DType.F32, (n,)))
+        made = self.add(Node(NodeKind.REDUCE, DType.F32, (n,), "sum", aux=ACROSS, dims=some))
+        if self.chance(0.3):
+            made = self.add(Node(NodeKind.CAST, self.random.choice(HALVES), (made,)))
+        dims = tuple(sorted(self.varies(made)))
+        self.outputs.append(Output(made, dims, tuple(range(len(dims)))))
 
     def moments(self, n: int) -> None:
         """Mean, variance and exponentials as norms and softmax have them, or nearly."""

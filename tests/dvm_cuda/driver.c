@@ -6,7 +6,7 @@
 
 typedef int Result;
 
-unsigned char kept_parameter[4096];
+unsigned char kept_parameter[4096], parameter_before[4096]; /* of the last launch, and the one before */
 uint64_t kept[8]; /* launches, function, blocks, threads, shared bytes, stream, context, changes */
 int refusal;
 int refuses_parts;  /* parameters of fewer bytes than the kernel's are refused */
@@ -76,6 +76,7 @@ Result cuLaunchKernel(void *function, unsigned blocks, unsigned y, unsigned z, u
     }
     const void *parameter = extra ? extra[1] : parameters[0];
     kept_size = extra ? *(size_t *)extra[3] : sizeof(kept_parameter);
+    memcpy(parameter_before, kept_parameter, sizeof(kept_parameter));
     memset(kept_parameter, 0xa5, sizeof(kept_parameter)); /* what is not copied is anything */
     kept[0]++;
     kept[1] = (uint64_t)(uintptr_t)function;

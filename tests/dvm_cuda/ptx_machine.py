@@ -48,11 +48,13 @@ def program(each: int) -> tuple[list[tuple[Any, ...]], dict[str, int]]:
     return statements, labels
 
 
-def run_ptx(image: bytes, each: int, shared_bytes: int, inputs: Any, outputs: Any) -> None:
+def run_ptx(
+    image: bytes, each: int, shared_bytes: int, inputs: Any, outputs: Any, blocks: int = 1
+) -> None:
     """As ``run_image``, by PTX."""
     memories = [memory_of(one, True) for one in outputs]
     memories += [memory_of(one, False) for one in inputs if isinstance(one, torch.Tensor)]
-    _PtxKernel(image, each, shared_bytes, memories).run()
+    _PtxKernel(image, each, shared_bytes, memories).run(blocks)
 
 
 class _PtxKernel(_Kernel):
@@ -75,12 +77,26 @@ class _PtxKernel(_Kernel):
             at = h["rows_at"] + member * self.each_rows
             self.shared[at : at + 128].view(np.uint32)[:] = h["partials_at"]
 
-    def stage(self, start: int, count: int) -> None:
-        super().stage(start, count)
+    def open_sums(self, block: int, group: int) -> None:
+        for part in self.parts_of_sums():
+            part[:] = 0
+        for part, known in zip(self.parts_of_sums(), self.sums.get((block, group), ())):
+            part[:] = known
+
+    def close_sums(self, block: int, group: int) -> None:
+        self.sums[block, group] = [part.copy() for part in self.parts_of_sums()]
+
+    def parts_of_sums(self) -> list[Array]:
+        """Of each warp of a row, the scratch memory that outlives it."""
+        h = self.h
+        firsts = [h["scratch_at"] + k * h["scratch_bytes"] for k in range(h["group"])]
+        return [self.shared[at : at + h["sums"] * 128 * self.each] for at in firsts]
+
+    def stage(self, start: int, count: int, row: int = 0) -> None:
+        super().stage(start, count, row)
         ring = self.ring
         self.shared[ring : ring + self.h["stage_bytes"]] = 0xA5
-        for address, size, at in self.inputs:
-            low, high = address + start * size, address + (start + count) * size
+        for at, (low, high, _, address) in self.staged.items():
             low, high = low // 16 * 16, -(-high // 16) * 16
             for one in self.memories:
                 end = one.address + len(one.data)
@@ -102,7 +118,9 @@ class _PtxKernel(_Kernel):
         for member, count in enumerate(there):
             own = local + member * self.slice + 4 * _LANES
             owns = (_LANES == 0) & (member == 0) & bool(owner)
-            facts = len(there) | member << 8 | h["numbers"] << 24 | (more != 0) << 30
+            group = local // h["cols"] if h["by_rows"] and h["chunks"] == 1 else 0
+            facts = len(there) | member << 8 | group << 16
+            facts |= h["numbers"] << 24 | (more != 0) << 30
             operands = [
                 np.full(32, 16 * word),
                 np.full(32, self.ring),

@@ -10,9 +10,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from magjit_dvm.cuda.encode import Machine
 from magjit_dvm.fuser import fuse
+from magjit_dvm.groups import FusedGroup
 from magjit_dvm.lowering import decompositions
 from magjit_dvm.norms_backward import layer_norm_backward, rms_norm_backward
+from magjit_dvm.program import ACROSS, NodeKind
 from tests.dvm_cuda.checking import check_words
 
 aten = torch.ops.aten
@@ -50,7 +53,6 @@ def test_layer_norm(shape: tuple[int, ...], count: int, weighted: bool) -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("shape", "count"), SHAPES)
 def test_rms_norm(shape: tuple[int, ...], count: int, weighted: bool) -> None:
-    """Of the weight, the gradient is a kernel of ATen's on the GPU alone."""
     x, dy, row = drawn(*shape) + 1, drawn(*shape, seed=1), shape[len(shape) - count :]
     weight = drawn(*row, seed=2) if weighted else None
     y = torch.nn.functional.rms_norm(x.requires_grad_(), row, weight, 1e-5)
@@ -62,36 +64,120 @@ def test_rms_norm(shape: tuple[int, ...], count: int, weighted: bool) -> None:
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize(("shape", "count"), [((6, 300), 1), ((2, 3, 5, 60), 2), ((1, 256), 1)])
+def test_gradients_of_weights(shape: tuple[int, ...], count: int) -> None:
+    x, dy, row = drawn(*shape) + 1, drawn(*shape, seed=1), shape[len(shape) - count :]
+    weight, bias = (drawn(*row, seed=k).requires_grad_() for k in (2, 3))
+    mean, rstd, root = statistics(x, count)
+    y = torch.nn.functional.layer_norm(x.requires_grad_(), row, weight, bias)
+    wanted = torch.autograd.grad(y, [x, weight, bias], dy)
+    with torch.no_grad():
+        for mask in ([True, True, True], [True, True, False], [True, False, True]):
+            found = layer_norm_backward(dy, x, row, mean, rstd, weight, bias, mask)
+            for one, other, asked in zip(found, wanted, mask, strict=True):
+                if asked:
+                    torch.testing.assert_close(one, other)
+                else:
+                    assert one is None
+    y = torch.nn.functional.rms_norm(x, row, weight, 1e-5)
+    wanted = torch.autograd.grad(y, [x, weight], dy)
+    with torch.no_grad():
+        found = rms_norm_backward(dy, x, row, root, weight, [True, True])
+    torch.testing.assert_close(found, wanted)
+
+
 def test_what_is_left_to_aten() -> None:
-    """Gradients of weights alone, and nothing to reduce."""
-    x, row = drawn(4, 8), drawn(4, 1)
-    for mask in ([False, True, True], [False, False, True], [True, True, False]):
-        assert layer_norm_backward(x, x, [8], row, row, None, None, mask) is NotImplemented
+    """Gradients of weights alone, those that a block has no room for, and nothing to reduce."""
+    x, row, every = drawn(4, 8), drawn(4, 1), [True, True, True]
+    for mask in ([False, True, True], [False, False, True], every):
+        assert layer_norm_backward(x, x, [8], row, row, None, x[0], mask) is NotImplemented
     assert rms_norm_backward(x, x, [8], row, None, [False, True]) is NotImplemented
-    empty = drawn(0, 8)
-    assert rms_norm_backward(empty, empty, [8], row[:0], None, [True, False]) is NotImplemented
+    empty = drawn(0, 300)
+    assert rms_norm_backward(empty, empty, [300], row[:0], None, [True, False]) is NotImplemented
+    wide, odd, one = drawn(2, 20_000), drawn(2, 302), drawn(300)
+    for many in (wide, odd):
+        shape = [many.shape[1]]
+        assert layer_norm_backward(many, many, shape, row, row, None, None, every) is NotImplemented
+    assert layer_norm_backward(one, one, [300], one[:1], one[:1], one, one, every) is NotImplemented
 
 
-def test_gradients_of_weights_are_one_kernel_of_atens() -> None:
-    """They are sums across rows, for which the GPU's words would need tensors between."""
+def groups_of(function: Callable[..., Any], given: Sequence[Any]) -> list[FusedGroup]:
+    """Of a backward on a GPU."""
+    with FakeTensorMode():
+        fake = [torch.empty(one.shape, dtype=one.dtype, device="cuda") for one in given]
+        graph = make_fx(function, decompositions())(*fake).graph
+    return fuse(graph).groups
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_all_gradients_are_one_group(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAGJIT_DVM_CUDA", "1")
+    x, dy = (drawn(30, 300, seed=k).to(dtype) for k in range(2))
+    weight, bias = (drawn(300, seed=k).to(dtype) for k in (2, 3))
+    mean, rstd, root = (one.float() for one in statistics(x.double(), 1))
     layer, rms = aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default
 
-    def of_layer_norm(dy: Any, x: Any, mean: Any, rstd: Any, weight: Any) -> Any:
-        return layer(dy, x, [512], mean, rstd, weight, weight, [True, True, True])
+    def of_layer_norm(dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
+        return layer(dy, x, [300], mean, rstd, weight, bias, [True, True, True])
 
-    def of_rms_norm(dy: Any, x: Any, mean: Any, rstd: Any, weight: Any) -> Any:
-        return rms(dy, x, [512], rstd, weight, [True, True])
+    def of_rms_norm(dy: Any, x: Any, rstd: Any, weight: Any) -> Any:
+        return rms(dy, x, [300], rstd, weight, [True, True])
 
-    for function, operator, mask in (
-        (of_layer_norm, layer, [True, True, True]),
-        (of_rms_norm, rms, [False, True]),
+    for function, given, sums in (
+        (of_layer_norm, [dy, x, mean, rstd, weight, bias], 2),
+        (of_rms_norm, [dy, x, root, weight], 1),
     ):
-        with FakeTensorMode():
-            x, weight = torch.empty(6, 512, device="cuda"), torch.empty(512, device="cuda")
-            row = torch.empty(6, 1, device="cuda")
-            graph = make_fx(function, decompositions())(x, x, row, row, weight).graph
-        (left,) = (node for node in graph.nodes if node.target is operator)
-        assert left.args[-1] == mask
+        (group,) = groups_of(function, given)
+        names = {"dy_1": dy, "x_1": x, "mean_1": mean, "weight_1": weight}
+        names["rstd_1"] = rstd if sums == 2 else root
+        assert group.program is not None
+        arguments = [names[str(one)] for one in group.arguments]
+        image = check_words(group.program, arguments, Machine(multiprocessors=2))
+        assert image is not None and image.parts is not None
+        waits = sums == 2 and dtype == torch.float32
+        assert len(image.parts.results) == sums and image.scratch == sums + waits
+
+
+def test_sums_that_are_computed_with_are_groups_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MAGJIT_DVM_CUDA", "1")
+
+    def scaled(x: Any) -> Any:
+        y = x.exp()
+        total = y.sum(0) * 0.5
+        return y * 2, total, total.sin()
+
+    def spread(x: Any) -> Any:
+        y = x.exp()
+        return y / y.sum(0)
+
+    x = torch.empty(30, 300)
+    first, second = groups_of(scaled, [x])
+    assert first.program is not None and second.program is not None
+    assert sum(node.aux == ACROSS for node in first.program.nodes) == 1
+    assert all(node.kind is not NodeKind.REDUCE for node in second.program.nodes)
+    (whole,) = groups_of(spread, [x])
+    assert whole.program is not None
+    assert all(node.aux != ACROSS for node in whole.program.nodes)
+
+
+def test_sums_of_an_input_join_what_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever stands first; a sum alone is ATen's."""
+    monkeypatch.setenv("MAGJIT_DVM_CUDA", "1")
+
+    def before(x: Any) -> Any:
+        total = x.sum([0, 1])
+        return total, (x * 2).exp()
+
+    def after(x: Any) -> Any:
+        y = (x * 2).exp()
+        return y, x.sum([0, 1], keepdim=True)
+
+    for function in (before, after):
+        (group,) = groups_of(function, [torch.empty(5, 6, 300)])
+        assert len(group.outputs) == 2
+    assert not groups_of(lambda x: x.sum(0), [torch.empty(30, 300)])
 
 
 def words_of(function: Callable[..., Any], given: Sequence[torch.Tensor]) -> list[str]:

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 
 from magjit_dvm import reference, vm
+from magjit_dvm.cuda.encode import encode
 from magjit_dvm.cuda.launch import DeviceFused, _allocate
 from magjit_dvm.cuda.native import as_lists
+from magjit_dvm.cuda.parts import SUMS
 from magjit_dvm.cuda.simulate import run_image
 from magjit_dvm.cuda.words import HEADER_BYTES
 from magjit_dvm.instructions import DType
@@ -28,11 +30,13 @@ from tests.dvm.checking import compute, load, output, require_results, tensor
 from tests.dvm_cuda.agreeing import memory
 from tests.dvm_cuda.checking import BIG
 from tests.dvm_cuda.test_encoder import layer_norm, softmax, values
+from tests.dvm_cuda.test_sums import beside_rows
 
 F32, F16 = DType.F32, DType.F16
 DRIVER = ctypes.CDLL(sys.argv[1])
 KEPT = (ctypes.c_uint64 * 8).in_dll(DRIVER, "kept")
 PARAMETER = (ctypes.c_ubyte * 4096).in_dll(DRIVER, "kept_parameter")
+PARAMETER_BEFORE = (ctypes.c_ubyte * 4096).in_dll(DRIVER, "parameter_before")
 REFUSAL = ctypes.c_int.in_dll(DRIVER, "refusal")
 REFUSES_PARTS = ctypes.c_int.in_dll(DRIVER, "refuses_parts")
 REFUSES_OVERLAP = ctypes.c_int.in_dll(DRIVER, "refuses_overlap")
@@ -102,6 +106,25 @@ def test_calls_compute() -> None:
     check(placed(), values(F32, 100), 200, 4)
     halves = [Output(2, (0, 1), (0, 1), k - 1, 1, k, 2) for k in range(2)]
     check(Program(2, inputs, nodes, tuple(halves)), values(F32, 9, 40).t(), 0.5)
+
+
+def test_sums_across_rows_take_a_second_launch() -> None:
+    """The first has the memory of parts behind all results; the second adds them up there."""
+    x, w = values(F16, 3000, 256), values(F32, 3000)
+    program, before = beside_rows(F16), KEPT[0]
+    image = encode(program, [x, w], BIG).image
+    assert image is not None and image.parts is not None
+    for _ in range(2):
+        results = OnCpu(program)(x, w)
+        assert len(results) == 3 and [one.shape for one in results[1:]] == [(256,)] * 2
+        second = bytes(PARAMETER)[: KEPT_SIZE.value]
+        parts = int.from_bytes(second[:8], "little")
+        addresses = [one.data_ptr() for one in (x, w, *results)]
+        assert second == image.parts.pack(parts, addresses)
+        first = image.pack([*addresses, parts], COUNTERS.data_ptr())
+        assert bytes(PARAMETER_BEFORE)[: len(first)] == first
+        assert KEPT[1] % 1000 == SUMS and (KEPT[2], KEPT[3], KEPT[4]) == (16, 1024, 0)
+    assert KEPT[0] == before + 4 and asked.count((0, SUMS, 0)) == 1
 
 
 def test_gpus_and_kernels_are_asked_for_once() -> None:

@@ -31,6 +31,7 @@ from magjit_dvm.program import Program
 from tests.dvm.checking import compute, load, output, tensor
 from tests.dvm_cuda import test_encoder as words
 from tests.dvm_cuda import test_row_words as row_words
+from tests.dvm_cuda import test_sums as sums
 from tests.dvm_cuda.test_weights import scaled
 from tests.dvm_gpu.test_gpu import chain, on_gpu, require_reference
 
@@ -67,6 +68,9 @@ def cases() -> Iterator[tuple[Program, list[torch.Tensor]]]:
             yield row_words.spread(dtype), [x]
             yield words.masked_rms_norm(dtype), [x, weight]
             yield scaled(dtype, "mul", "add"), [x, weight, weight]
+            if 1 < shape[1] < 5000:
+                yield sums.alone(dtype), [x]
+                yield sums.beside_rows(dtype), [x, words.values(F32, shape[0])]
     yield words.softmax(F16), [words.values(F16, 5, 50001)]
     added = Program(
         2,

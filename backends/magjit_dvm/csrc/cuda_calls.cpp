@@ -2,14 +2,13 @@
  * Nothing is kept of a call. */
 #include "cuda_calls.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <memory>
 
 #include "cuda_encoder.h"
+#include "cuda_gpus.h"
 #include "cuda_launch.h"
 #include "module.h"
 #include "torch_abi.h"
@@ -29,70 +28,6 @@ struct CudaFused {
     int32_t device_type;
     bool approximate; /* the GPU's own tanh and quotients */
 };
-
-/* ---- GPUs ---- */
-
-enum : int { MAX_GPUS = 64, N_KERNELS = 4 };
-
-struct Gpu {
-    bool known;
-    Device machine;
-    uint64_t counters, n_counters;
-    uint64_t kernels[N_KERNELS][2]; /* of R = 8, 16, 32, 64; approximate */
-};
-
-Gpu gpus[MAX_GPUS];
-PyObject *kernel_hook, *allocate_hook;
-
-/* A kernel's handle, after which the GPU is known; 0 with an exception set. */
-uint64_t ask_for_kernel(int device, int each, bool approximate)
-{
-    if (!kernel_hook) {
-        PyErr_SetString(PyExc_RuntimeError, "nobody to ask for kernels");
-        return 0;
-    }
-    PyObject *found = PyObject_CallFunction(kernel_hook, "iii", device, each, (int)approximate);
-    uint64_t function = found ? PyLong_AsUnsignedLongLong(found) : 0;
-    Py_XDECREF(found);
-    if (!PyErr_Occurred() && !gpus[device].known) {
-        PyErr_SetString(PyExc_RuntimeError, "a GPU that nobody has told of");
-    }
-    return PyErr_Occurred() ? 0 : function;
-}
-
-uint64_t kernel_of(int device, int each, bool approximate)
-{
-    uint64_t &known = gpus[device].kernels[__builtin_ctz((unsigned)each) - 3][approximate];
-    if (!known) {
-        known = ask_for_kernel(device, each, approximate);
-    }
-    return known;
-}
-
-/* torch's current stream; −1 with an exception set. */
-int current_stream(int32_t device_type, int device, void **stream)
-{
-    static int32_t (*find)(int32_t, void **);
-    *stream = nullptr;
-    if (device_type != torch_library.cuda) {
-        return 0; /* a driver without streams, in tests */
-    }
-    if (!find) {
-        void *library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
-        find = library ? (decltype(find))dlsym(library, "aoti_torch_get_current_cuda_stream")
-                       : nullptr;
-    }
-    if (find && !find(device, stream)) {
-        return 0;
-    }
-    PyObject *torch_c = PyImport_ImportModule("torch._C");
-    PyObject *found =
-        torch_c ? PyObject_CallMethod(torch_c, "_cuda_getCurrentRawStream", "i", device) : nullptr;
-    *stream = found ? PyLong_AsVoidPtr(found) : nullptr;
-    Py_XDECREF(found);
-    Py_XDECREF(torch_c);
-    return PyErr_Occurred() ? -1 : 0;
-}
 
 /* ---- arguments ---- */
 
@@ -242,12 +177,11 @@ PyObject *as_tuple(const int64_t *numbers, int n)
     return tuple;
 }
 
-/* A result. Where torch's allocator refuses, Python asks it again, for torch's own exception. */
-PyObject *new_result(const CudaFused *self, int o, const Shape &layout, int device, char **data)
+/* A tensor. Where torch's allocator refuses, Python asks it again, for torch's own exception. */
+PyObject *new_memory(const CudaFused *self, int ndim, const Shape &layout, DType dtype, int device,
+                     char **data)
 {
-    const Output &out = self->program->outputs[o];
-    DType dtype = self->program->nodes[out.node].dtype;
-    PyObject *made = empty_tensor(out.ndim, layout.sizes, layout.strides, dtype, self->device_type,
+    PyObject *made = empty_tensor(ndim, layout.sizes, layout.strides, dtype, self->device_type,
                                   device, data);
     if (made || PyErr_Occurred() || !allocate_hook) {
         if (!made && !PyErr_Occurred()) {
@@ -255,8 +189,8 @@ PyObject *new_result(const CudaFused *self, int o, const Shape &layout, int devi
         }
         return made;
     }
-    PyObject *sizes = as_tuple(layout.sizes, out.ndim);
-    PyObject *strides = as_tuple(layout.strides, out.ndim);
+    PyObject *sizes = as_tuple(layout.sizes, ndim);
+    PyObject *strides = as_tuple(layout.strides, ndim);
     if (sizes && strides) {
         bool cpu = self->device_type == torch_library.cpu;
         made = PyObject_CallFunction(allocate_hook, "OOii", sizes, strides, (int)dtype,
@@ -297,9 +231,40 @@ struct Results {
     }
 };
 
+/* Adds up the parts of sums across rows. The image has been launched: its memory is free. */
+int launch_sums(Encoded &encoded, const uint64_t *addresses, uint64_t parts, int device, void *stream)
+{
+    Launch one{};
+    one.function = kernel_of_sums(device);
+    if (!one.function) {
+        return -1;
+    }
+    struct {
+        uint64_t parts;
+        uint32_t rows, cols;
+        struct {
+            uint64_t to;
+            uint32_t what, unused;
+        } of[MOST_SUMS];
+    } parameter{parts, (uint32_t)encoded.parts_rows, (uint32_t)encoded.parts_cols, {}};
+    static_assert(sizeof(parameter) == 16 + 16 * MOST_SUMS, "as parts.py packs it");
+    for (int k = 0; k < encoded.n_sums; k++) {
+        parameter.of[k] = {addresses[encoded.sums[k].argument], encoded.sums[k].what, 0};
+    }
+    memcpy(encoded.image, &parameter, sizeof(parameter));
+    int64_t across = (encoded.parts_cols + SUMS_COLUMNS - 1) / SUMS_COLUMNS;
+    one.blocks = (unsigned)(encoded.n_sums * across);
+    one.threads = SUMS_THREADS;
+    one.stream = stream;
+    one.parameter = encoded.image;
+    one.n_bytes = sizeof(parameter);
+    return launch(one);
+}
+
 /* Writes addresses into the image and runs it. */
 int launch_image(const CudaFused *self, Encoded &encoded, const uint64_t *addresses, int device)
 {
+    uint64_t parts = addresses[self->program->inputs.size() + self->program->outputs.size()];
     Launch one{};
     one.function = kernel_of(device, encoded.each, self->approximate);
     if (!one.function || current_stream(self->device_type, device, &one.stream)) {
@@ -320,6 +285,9 @@ int launch_image(const CudaFused *self, Encoded &encoded, const uint64_t *addres
     one.n_counters = encoded.draws ? gpu.n_counters : 0;
     pass(READY);
     int failed = launch(one);
+    if (!failed && encoded.n_sums) {
+        failed = launch_sums(encoded, addresses, parts, device, one.stream);
+    }
     pass(LAUNCHED);
     if (timing && !failed) {
         spans->push_back(moments);
@@ -331,7 +299,7 @@ PyObject *run_encoded(const CudaFused *self, const Argument *given, Encoded &enc
 {
     const Program &program = *self->program;
     int n_inputs = (int)program.inputs.size(), n_outputs = (int)program.outputs.size();
-    uint64_t addresses[MAX_INPUTS + MAX_OUTPUTS] = {};
+    uint64_t addresses[MAX_INPUTS + MAX_OUTPUTS + 1] = {}; /* the last: parts of sums */
     for (int i = 0; i < n_inputs; i++) {
         addresses[i] = program.inputs[i].kind == INPUT_tensor ? given[i].data : 0;
     }
@@ -339,7 +307,9 @@ PyObject *run_encoded(const CudaFused *self, const Argument *given, Encoded &enc
     for (int o = 0; o < n_outputs; o++) {
         if (program.outputs[o].allocated()) {
             char *data = nullptr;
-            PyObject *made = new_result(self, o, encoded.layouts[o], device, &data);
+            const Output &out = program.outputs[o];
+            PyObject *made = new_memory(self, out.ndim, encoded.layouts[o],
+                                        program.nodes[out.node].dtype, device, &data);
             if (!made) {
                 return nullptr;
             }
@@ -347,11 +317,20 @@ PyObject *run_encoded(const CudaFused *self, const Argument *given, Encoded &enc
             addresses[n_inputs + o] = (uint64_t)data;
         }
     }
-    pass(ALLOCATED);
-    if (encoded.verdict == ENCODED && launch_image(self, encoded, addresses, device)) {
-        return nullptr;
+    PyObject *parts = nullptr;
+    if (encoded.verdict == ENCODED && encoded.n_sums) {
+        char *data = nullptr;
+        Shape layout{{encoded.n_sums * encoded.parts_rows * encoded.parts_cols}, {1}, 0};
+        parts = new_memory(self, 1, layout, DT_f32, device, &data);
+        if (!parts) {
+            return nullptr;
+        }
+        addresses[n_inputs + n_outputs] = (uint64_t)data;
     }
-    return results.take();
+    pass(ALLOCATED);
+    int failed = encoded.verdict == ENCODED ? launch_image(self, encoded, addresses, device) : 0;
+    Py_XDECREF(parts); /* what the stream has in its queue comes before whoever gets it next */
+    return failed ? nullptr : results.take();
 }
 
 PyObject *cuda_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *keywords)
@@ -410,33 +389,29 @@ PyObject *describe(const Program &program, const Encoded &encoded)
         return nullptr;
     }
     if (encoded.verdict == NOTHING) {
-        return Py_BuildValue("(Ny#y#i(LLL)O)", layouts, "", (Py_ssize_t)0, "", (Py_ssize_t)0, 32,
-                             0LL, 0LL, 0LL, Py_False);
+        return Py_BuildValue("(Ny#y#i(LLL)O[](LL))", layouts, "", (Py_ssize_t)0, "", (Py_ssize_t)0,
+                             32, 0LL, 0LL, 0LL, Py_False, 0LL, 0LL);
     }
+    PyObject *sums = PyList_New(encoded.n_sums);
+    for (int k = 0; sums && k < encoded.n_sums; k++) {
+        PyObject *one = Py_BuildValue("(iI)", encoded.sums[k].argument, encoded.sums[k].what);
+        if (!one) {
+            Py_CLEAR(sums);
+            break;
+        }
+        PyList_SET_ITEM(sums, k, one);
+    }
+    if (!sums) {
+        Py_DECREF(layouts);
+        return nullptr;
+    }
+    long long rows = encoded.n_sums ? (long long)encoded.parts_rows : 0;
+    long long cols = encoded.n_sums ? (long long)encoded.parts_cols : 0;
     return Py_BuildValue(
-        "(Ny#y#i(LLL)O)", layouts, encoded.image, (Py_ssize_t)encoded.n_bytes,
+        "(Ny#y#i(LLL)ON(LL))", layouts, encoded.image, (Py_ssize_t)encoded.n_bytes,
         (const char *)encoded.patches, (Py_ssize_t)(encoded.n_patches * (int)sizeof(Patch)),
         encoded.each, (long long)encoded.blocks, (long long)encoded.threads,
-        (long long)encoded.shared_bytes, encoded.draws ? Py_True : Py_False);
-}
-
-/* The sizes of a GPU, as plan.py's Machine has them. */
-int read_device(PyObject *tuple, Device &machine)
-{
-    long long multiprocessors, shared, widest;
-    if (!PyTuple_Check(tuple)) {
-        PyErr_SetString(PyExc_TypeError, "the sizes of a GPU are a tuple");
-        return -1;
-    }
-    if (!PyArg_ParseTuple(tuple, "LLL:machine", &multiprocessors, &shared, &widest)) {
-        return -1;
-    }
-    if (multiprocessors < 1) {
-        PyErr_SetString(PyExc_ValueError, "a GPU has a multiprocessor at least");
-        return -1;
-    }
-    machine = {multiprocessors, shared, widest};
-    return 0;
+        (long long)encoded.shared_bytes, encoded.draws ? Py_True : Py_False, sums, rows, cols);
 }
 
 PyObject *cuda_encode(PyObject *object, PyObject *const *args, Py_ssize_t n)
@@ -551,7 +526,7 @@ void cuda_fused_dealloc(PyObject *object)
 PyMethodDef cuda_fused_methods[] = {
     {"encode", (PyCFunction)(void (*)(void))cuda_encode, METH_FASTCALL,
      "encode(machine, *args): (layouts, image, patches, R, (blocks, threads, shared bytes), whether "
-     "tiles are drawn) for tensors on the CPU that stand for a GPU's; None where it is left to "
+     "tiles are drawn, sums across rows, (rows, columns) of their parts) for tensors on the CPU that stand for a GPU's; None where it is left to "
      "Python."},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -575,35 +550,6 @@ PyType_Spec cuda_fused_spec = {"magjit_dvm._vm.CudaFused", sizeof(CudaFused), 0,
                                cuda_fused_slots};
 
 } // namespace
-
-PyObject *py_cuda_hooks(PyObject *, PyObject *args)
-{
-    PyObject *kernel, *allocate;
-    if (!PyArg_ParseTuple(args, "OO:cuda_hooks", &kernel, &allocate)) {
-        return nullptr;
-    }
-    Py_XSETREF(kernel_hook, Py_NewRef(kernel));
-    Py_XSETREF(allocate_hook, Py_NewRef(allocate));
-    Py_RETURN_NONE;
-}
-
-PyObject *py_cuda_gpu(PyObject *, PyObject *args)
-{
-    int device;
-    PyObject *sizes;
-    Device machine;
-    unsigned long long counters, n_counters;
-    if (!PyArg_ParseTuple(args, "iOKK:cuda_gpu", &device, &sizes, &counters, &n_counters) ||
-        read_device(sizes, machine)) {
-        return nullptr;
-    }
-    if (device < 0 || device >= MAX_GPUS) {
-        PyErr_SetString(PyExc_ValueError, "a GPU of no number");
-        return nullptr;
-    }
-    gpus[device] = Gpu{true, machine, counters, n_counters, {}};
-    Py_RETURN_NONE;
-}
 
 PyObject *py_cuda_spans(PyObject *, PyObject *)
 {

@@ -21,16 +21,24 @@ void Encoder::run()
     in_squares();
     survey();
     if (!stopped()) {
+        find_sums();
+    }
+    if (!stopped()) {
         arrange();
+    }
+    if (chunked && image.sums) {
+        refuse("sums across long rows");
     }
     if (!stopped()) {
         emit();
+        put_finale();
     }
     if (!stopped()) {
         keep_weights();
         fit();
     }
     if (!stopped()) {
+        place_parts();
         pack();
     }
 }
@@ -50,7 +58,7 @@ Word &Encoder::put(uint8_t first, uint8_t second)
 
 bool Encoder::is_reduced(int n) const
 {
-    return program.nodes[n].kind == NODE_reduce && canonical[n] == n && uses[n];
+    return program.nodes[n].kind == NODE_reduce && canonical[n] == n && uses[n] && !goes_across(n);
 }
 
 int Encoder::count_passes() const
@@ -143,7 +151,7 @@ void Encoder::emit_pass(int pass, int passes)
     for (int o = 0; o < n_outputs() && !stopped(); o++) {
         int n = program.outputs[o].node;
         if (!in_row(n) && phase[n] == pass) {
-            store_tile(o);
+            goes_across(n) ? sum_tile(o) : store_tile(o);
         }
     }
 }
@@ -176,124 +184,6 @@ bool Encoder::is_made(int n) const
     return held == n || slot[n] >= 0;
 }
 
-/* An available value into A or T; then `second`. */
-void Encoder::bring(int n, Bank bank, uint8_t second)
-{
-    n = canonical[n];
-    if (facts[n].number) {
-        uint32_t value = bits(n);
-        put(words.number[bank], second).w2 = value;
-    } else if (slot[n] >= 0) {
-        put(words.scratch[bank], second).w1 = (uint32_t)(slot[n] * 128 * image.each);
-    } else if (in_row(n)) {
-        if (row_register[n] < 0) {
-            return leave();
-        }
-        put(words.row[bank], second).y = (uint8_t)row_register[n];
-    } else if (facts[n].load) {
-        bring_load(n, bank, second);
-    } else {
-        leave();
-    }
-}
-
-void Encoder::bring_load(int n, Bank bank, uint8_t second)
-{
-    int what = facts[n].loaded, number = facts[n].input;
-    if (what == N_LOADED) {
-        return refuse("a cast of i64 to ", "", "", program.nodes[n].dtype);
-    }
-    Where where{};
-    Way way = way_of(number, where);
-    bool direct = bank == BANK_a && way == WAY_staged && what <= LOADED_bf16;
-    if (bank == BANK_a && !direct) {
-        second = words.take;
-    }
-    if (way >= N_WAYS) {
-        Word &word = put(words.load_few[way - N_WAYS][what], second);
-        word.set_place(where);
-        word.described = way != WAY_columns; /* the number of columns instead */
-        return;
-    }
-    Word &word = put(direct ? words.load_a[what] : words.load[way][what], second);
-    word.set_place(where);
-    if (way == WAY_staged || way == WAY_shifted) {
-        word.described = false;
-        word.staged = true;
-    }
-}
-
-int Encoder::stage_of(int number) const
-{
-    for (int k = 0; k < image.n_inputs; k++) {
-        if (image.inputs[k].argument == number) {
-            return k;
-        }
-    }
-    return -1;
-}
-
-/* How a tensor's tile is loaded, and from where. */
-Way Encoder::way_of(int number, Where &where)
-{
-    const Operand &one = inputs[number];
-    bool by_four = !image.by_rows || image.cols % 4 == 0;
-    int four = std::min(4 * one.size, 16);
-    if (stage_of(number) >= 0) {
-        where = {0, number, 0};
-        return by_four && one.low % four == 0 ? WAY_staged : WAY_shifted;
-    }
-    if (of_columns(one)) {
-        where = {(int)image.cols, one.argument, one.offset};
-        return WAY_columns;
-    }
-    if (each_of_squares && (is_near(one) || is_transposed(one))) {
-        where = viewed(one, dims_in_order, n_order, true);
-        return is_near(one) ? WAY_near : WAY_transposed;
-    }
-    where = viewed(one, dims_in_order, n_order);
-    if (stopped()) {
-        return WAY_each;
-    }
-    const auto &found = image.descriptors[where.descriptor];
-    const auto *dims = image.described + found.at;
-    if (!found.n) {
-        leave();
-        return WAY_each;
-    }
-    if (by_four && dims[0].size % 4 == 0) {
-        if (dims[0].stride == 0) {
-            return WAY_broadcast;
-        }
-        bool fits = dims[0].stride == one.size && one.low % four == 0;
-        for (int k = 1; k < found.n; k++) {
-            fits &= dims[k].stride % four == 0;
-        }
-        if (fits) {
-            return WAY_four;
-        }
-    }
-    return WAY_each;
-}
-
-/* Whether an operand is the same in all rows, and lies in memory as their columns do. */
-bool Encoder::of_columns(const Operand &one) const
-{
-    bool known = one.size == 2 || one.size == 4;
-    if (!reduced || !known || image.cols % 4 || one.low % (4 * one.size)) {
-        return false;
-    }
-    int64_t expected = one.size;
-    for (int k = n_order; k-- > 0;) {
-        int d = dims_in_order[k];
-        if (one.strides[d] != (reduced >> d & 1 ? expected : 0)) {
-            return false;
-        }
-        expected *= size[d];
-    }
-    return true;
-}
-
 /* One use of a value is behind it. */
 void Encoder::done_with(int n)
 {
@@ -319,10 +209,18 @@ void Encoder::save(int n)
     put(words.save).w1 = (uint32_t)(at * 128 * image.each);
 }
 
+/* A waits for another tile to be computed, even if it could be made again. */
+void Encoder::keep(int n)
+{
+    if (!stopped() && is_made_again(n) && !available(n)) {
+        save(n);
+    }
+}
+
 /* Before A changes: save what it holds if it has more uses left than these. */
 void Encoder::give_up(int more)
 {
-    if (held >= 0 && left[held] > more && !available(held)) {
+    if (held >= 0 && left[held] > more && !available(held) && !is_made_again(held)) {
         save(held);
     }
     held = -1;
@@ -342,6 +240,7 @@ void Encoder::generate(int n)
         compute(n);
     }
     held = n;
+    add_up(n);
 }
 
 /* A ← the node's operator of its operands. */
@@ -406,6 +305,11 @@ void Encoder::compute_operator(int n)
 void Encoder::compute_binary(const Operators &op, int left_arg, int right_arg)
 {
     int x = canonical[left_arg], y = canonical[right_arg];
+    int product = scaled_by_row(op, x, y);
+    if (product >= 0) {
+        bool subtracts = op.plain == words.of[OP_sub][REGISTERS_f].plain;
+        return add_scaled(subtracts, product == x ? y : x, product);
+    }
     if (x == y) {
         generate(x);
         give_up(2);
@@ -426,12 +330,61 @@ void Encoder::compute_binary(const Operators &op, int left_arg, int right_arg)
         }
     } else {
         generate(y);
+        keep(y);
         generate(x);
         give_up(1);
         apply(op.plain, op.immediate, y);
     }
     done_with(x);
     done_with(y);
+}
+
+/* Of x + y or x − y, the operand that is a tile times a row value, made for this; or −1. */
+int Encoder::scaled_by_row(const Operators &op, int x, int y) const
+{
+    bool adds = op.plain == words.of[OP_add][REGISTERS_f].plain;
+    if ((!adds && op.plain != words.of[OP_sub][REGISTERS_f].plain) || x == y) {
+        return -1;
+    }
+    for (int n : {y, x}) {
+        bool may_be = n == y || adds;
+        if (!may_be || !computes(n, OP_mul) || uses[n] != 1 || in_row(n) || is_made(n)) {
+            continue;
+        }
+        int tile, row;
+        find_factors(n, tile, row);
+        bool by_row = in_row(row) && !facts[row].number && !in_row(tile);
+        if (by_row && !facts[tile].number && available(tile)) {
+            return n;
+        }
+    }
+    return -1;
+}
+
+/* The operands of a product, that of a row behind the other. */
+void Encoder::find_factors(int n, int &tile, int &row) const
+{
+    tile = canonical[program.nodes[n].args[0]];
+    row = canonical[program.nodes[n].args[1]];
+    if (in_row(tile)) {
+        std::swap(tile, row);
+    }
+}
+
+/* A ← x ± tile · row value. */
+void Encoder::add_scaled(bool subtracts, int x, int product)
+{
+    int tile, row;
+    find_factors(product, tile, row);
+    generate(x);
+    give_up(1);
+    if (row_register[row] < 0) {
+        return leave();
+    }
+    bring(tile, BANK_t, subtracts ? words.sub_scaled : words.add_scaled, row_register[row]);
+    for (int one : {tile, row, product}) {
+        done_with(one);
+    }
 }
 
 /* A ← op(A, y), y being available. */
@@ -458,6 +411,7 @@ void Encoder::compute_select(const Node &node)
     for (int one : {yes, no}) {
         if (!available(one)) {
             generate(one);
+            keep(one);
             give_up();
         }
     }

@@ -3,8 +3,9 @@
  * cuda_prepare.cpp what the program alone says; cuda_shapes.cpp sizes and places in memory;
  * cuda_tiling.cpp squares for what lies in memory otherwise than results;
  * cuda_plan.cpp how a launch divides its work; cuda_values.cpp what values are, and numbers;
- * cuda_weights.cpp vectors that all rows share; cuda_rows.cpp words of row values; cuda_encode.cpp all
- * others; cuda_image.cpp the kernel's parameter. */
+ * cuda_weights.cpp vectors that all rows share; cuda_sums.cpp sums across rows; cuda_rows.cpp words of
+ * row values; cuda_loads.cpp words that load; cuda_encode.cpp all others; cuda_image.cpp the kernel's
+ * parameter. */
 #ifndef MAGJIT_DVM_CUDA_ENCODER_H
 #define MAGJIT_DVM_CUDA_ENCODER_H
 
@@ -20,15 +21,18 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 8, /* as in words.py: of another, this encoder makes nothing */
-    HEADER_BYTES = 336,
+    FORM = 9, /* as in words.py: of another, this encoder makes nothing */
+    HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 136,
     INPUTS_AT = 144,
+    OF_ROWS = 256, /* added to the size of an element of which a row has one */
+    SUMS_AT = 336,
     MAX_STAGED = 12,
     MAX_PASSES = 4,
     MAX_REGISTERS = 16,
     MAX_ACCUMULATORS = 16,
+    MOST_SUMS = 8,
     MOST_WORDS = 224,   /* before the last of them */
     MAX_DESCRIBED = 256, /* sizes and descriptors: more do not fit an image */
     SQUARE_PARTS = 6,    /* dimensions that take the place of two, see cuda/tiling.py */
@@ -74,7 +78,8 @@ struct Operators {
 
 struct Words {
     bool ready;
-    uint8_t end, nop, swap, keep, take, mask, select, save;
+    uint8_t end, nop, swap, keep, take, mask, select, save, add_up;
+    uint8_t add_scaled, sub_scaled; /* A ← A ± T · S[y] */
     uint8_t number[2], row[2], scratch[2]; /* of each bank */
     uint8_t scalar_row;                    /* lk.r */
     uint8_t load[N_WAYS][N_LOADED], load_a[3];
@@ -86,7 +91,7 @@ struct Words {
     uint8_t row_reduce[N_REDUCTIONS], row_squares, row_stat; /* of a row in one stage */
     uint8_t row_norm, row_softmax;
     uint8_t scaled_rsqrt, sub_exp_small, sub_exp_small_number;
-    uint8_t row_number, row_take, row_load[N_LOADED], row_store[N_STORED];
+    uint8_t row_number, row_take, row_in, row_load[N_OF_COLUMNS], row_store[N_STORED];
     uint8_t to_half, to_bfloat, to_int, to_byte, to_bool, int_to_float, int_to_bool, low_bits;
     uint8_t logical_not;
     Operators of[N_OPS][2];
@@ -152,6 +157,11 @@ struct Patch { /* as words.py packs it */
 };
 static_assert(sizeof(Patch) == 16, "as words.py packs it");
 
+struct Sum { /* its argument; its dtype, as cuda/parts.py counts */
+    int argument;
+    uint32_t what;
+};
+
 struct Encoded {
     Verdict verdict;
     const char *reason;
@@ -160,6 +170,9 @@ struct Encoded {
     int each;
     int64_t blocks, threads, shared_bytes;
     bool draws; /* blocks draw tiles from a counter: there are more of them than blocks */
+    int n_sums; /* across rows, of parts that a second kernel adds up */
+    Sum sums[MOST_SUMS];
+    int64_t parts_rows, parts_cols; /* of each sum */
     int n_bytes, n_patches;
     Patch patches[MAX_STAGED + MOST_WORDS + 2];
     alignas(16) char image[IMAGE_BYTES];
@@ -211,8 +224,9 @@ struct Image {
     int64_t cols = 1, rows = 1, elements = 1, chunks = 1, tiles = 1, blocks = 1;
     bool by_rows = false;
     int n_first = 0, n_rest = 0, n_inputs = 0, n_words = 0, n_descriptors = 0, n_described = 0;
-    uint32_t epilogue = NO_WORD, prologue = NO_WORD;
-    int numbers = 0, accumulators = 0, scratch = 0, weights = 0;
+    uint32_t epilogue = NO_WORD, prologue = NO_WORD, finale = NO_WORD;
+    int numbers = 0, accumulators = 0, scratch = 0, weights = 0, sums = 0;
+    int row_inputs = 0; /* the last of the inputs: they have an element for a row */
     int64_t barriers_at = 0, rows_at = 0, partials_at = 0, scratch_at = 0, ring_at = 0;
     int64_t weights_at = 0;
     int64_t shared_bytes = 0;
@@ -299,6 +313,7 @@ struct Encoder {
     /* cuda_plan.cpp */
     void arrange();
     bool varies_throughout(const Operand &one) const;
+    bool is_of_rows(const Operand &one) const;
     void refuse_slow();
     void divide(int64_t widest, int64_t together);
     int64_t each_for_rows(int64_t wanted, int64_t together) const;
@@ -307,11 +322,23 @@ struct Encoder {
     void shrink();
     void measure(int64_t program_bytes);
     bool has_room(int weights);
+    bool make_room(int weights);
     void fit();
 
     /* cuda_weights.cpp */
     void keep_weights();
     int weight_of(const Word &word, const Word *known, int n) const;
+
+    /* cuda_sums.cpp */
+    bool goes_across(int n) const;
+    int summed_as(int n) const;
+    bool is_made_again(int n) const;
+    void find_sums();
+    int summed(int o) const;
+    void add_up(int n);
+    void sum_tile(int o);
+    void put_finale();
+    void place_parts();
 
     /* cuda_values.cpp */
     void survey();
@@ -335,7 +362,7 @@ struct Encoder {
     int stored(int n) const;
     uint32_t bits(int n);
 
-    /* cuda_encode.cpp, and cuda_rows.cpp of row values */
+    /* cuda_encode.cpp, cuda_loads.cpp, and cuda_rows.cpp of row values */
     Word &put(uint8_t first, uint8_t second);
     Word &put(uint8_t first) { return put(first, words.nop); }
     void emit();
@@ -345,6 +372,7 @@ struct Encoder {
     bool is_reduced(int n) const;
     void forget();
     void emit_row_value(int n);
+    void load_row_value(int n);
     bool by_scalar_word(int n);
     bool with_number(int n);
     void put_scaled_rsqrt(int n, const Scaled &parts);
@@ -354,17 +382,21 @@ struct Encoder {
     Where viewed(const Operand &one, const int8_t *dims, int n, bool apart = false);
     void store_row(int o);
     bool available(int n) const, is_made(int n) const;
-    void bring(int n, Bank bank, uint8_t second);
-    void bring_load(int n, Bank bank, uint8_t second);
+    void bring(int n, Bank bank, uint8_t second, int y = 0);
+    void bring_load(int n, Bank bank, uint8_t second, int y = 0);
     Way way_of(int number, Where &where);
     bool of_columns(const Operand &one) const;
     void give_up(int more = 0);
+    void keep(int n);
     void done_with(int n);
     void save(int n);
     void generate(int n);
     void compute(int n);
     void compute_operator(int n);
     void compute_binary(const Operators &op, int left, int right);
+    int scaled_by_row(const Operators &op, int x, int y) const;
+    void find_factors(int n, int &tile, int &row) const;
+    void add_scaled(bool subtracts, int x, int product);
     void apply(uint8_t plain, uint8_t immediate, int y);
     void compute_select(const Node &node);
     void emit_reduce(int n);
@@ -381,6 +413,7 @@ struct Encoder {
     int64_t size[MAX_PARTS];
     int64_t each_of_squares = 0; /* R, where the space is divided into squares; otherwise 0 */
     uint32_t active = 0, reduced = 0; /* dimensions of a size other than 1; those reduced */
+    uint32_t rows_summed = 0;         /* those that sums go across */
     int n_order = 0, n_kept = 0;
     int8_t dims_in_order[MAX_PARTS]; /* active ones from the outermost inwards: kept, then reduced */
     bool empty = false, chunked = false;
@@ -392,6 +425,7 @@ struct Encoder {
     int32_t uses[MAX_NODES], left[MAX_NODES];
     int8_t row_register[MAX_NODES], accumulator[MAX_NODES]; /* −1: none */
     int16_t slot[MAX_NODES];                                /* in scratch memory; −1: not saved */
+    int16_t pending[MOST_SUMS]; /* of each sum, what it is of; −1 once that has been added */
     bool folded[MAX_NODES]; /* row values that are part of another's word */
     int held = -1;                                          /* the value that A has; −1: none */
     int n_saved = 0, n_free = 0;

@@ -41,6 +41,9 @@ void Encoder::pack_header()
     std::copy(image.first, image.first + image.n_first, passes);
     std::copy(image.rest, image.rest + std::min<int>(image.n_rest, MAX_PASSES),
               passes + MAX_PASSES);
+    if (image.sums) { /* rows are not in chunks */
+        passes[MAX_PASSES - 1] = image.finale;
+    }
     const int64_t fields[30] = {image.n_words,
                                 image.program_bytes(),
                                 image.n_inputs,
@@ -80,9 +83,11 @@ void Encoder::pack_header()
     }
     memcpy(to, &image.elements, 8);
     memcpy(to + 8, &image.rows, 8);
+    memcpy(encoded.image + SUMS_AT, &image.sums, 4);
     for (int k = 0; k < image.n_inputs; k++) {
         const Stage &stage = image.inputs[k];
-        uint32_t place[2] = {stage.size, (uint32_t)stage.at};
+        uint32_t of_rows = k >= image.n_inputs - image.row_inputs ? OF_ROWS : 0;
+        uint32_t place[2] = {stage.size | of_rows, (uint32_t)stage.at};
         memcpy(encoded.image + INPUTS_AT + 16 * k + 8, place, 8);
         encoded.patches[encoded.n_patches++] = {(uint32_t)(INPUTS_AT + 16 * k),
                                                 (uint32_t)stage.argument, 0};

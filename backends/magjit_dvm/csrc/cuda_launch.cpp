@@ -57,7 +57,7 @@ bool loaded = false;
 PyObject *device_error;
 
 /* As words.py packs them. */
-enum : int { IMAGE_BYTES = 4096, HEADER_BYTES = 336, COUNTER_AT = 136 };
+enum : int { IMAGE_BYTES = 4096, COUNTER_AT = 136 };
 enum : int { COUNTER_BYTES = 8 };
 struct Patch {
     uint32_t at, argument;
@@ -265,7 +265,7 @@ PyObject *py_cuda_launch(PyObject *, PyObject *args)
         load_driver()) {
         return nullptr;
     }
-    if (n < HEADER_BYTES || n > IMAGE_BYTES || n_patches % (Py_ssize_t)sizeof(Patch)) {
+    if (n > IMAGE_BYTES || n_patches % (Py_ssize_t)sizeof(Patch)) {
         PyErr_SetString(PyExc_ValueError, "an image or patches of another length");
         return nullptr;
     }

@@ -40,6 +40,28 @@ void Encoder::arrange()
         divide(image.n_inputs ? widest : 4, together);
     }
     chunked = image.chunks > 1;
+    bool by_stages = image.n_inputs && image.by_rows && !chunked && !stopped();
+    for (int number : prepared.loads) {
+        if (by_stages && image.n_inputs < MAX_STAGED && is_of_rows(inputs[number])) {
+            image.inputs[image.n_inputs++] = {(int16_t)number, 4, 0};
+            image.row_inputs++;
+        }
+    }
+}
+
+/* Whether a tensor has 32 bits for each row, side by side in their order. */
+bool Encoder::is_of_rows(const Operand &one) const
+{
+    int64_t expected = 4;
+    for (int k = n_order; k-- > 0;) {
+        int d = dims_in_order[k];
+        bool in_columns = reduced >> d & 1;
+        if (one.strides[d] != (in_columns ? 0 : expected)) {
+            return false;
+        }
+        expected *= in_columns ? 1 : size[d];
+    }
+    return one.size == 4 && expected > 4;
 }
 
 /* Whether an operand has other elements along each dimension. */
@@ -103,21 +125,26 @@ void Encoder::divide(int64_t widest, int64_t together)
 }
 
 /* R for rows that fit a block's warps, and shared memory with two tiles saved; 0 without one: the most
- * elements under way at once, as far as there is room for two stages of them; of equals the fewest
- * lanes without elements, then the most warps. */
+ * elements under way at once, as far as there is room for two stages of them, and for their sums across
+ * rows; of equals the fewest lanes without elements, then the most warps, which is what counts beside
+ * sums. */
 int64_t Encoder::each_for_rows(int64_t wanted, int64_t together) const
 {
-    if (image.cols > machine.shared_bytes || image.cols * (together + 8) > machine.shared_bytes) {
+    int64_t kept = image.sums + (image.sums > 0); /* and a tile that waits */
+    int64_t a_column = together + std::max<int64_t>(8, 4 * kept);
+    if (image.cols > machine.shared_bytes || image.cols * a_column > machine.shared_bytes) {
         return 0;
     }
-    int64_t room = machine.shared_bytes * 7 / (16 * std::max<int64_t>(together, 1));
+    int64_t elements_of = 16 * std::max<int64_t>(together + 2 * kept, 1);
+    int64_t room = machine.shared_bytes * 7 / elements_of;
+    room = kept && 2 * image.cols > room ? image.cols : room;
     std::pair<int64_t, int64_t> best = {0, 0};
     int64_t found = 0;
     for (int64_t each : {8, 16, 32, 64}) {
         int64_t group = quotient_up(image.cols, 32 * each);
         int64_t rows = std::min(most_warps(each) / group, wanted);
         std::pair<int64_t, int64_t> score = {std::min(rows * image.cols, room), -group * each};
-        if (rows && score > best && each <= machine.widest) {
+        if (rows && score > best && each <= (kept ? std::min<int64_t>(machine.widest, 32) : machine.widest)) {
             best = score;
             found = each;
         }
@@ -170,8 +197,10 @@ void Encoder::measure(int64_t program_bytes)
     for (int k = 0; k < image.n_inputs; k++) {
         Stage &stage = image.inputs[k];
         stage.at = at;
-        seen = std::max(seen, at + reach * stage.size + 48);
-        at = rounded(at + width * stage.size + 48); /* 16-byte boundaries, and unaligned loads */
+        bool of_rows = k >= image.n_inputs - image.row_inputs;
+        seen = of_rows ? seen : std::max(seen, at + reach * stage.size + 48);
+        /* To 16-byte boundaries, and what unaligned loads see. */
+        at = rounded(at + (of_rows ? image.warps / image.group : width) * stage.size + 48);
     }
     image.stage_bytes = at;
     image.barriers_at = rounded(program_bytes + 32);

@@ -42,7 +42,6 @@ void find_tables(Names &names, Words &found)
         for (int way = 0; way < N_WAYS; way++) {
             names.find(found.load[way][what], ways[way], LOADS[what]);
         }
-        names.find(found.row_load[what], "s.ld.%s", LOADS[what]);
     }
     for (int what = 0; what < N_STORED; what++) {
         for (int store = 0; store < N_STORES; store++) {
@@ -52,6 +51,7 @@ void find_tables(Names &names, Words &found)
     }
     for (int what = 0; what < 3; what++) {
         names.find(found.load_a[what], "la.s.%s", LOADS[what]);
+        names.find(found.row_load[what], "s.ld.%s", LOADS[what]);
         names.find(found.load_few[WAY_columns - N_WAYS][what], "lt.c.%s", LOADS[what]);
         names.find(found.load_few[WAY_near - N_WAYS][what], "lt.n.%s", LOADS[what]);
         names.find(found.load_few[WAY_transposed - N_WAYS][what], "lt.t.%s", LOADS[what]);
@@ -80,6 +80,10 @@ void find_singles(Names &names, Words &found)
     names.find(found.mask, "mask");
     names.find(found.select, "select");
     names.find(found.save, "save");
+    names.find(found.add_up, "acc");
+    names.find(found.add_scaled, "mad.r");
+    names.find(found.sub_scaled, "nmad.r");
+    names.find(found.row_in, "s.in");
     names.find(found.scalar_row, "lk.r");
     names.find(found.ask_near, "pf.n");
     names.find(found.ask_transposed, "pf.t");
@@ -299,14 +303,16 @@ PyObject *py_cuda_words(PyObject *, PyObject *args)
 {
     PyObject *numbers, *rows;
     constexpr int expected[] = {FORM,       HEADER_BYTES, IMAGE_BYTES,   COUNTER_AT,       INPUTS_AT,
-                                MAX_STAGED, MAX_PASSES,   MAX_REGISTERS, MAX_ACCUMULATORS, MOST_WORDS};
-    int limits[10];
-    if (!PyArg_ParseTuple(args, "O!O!(iiiiiiiiii):cuda_words", &PyDict_Type, &numbers,
+                                MAX_STAGED, MAX_PASSES,   MAX_REGISTERS, MAX_ACCUMULATORS, MOST_WORDS,
+                                SUMS_AT,    MOST_SUMS};
+    int limits[12];
+    if (!PyArg_ParseTuple(args, "O!O!(iiiiiiiiiiii):cuda_words", &PyDict_Type, &numbers,
                           &PyList_Type, &rows, &limits[0], &limits[1], &limits[2], &limits[3],
-                          &limits[4], &limits[5], &limits[6], &limits[7], &limits[8], &limits[9])) {
+                          &limits[4], &limits[5], &limits[6], &limits[7], &limits[8], &limits[9],
+                          &limits[10], &limits[11])) {
         return nullptr;
     }
-    if (!std::equal(limits, limits + 10, expected)) {
+    if (!std::equal(limits, limits + 12, expected)) {
         PyErr_SetString(PyExc_ValueError, "an image of another form");
         return nullptr;
     }

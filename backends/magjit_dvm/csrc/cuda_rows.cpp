@@ -12,14 +12,7 @@ void Encoder::emit_row_value(int n)
         return;
     }
     if (facts[n].load) {
-        if (facts[n].loaded == N_LOADED) {
-            return refuse("a cast of i64 to ", "", "", node.dtype);
-        }
-        int x = new_register(n);
-        Where where = row_view(inputs[facts[n].input]);
-        Word &word = put(words.row_load[facts[n].loaded]);
-        word.x = (uint8_t)x;
-        word.set_place(where);
+        load_row_value(n);
     } else if (node.kind == NODE_reduce) {
         int which = reduction(n);
         if (stopped() || accumulator[n] < 0) {
@@ -34,6 +27,33 @@ void Encoder::emit_row_value(int n)
         int x = new_register(n);
         put(words.row_take).x = (uint8_t)x;
         held = -1;
+    }
+}
+
+void Encoder::load_row_value(int n)
+{
+    int what = facts[n].loaded, number = facts[n].input;
+    if (what == N_LOADED) {
+        return refuse("a cast of i64 to ", "", "", program.nodes[n].dtype);
+    }
+    if (stage_of(number) >= 0) {
+        int x = new_register(n);
+        Word &word = put(words.row_in);
+        word.x = (uint8_t)x;
+        word.pointer = (int16_t)number;
+        word.staged = true;
+    } else if (what < N_OF_COLUMNS) {
+        int x = new_register(n);
+        Where where = row_view(inputs[number]);
+        Word &word = put(words.row_load[what]);
+        word.x = (uint8_t)x;
+        word.set_place(where);
+    } else {
+        give_up();
+        Where where = viewed(inputs[number], dims_in_order, n_order);
+        put(words.load[WAY_each][what], words.take).set_place(where);
+        int x = new_register(n);
+        put(words.row_take).x = (uint8_t)x;
     }
 }
 

@@ -119,6 +119,13 @@ void Encoder::masks()
         }
         has[n] = present(n);
     }
+    if (rows_summed && !stopped()) {
+        uint32_t columns = active & ~rows_summed;
+        if ((reduced && reduced != columns) || !columns) {
+            return refuse("sums across rows of other columns");
+        }
+        reduced = columns;
+    }
 }
 
 /* The dimensions of a size other than 1 that a value varies along. */
@@ -155,6 +162,13 @@ void Encoder::reduces(int n)
     uint32_t over = node.mask & active;
     if (over & ~has[node.args[0]]) {
         return refuse("a reduction over a dimension that is broadcast");
+    }
+    if (node.aux == ACROSS) {
+        if (over && rows_summed && rows_summed != over) {
+            return refuse("sums across different rows");
+        }
+        rows_summed = over ? over : rows_summed;
+        return;
     }
     if (over && reduced && reduced != over) {
         return refuse("reductions over different dimensions");

@@ -87,7 +87,8 @@ void Encoder::survey()
         for (int arg : node.args) {
             before = arg >= 0 ? std::max<int>(before, phase[arg]) : before;
         }
-        phase[n] = (uint8_t)(before + (node.kind == NODE_reduce && node.mask & active));
+        bool reduces = node.kind == NODE_reduce && node.mask & active && node.aux != ACROSS;
+        phase[n] = (uint8_t)(before + reduces);
         row_register[n] = accumulator[n] = -1;
         slot[n] = -1;
     }

@@ -27,6 +27,22 @@ int Encoder::weight_of(const Word &word, const Word *known, int n) const
     return n;
 }
 
+/* Whether vectors are kept; beside sums across rows, in the place of up to half of the rows. */
+bool Encoder::make_room(int n)
+{
+    int64_t rows = image.warps / image.group;
+    while (!has_room(n)) {
+        if (!image.sums || 2 * (image.warps / image.group - 1) < rows) {
+            return false;
+        }
+        shrink();
+        if (stopped()) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Words for what is kept in the place of loads, if there is room, and the prologue. */
 void Encoder::keep_weights()
 {
@@ -44,7 +60,7 @@ void Encoder::keep_weights()
             known[n++] = image.words[k];
         }
     }
-    if (!n || !has_room(n)) {
+    if (!n || !make_room(n)) {
         return;
     }
     uint8_t mul = words.of[OP_mul][REGISTERS_f].plain, add = words.of[OP_add][REGISTERS_f].plain;
@@ -63,7 +79,8 @@ void Encoder::keep_weights()
             continue;
         }
         if (number >= 0) {
-            word = {words.kept, word.second, 0, 0, false, false, true, -1, (uint32_t)number, 0, 0, 0};
+            word = {words.kept, word.second, 0,     word.y, false, false,
+                    true,       -1,          (uint32_t)number, 0,      0,     0};
         }
         image.words[made++] = word;
     }
@@ -73,6 +90,7 @@ void Encoder::keep_weights()
     for (int k = 0; k < image.n_rest; k++) {
         image.rest[k] = moved[image.rest[k]];
     }
+    image.finale = image.sums ? moved[image.finale] : NO_WORD;
     image.n_words = made;
     image.prologue = (uint32_t)made;
     for (int k = 0; k < n; k++) {

@@ -1,5 +1,6 @@
 /* The Python module: fused operators as callables, and what shows what they do. */
 #include "cuda_calls.h"
+#include "cuda_gpus.h"
 #include "cuda_encoder.h"
 #include "cuda_launch.h"
 #include "module.h"

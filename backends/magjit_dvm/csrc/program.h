@@ -30,13 +30,15 @@ enum NodeKind : uint8_t {
     NODE_index,     /* args[0]: positions; aux: input, the table */
     NODE_compute,   /* op; aux: ROUNDED or -1 */
     NODE_cast,
-    NODE_reduce,    /* op, mask */
+    NODE_reduce,    /* op, mask; aux: ACROSS or -1 */
     NODE_broadcast, /* mask */
     NODE_scan,      /* op, mask: one dimension */
     N_NODE_KINDS
 };
 
-enum : int16_t { ROUNDED = 1 }; /* to 16 bits at once, in the program that a result is taken from */
+/* Of what is computed: rounded to 16 bits at once, in the program that a result is taken from. Of a sum:
+ * over all that other reductions keep, and only stored. */
+enum : int16_t { ROUNDED = 1, ACROSS = 2 };
 
 struct Node {
     NodeKind kind;

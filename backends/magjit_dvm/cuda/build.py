@@ -22,6 +22,7 @@ import torch
 from magjit.plugin import BackendError
 from magjit.plugin.cache import code_digest, disk_cache, fingerprint
 from magjit_dvm.cuda.interpreter import source
+from magjit_dvm.cuda.parts import SUMS, SUMS_SOURCE
 
 __all__ = ["LEAST", "compiled", "compilers", "usable"]
 
@@ -50,7 +51,7 @@ def compiled(arch: str, each: int, approximate: bool) -> bytes:
 
     Args:
         arch: ``sm_90`` and so on.
-        each: R.
+        each: R; ``SUMS`` of the kernel that adds up parts of sums.
         approximate: see ``interpreter.source``.
 
     Raises:
@@ -69,7 +70,8 @@ def compiled(arch: str, each: int, approximate: bool) -> bytes:
 
     def made() -> bytes:
         log.info("compiling the interpreter for %s, R = %d; it is kept on disk", arch, each)
-        return make(source(approximate, (each,), checked), arch)
+        text = SUMS_SOURCE if each == SUMS else source(approximate, (each,), checked)
+        return make(text, arch)
 
     return disk_cache().get_or_make("dvm_cubin", key, made)
 

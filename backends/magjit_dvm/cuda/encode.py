@@ -18,14 +18,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
+from magjit_dvm.cuda.parts import MOST_SUMS
 from magjit_dvm.cuda.plan import Machine, arrange
-from magjit_dvm.cuda.rows import MOST_REGISTERS, MOST_WORDS, REVERSED, Place, RowEncoder
-from magjit_dvm.cuda.shapes import Layout, Operand, laid_out
+from magjit_dvm.cuda.rows import MOST_REGISTERS, MOST_WORDS, REVERSED, image_arguments
+from magjit_dvm.cuda.shapes import Layout, laid_out
+from magjit_dvm.cuda.sums import SumsEncoder
 from magjit_dvm.cuda.support import may_be_short
 from magjit_dvm.cuda.tiling import in_squares, is_near, is_transposed
 from magjit_dvm.cuda.values import float_bits
 from magjit_dvm.cuda.weights import keep_weights, place_weights
-from magjit_dvm.cuda.words import WITH_IMMEDIATE, Image
+from magjit_dvm.cuda.words import SUMS_AT, WITH_IMMEDIATE, Image
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, NodeKind, Program
 from magjit_dvm.vm import NotEncodable
@@ -36,7 +38,7 @@ WRAPS = frozenset({"neg", "add", "sub", "mul", "shift_left", "bitwise_not"})
 """Results that may leave the 8 bits of a uint8."""
 _MOST_ACCUMULATORS = 16
 _DESCRIBED = ("lt.v", "lt.b", "lt.e", "lt.n", "lt.t", "st.e", "st.n", "pf", "s.ld", "s.st")
-LIMITS = (MOST_REGISTERS, _MOST_ACCUMULATORS, MOST_WORDS)
+LIMITS = (MOST_REGISTERS, _MOST_ACCUMULATORS, MOST_WORDS, SUMS_AT, MOST_SUMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +69,16 @@ def encode(program: Program, arguments: Sequence[Any], machine: Machine) -> Enco
     return Encoded(_Encoder(space, arguments, machine).run(), layouts)
 
 
-class _Encoder(RowEncoder):
+class _Encoder(SumsEncoder):
     def run(self) -> Image:
         """The image of the launch."""
         self.survey()
+        self.find_sums()
         row_chunks = arrange(self.space, self.image, self.machine)
+        if row_chunks and self.sums:
+            raise NotEncodable("sums across long rows")
         self.emit(chunked=row_chunks)
+        self.put_finale()
         self.image.scratch = self.slots
         self.place()
         return self.image
@@ -86,6 +92,7 @@ class _Encoder(RowEncoder):
             n
             for n, node in enumerate(self.nodes)
             if node.kind is NodeKind.REDUCE and self.canonical[n] == n and self.uses[n]
+            if not self.goes_across(n)
         ]
         tiles = [k for k in stores if not self.in_row(self.program.outputs[k].node)]
         of_tiles = [self.phase[self.program.outputs[k].node] for k in tiles]
@@ -119,7 +126,7 @@ class _Encoder(RowEncoder):
                     self.emit_reduce(n, chunked)
             for k in tiles:
                 if self.phase[self.program.outputs[k].node] == p:
-                    self.store_tile(k)
+                    (self.sum_tile if k in self.sums else self.store_tile)(k)
         if not passes:
             self.image.first, self.image.rest = [0], [0]
         elif chunked and self.image.epilogue == len(self.image.words):
@@ -158,69 +165,25 @@ class _Encoder(RowEncoder):
         n = self.canonical[n]
         return self.held == n or n in self.saved
 
-    def bring(self, n: int, bank: str, second: str = "nop") -> None:
-        """An available value into A or T; then ``second``."""
+    def bring(self, n: int, bank: str, second: str = "nop", y: int = 0) -> None:
+        """An available value into A or T; then ``second``, which may work with row register y."""
         n = self.canonical[n]
         if self.is_number(n):
             self.put(f"l{bank}.k", second, w2=self.bits(n))
         elif n in self.saved:
-            self.put(f"l{bank}.scratch", second, w1=self.slot_at(self.saved[n]))
+            self.put(f"l{bank}.scratch", second, y=y, w1=self.slot_at(self.saved[n]))
         elif self.in_row(n):
             self.put(f"l{bank}.r", second, y=self.register[n])
         else:
-            self.bring_load(n, bank, second)
+            self.bring_load(n, bank, second, y)
 
-    def slot_at(self, slot: int) -> int:
-        return slot * 128 * self.image.each
-
-    def bring_load(self, n: int, bank: str, second: str) -> None:
+    def bring_load(self, n: int, bank: str, second: str, y: int = 0) -> None:
         number, what = self.loaded(n)
         how, place = self.placed(number)
         if bank == "a" and (how != "s" or what not in ("32", "f16", "bf16")):
             assert second == "nop"
             bank, second = "t", "take"
-        self.put(f"l{bank}.{how}.{what}", second, place=place)
-
-    def placed(self, number: int) -> tuple[str, Place]:
-        """How a tensor's tile is loaded, and from where."""
-        one, space, image = self.operand(number), self.space, self.image
-        by_four = not image.by_rows or space.cols % 4 == 0
-        if number in image_arguments(image):
-            aligned = by_four and one.low % min(4 * one.size, 16) == 0
-            return "s" if aligned else "u", (0, number, 0)
-        if self.of_columns(one):
-            return "c", (space.cols, one.argument, one.offset)
-        if space.each and (is_near(space, one) or is_transposed(space, one)):
-            how = "n" if is_near(space, one) else "t"
-            return how, self.viewed(one, space.order, apart=True)
-        place = self.viewed(one, space.order)
-        dims = image.descriptors[place[0]]
-        inner, stride = dims[0]
-        if by_four and inner % 4 == 0:
-            if stride == 0:
-                return "b", place
-            four = min(4 * one.size, 16)
-            rest = all(other % four == 0 for _, other in dims[1:])
-            if stride == one.size and one.low % four == 0 and rest:
-                return "v", place
-        return "e", place
-
-    def of_columns(self, one: Operand) -> bool:
-        """Whether an operand is the same in all rows, and lies in memory as their columns do."""
-        space = self.space
-        if (
-            not space.reduced
-            or one.size not in (2, 4)
-            or space.cols % 4
-            or one.low % (4 * one.size)
-        ):
-            return False
-        expected = one.size
-        for d in reversed(space.order):
-            if one.strides[d] != (expected if d in space.reduced else 0):
-                return False
-            expected *= space.size[d]
-        return True
+        self.put(f"l{bank}.{how}.{what}", second, y=y, place=place)
 
     def done_with(self, n: int) -> None:
         """One use of a value is behind it."""
@@ -236,10 +199,15 @@ class _Encoder(RowEncoder):
         self.saved[n] = slot
         self.put("save", w1=self.slot_at(slot))
 
+    def keep(self, n: int) -> None:
+        """A waits for another tile to be computed, even if it could be made again."""
+        if self.is_made_again(n) and not self.available(n):
+            self.save(n)
+
     def give_up(self, uses: int = 0) -> None:
         """Before A changes: save what it holds if it has more uses left than these."""
         n = self.held
-        if n >= 0 and self.left[n] > uses and not self.available(n):
+        if n >= 0 and self.left[n] > uses and not self.available(n) and not self.is_made_again(n):
             self.save(n)
         self.held = -1
 
@@ -254,6 +222,7 @@ class _Encoder(RowEncoder):
         else:
             self.compute(n)
         self.held = n
+        self.add_up(n)
 
     def compute(self, n: int) -> None:
         """A ← the node's operator of its operands."""
@@ -298,7 +267,10 @@ class _Encoder(RowEncoder):
 
     def compute_binary(self, op: str, kind: str, left: int, right: int) -> None:
         x, y = self.canonical[left], self.canonical[right]
-        if x == y:
+        product = self.scaled_by_row(op, kind, x, y)
+        if product >= 0:
+            self.add_scaled(op, y if product == x else x, product)
+        elif x == y:
             self.generate(x)
             self.give_up(2)
             self.put("keep")
@@ -313,11 +285,40 @@ class _Encoder(RowEncoder):
             self.apply_reversed(op, kind, x)
         else:
             self.generate(y)
+            self.keep(y)
             self.generate(x)
             self.give_up(1)
             self.apply(op, kind, y)
         self.done_with(x)
         self.done_with(y)
+
+    def scaled_by_row(self, op: str, kind: str, x: int, y: int) -> int:
+        """Of x + y or x − y, the operand that is a tile times a row value, made for this; or −1."""
+        if kind != "f" or op not in ("add", "sub"):
+            return -1
+        for n in (y, x) if op == "add" else (y,):
+            node = self.nodes[n]
+            if node.op != "mul" or self.uses[n] != 1 or self.in_row(n) or self.made(n) or x == y:
+                continue
+            tile, row = self.factors(n)
+            if self.in_row(row) and not self.is_number(row) and not self.in_row(tile):
+                if not self.is_number(tile) and self.available(tile):
+                    return n
+        return -1
+
+    def factors(self, n: int) -> tuple[int, int]:
+        """The operands of a product, that of a row behind the other."""
+        left, right = (self.canonical[arg] for arg in self.nodes[n].args)
+        return (right, left) if self.in_row(left) else (left, right)
+
+    def add_scaled(self, op: str, x: int, product: int) -> None:
+        """A ← x ± tile · row value."""
+        tile, row = self.factors(product)
+        self.generate(x)
+        self.give_up(1)
+        self.bring(tile, "t", "nmad.r" if op == "sub" else "mad.r", self.register[row])
+        for one in (tile, row, product):
+            self.done_with(one)
 
     def apply(self, op: str, kind: str, y: int) -> None:
         """A ← op(A, y), y being available."""
@@ -344,6 +345,7 @@ class _Encoder(RowEncoder):
         for one in (yes, no):
             if not self.available(one):
                 self.generate(one)
+                self.keep(one)
                 self.give_up()
         self.generate(condition)
         self.put("mask")
@@ -453,11 +455,7 @@ class _Encoder(RowEncoder):
         self.machine.place(self.image)
         stages = {argument: at for argument, _, at in self.image.inputs}
         for word in self.image.words:
-            if word.first.startswith(("lt.s.", "lt.u.", "la.s.")):
+            if word.first.startswith(("lt.s.", "lt.u.", "la.s.", "s.in")):
                 word.w1 = stages[word.pointer]
         place_weights(self.image)
-
-
-def image_arguments(image: Image) -> list[int]:
-    """The arguments that stages have parts of."""
-    return [argument for argument, _, _ in image.inputs]
+        self.place_parts()

@@ -166,6 +166,8 @@ class _Loop(Loads):
             "st": self.store,
             "pf": self.ask_ahead,
             "w": lambda _: self.affine(),
+            "mad": lambda _: self.add_scaled(),
+            "nmad": lambda _: self.add_scaled("neg.f32 F0,F0;"),
             "red": self.reduce,
             "fin": self.finish,
             "row": self.row,
@@ -204,11 +206,25 @@ class _Loop(Loads):
                 self.put(
                     f"and.b32 c0,{m},{1 << r % 32}; setp.ne.s32 q,c0,0; selp.b32 A{r},A{r},T{r},q;"
                 )
+        elif name == "acc":
+            self.put("add.u32 ad,{SCR},i1;")
+            tiles = [",".join(f"T{4 * j + i}" for i in range(4)) for j in range(self.J)]
+            for j, t in enumerate(tiles):
+                self.put(f"ld.shared.v4.b32 {{{{{t}}}}},[ad+{512 * j}];")
+            for j, t in enumerate(tiles):
+                self.put("".join(f"add.rn.f32 T{r},T{r},A{r}; " for r in range(4 * j, 4 * j + 4)))
+                self.put(f"st.shared.v4.b32 [ad+{512 * j}],{{{{{t}}}}};")
         else:
             self.put("add.u32 ad,{SCR},i1;")
             for j in range(self.J):
                 a = ",".join(f"A{4 * j + i}" for i in range(4))
                 self.put(f"st.shared.v4.b32 [ad+{512 * j}],{{{{{a}}}}};")
+        self.fetch()
+
+    def add_scaled(self, turned: str = "") -> None:
+        """A ← A + T · S[y], or less that."""
+        self.row_register("F0", 20)
+        self.put(turned, *(f"fma.rn.f32 A{r},T{r},F0,A{r};" for r in range(self.R)))
         self.fetch()
 
     # -- elementwise --
@@ -328,6 +344,8 @@ class _Loop(Loads):
             self.put("setp.lt.s32 q,{GW},0;", *one_to_global(rest, "S0", "o0", "@q "))
             self.fetch()
             return
+        elif name == "in":
+            self.from_row_of_stage()
         elif name == "k":
             self.put("mov.b32 S0,F0;")
         elif name == "take":
@@ -339,6 +357,14 @@ class _Loop(Loads):
             self.apply(elementwise(name, "f", self.approximate), [("S0", "S1")])
         self.set_row_register("S0")
         self.fetch()
+
+    def from_row_of_stage(self) -> None:
+        """The row's 32 bits of what the producer has copied, from its 16-byte boundary on."""
+        self.put(
+            "bfe.u32 c0,{GW},16,8; sub.u32 c1,{ROW},c0; shl.b32 c1,c1,2; add.u32 c1,c1,F0; "
+            "and.b32 c1,c1,15; shl.b32 c0,c0,2; add.u32 c0,c0,c1; add.u32 c0,c0,i1; "
+            "add.u32 c0,c0,{STAGE}; ld.shared.b32 S0,[c0];"
+        )
 
     def scalar_and_number(self, name: str) -> None:
         """S[x] ← op(S[y], F0)."""

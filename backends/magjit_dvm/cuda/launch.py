@@ -20,8 +20,9 @@ from magjit_dvm.cuda.build import LEAST, compiled
 from magjit_dvm.cuda.encode import Encoded, Machine, encode
 from magjit_dvm.cuda.interpreter import kernel_name
 from magjit_dvm.cuda.native import as_lists
+from magjit_dvm.cuda.parts import SUMS, SUMS_NAME, THREADS, Parts
 from magjit_dvm.cuda.words import Image
-from magjit_dvm.instructions import DTYPES
+from magjit_dvm.instructions import DTYPES, DType
 from magjit_dvm.program import InputKind, Program
 from magjit_dvm.vm import (
     CudaFused,
@@ -66,7 +67,7 @@ class Gpu:
         self._lock = threading.Lock()
 
     def function(self, each: int, approximate: bool) -> int:
-        """The kernel for R elements a lane; compiled when it is first asked for."""
+        """The kernel for R elements a lane, or of sums; compiled when it is first asked for."""
         key = each, approximate
         found = self._functions.get(key)
         if found is None:
@@ -74,8 +75,8 @@ class Gpu:
                 found = self._functions.get(key)
                 if found is None:
                     cubin = compiled(self.arch, each, approximate)
-                    name = kernel_name(each)
-                    shared = self.machine.shared_bytes
+                    name = SUMS_NAME if each == SUMS else kernel_name(each)
+                    shared = 0 if each == SUMS else self.machine.shared_bytes
                     found = cuda_load(self.index, cubin, name, shared, self._overlaps)
                     self._functions[key] = found
         return found
@@ -171,7 +172,13 @@ class DeviceFused(CudaFused):
             allocate = partial(_allocate, layout.sizes, layout.strides, code, index)
             made.append(allocate() if one.allocated else None)
         if encoded.image is not None:
-            _launch(encoded.image, [*arguments, *made], index, self.approximate)
+            tensors = [*arguments, *made]
+            parts = encoded.image.parts
+            if parts is not None:
+                tensors.append(_allocate((parts.count,), (1,), DType.F32.code, index))
+            _launch(encoded.image, tensors, index, self.approximate)
+            if parts is not None:
+                _launch_sums(parts, tensors, index)
         results = tuple(one for one in made if one is not None)
         return results[0] if len(results) == 1 else results
 
@@ -190,8 +197,22 @@ def _launch(image: Image, tensors: Sequence[Any], index: int, approximate: bool)
     )
 
 
+def _launch_sums(parts: Parts, tensors: Sequence[Any], index: int) -> None:
+    """Add up what the launch before has written to the last of these tensors."""
+    addresses = [one.data_ptr() if isinstance(one, torch.Tensor) else 0 for one in tensors]
+    cuda_launch(
+        gpu(index).function(SUMS, False),
+        *(parts.blocks, THREADS, 0),
+        torch.cuda.current_stream(index).cuda_stream,
+        parts.pack(addresses[-1], addresses),
+        b"",
+        (),
+        *(0, 0),
+    )
+
+
 def _kernel(index: int, each: int, approximate: int) -> int:
-    """Asked for by C++: the GPU is told of; its kernel for R elements a lane, if R is not 0."""
+    """Asked for by C++: the GPU is told of; its kernel for R, or of sums, if that is not 0."""
     one = gpu(index)
     return one.function(each, bool(approximate)) if each else 0
 

@@ -53,7 +53,16 @@ class Machine:
             image.stages = _STAGES
             if not _may_shrink(image):
                 raise NotEncodable("values of a row that shared memory has no room for")
-            _shrink(image, self)
+            self.shrink(image)
+
+    def shrink(self, image: Image) -> None:
+        """Fewer warps."""
+        if image.warps > image.group:
+            image.warps -= image.group
+        else:
+            image.group -= 1
+            image.warps = image.group
+        _count(image, self)
 
     def has_room(self, image: Image, weights: int) -> bool:
         """Whether so many vectors are kept beside two stages, as they are from then on if so."""
@@ -88,7 +97,22 @@ def arrange(space: Space, image: Image, machine: Machine) -> bool:
     _refuse_slow(space, image, [number for number, _ in staged], loads, machine)
     widest = max((size for _, size in staged), default=4)
     _divide(space, image, machine, widest, sum(size for _, size in staged))
+    if staged and image.by_rows and image.chunks == 1:
+        rows = [n for n in loads if _is_of_rows(space, n)][: MAX_INPUTS - len(staged)]
+        image.inputs += [(number, 4, 0) for number in rows]
+        image.row_inputs = len(rows)
     return image.chunks > 1
+
+
+def _is_of_rows(space: Space, number: int) -> bool:
+    """Whether a tensor has 32 bits for each row, side by side in their order."""
+    one, expected = space.inputs[number], 4
+    assert one is not None
+    for d in reversed(space.order):
+        if one.strides[d] != (0 if d in space.reduced else expected):
+            return False
+        expected *= 1 if d in space.reduced else space.size[d]
+    return one.size == 4 and expected > 4
 
 
 def _refuse_slow(
@@ -127,27 +151,30 @@ def _divide(space: Space, image: Image, machine: Machine, widest: int, together:
         image.group, image.warps = 1, max(1, min(_WARPS[image.each], wanted))
     else:
         wanted = -(-image.rows // machine.multiprocessors)
-        image.each = _each_for_rows(image.cols, wanted, together, machine) or most
+        image.each = _each_for_rows(image, wanted, together, machine) or most
         image.group = min(_WARPS[image.each], -(-image.cols // image.slice))
         image.warps = image.group * max(1, min(_WARPS[image.each] // image.group, wanted))
     _count(image, machine)
 
 
-def _each_for_rows(cols: int, wanted: int, together: int, machine: Machine) -> int:
+def _each_for_rows(image: Image, wanted: int, together: int, machine: Machine) -> int:
     """R for rows that fit a block's warps, and shared memory with two tiles saved; 0 without one.
 
-    The most elements under way at once, as far as there is room for two stages of them; of equals
-    the fewest lanes without elements, then the most warps.
+    The most elements under way at once, as far as there is room for two stages of them, and for
+    their sums across rows; of equals the fewest lanes without elements, then the most warps, which
+    is what counts beside sums.
     """
     best, found = (0, 0), 0
-    if cols * (together + 8) > machine.shared_bytes:
+    cols, kept = image.cols, image.sums + (image.sums > 0)  # and a tile that waits
+    if cols * (together + max(8, 4 * kept)) > machine.shared_bytes:
         return found
-    room = machine.shared_bytes * 7 // (16 * max(together, 1))
+    room = machine.shared_bytes * 7 // (16 * max(together + 2 * kept, 1))
+    room = cols if kept and 2 * cols > room else room
     for each, warps in sorted(_WARPS.items()):
         group = -(-cols // (32 * each))
         rows = min(warps // group, wanted)
         score = min(rows * cols, room), -group * each
-        if rows and score > best and each <= machine.widest:
+        if rows and score > best and each <= (min(machine.widest, 32) if kept else machine.widest):
             best, found = score, each
     return found
 
@@ -169,16 +196,6 @@ def _may_shrink(image: Image) -> bool:
     return image.warps > image.group or (image.chunks > 1 and image.group > 1)
 
 
-def _shrink(image: Image, machine: Machine) -> None:
-    """Fewer warps."""
-    if image.warps > image.group:
-        image.warps -= image.group
-    else:
-        image.group -= 1
-        image.warps = image.group
-    _count(image, machine)
-
-
 def _measure(image: Image, program_bytes: int) -> None:
     """Places in shared memory for these warps and stages."""
 
@@ -189,9 +206,11 @@ def _measure(image: Image, program_bytes: int) -> None:
     if image.by_rows and image.chunks == 1:
         width = image.warps // image.group * image.cols
     at, inputs = 0, []
-    for argument, size, _ in image.inputs:
+    tiles = len(image.inputs) - image.row_inputs
+    for number, (argument, size, _) in enumerate(image.inputs):
         inputs.append((argument, size, at))
-        at = rounded(at + width * size + 48)  # to 16-byte boundaries, and what unaligned loads see
+        count = width if number < tiles else image.warps // image.group
+        at = rounded(at + count * size + 48)  # to 16-byte boundaries, and what unaligned loads see
     image.inputs, image.stage_bytes = inputs, at
     image.barriers_at = rounded(program_bytes + 32)
     image.rows_at = rounded(image.barriers_at + 20 * image.stages)
@@ -204,6 +223,6 @@ def _measure(image: Image, program_bytes: int) -> None:
     reach = width
     if image.by_rows and image.chunks == 1:
         reach = (image.warps // image.group - 1) * image.cols + image.group * image.slice
-    seen = max((first + reach * size + 48 for _, size, first in inputs), default=0)
+    seen = max((first + reach * size + 48 for _, size, first in inputs[:tiles]), default=0)
     last = image.ring_at + (image.stages - 1) * image.stage_bytes
     image.shared_bytes = rounded(last + max(image.stage_bytes, seen))

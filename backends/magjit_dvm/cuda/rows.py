@@ -7,12 +7,13 @@ from typing import Any
 
 from magjit_dvm.cuda.plan import Machine
 from magjit_dvm.cuda.shapes import Operand, Space
+from magjit_dvm.cuda.tiling import is_near, is_transposed
 from magjit_dvm.cuda.values import Values, exact_inverse, float_bits
-from magjit_dvm.cuda.words import SCALARS, Image, Word
+from magjit_dvm.cuda.words import OF_COLUMNS, SCALARS, Image, Word
 from magjit_dvm.program import NodeKind
 from magjit_dvm.vm import NotEncodable
 
-__all__ = ["MOST_REGISTERS", "MOST_WORDS", "REVERSED", "Place", "RowEncoder"]
+__all__ = ["MOST_REGISTERS", "MOST_WORDS", "REVERSED", "Place", "RowEncoder", "image_arguments"]
 
 REVERSED = {
     "sub": "rsub",
@@ -73,6 +74,9 @@ class RowEncoder(Values):
     def compute(self, n: int) -> None:
         raise NotImplementedError
 
+    def give_up(self, uses: int = 0) -> None:
+        raise NotImplementedError
+
     # -- row values --
 
     def emit_row_value(self, n: int) -> None:
@@ -80,8 +84,7 @@ class RowEncoder(Values):
         if n in self.register:
             return
         if self.is_load(n):
-            number, what = self.loaded(n)
-            self.put(f"s.ld.{what}", x=self.new_register(n), place=self.row_view(number))
+            self.load_row_value(n)
         elif node.kind is NodeKind.REDUCE:
             fin = f"fin.{self.reduction(n)}"
             self.put(fin, x=self.new_register(n), y=self.accumulator[n])
@@ -89,6 +92,18 @@ class RowEncoder(Values):
             self.compute(n)
             self.put("s.take", x=self.new_register(n))
             self.held = -1
+
+    def load_row_value(self, n: int) -> None:
+        number, what = self.loaded(n)
+        if number in image_arguments(self.image):
+            self.put("s.in", x=self.new_register(n), place=(0, number, 0))
+        elif what in OF_COLUMNS:
+            self.put(f"s.ld.{what}", x=self.new_register(n), place=self.row_view(number))
+        else:
+            self.give_up()
+            place = self.viewed(self.operand(number), self.space.order)
+            self.put(f"lt.e.{what}", "take", place=place)
+            self.put("s.take", x=self.new_register(n))
 
     def by_scalar_word(self, n: int) -> bool:
         """One word on row registers, where there is one."""
@@ -157,6 +172,47 @@ class RowEncoder(Values):
         assert found is not None
         return found
 
+    def placed(self, number: int) -> tuple[str, Place]:
+        """How a tensor's tile is loaded, and from where."""
+        one, space, image = self.operand(number), self.space, self.image
+        by_four = not image.by_rows or space.cols % 4 == 0
+        if number in image_arguments(image):
+            aligned = by_four and one.low % min(4 * one.size, 16) == 0
+            return "s" if aligned else "u", (0, number, 0)
+        if self.of_columns(one):
+            return "c", (space.cols, one.argument, one.offset)
+        if space.each and (is_near(space, one) or is_transposed(space, one)):
+            how = "n" if is_near(space, one) else "t"
+            return how, self.viewed(one, space.order, apart=True)
+        place = self.viewed(one, space.order)
+        dims = image.descriptors[place[0]]
+        inner, stride = dims[0]
+        if by_four and inner % 4 == 0:
+            if stride == 0:
+                return "b", place
+            four = min(4 * one.size, 16)
+            rest = all(other % four == 0 for _, other in dims[1:])
+            if stride == one.size and one.low % four == 0 and rest:
+                return "v", place
+        return "e", place
+
+    def of_columns(self, one: Operand) -> bool:
+        """Whether an operand is the same in all rows, and lies in memory as their columns do."""
+        space = self.space
+        if (
+            not space.reduced
+            or one.size not in (2, 4)
+            or space.cols % 4
+            or one.low % (4 * one.size)
+        ):
+            return False
+        expected = one.size
+        for d in reversed(space.order):
+            if one.strides[d] != (expected if d in space.reduced else 0):
+                return False
+            expected *= space.size[d]
+        return True
+
     def viewed(self, one: Operand, dims: Sequence[int], apart: bool = False) -> Place:
         described = self.space.descriptor(one, dims, apart)
         if self.space.rows * self.space.cols >= 1 << 31:
@@ -171,3 +227,8 @@ class RowEncoder(Values):
         number = len(self.space.inputs) + k
         y = self.register_of(out.node)
         self.put(f"s.st.{self.stored(out.node)}", y=y, place=self.row_view(number))
+
+
+def image_arguments(image: Image) -> list[int]:
+    """The arguments that stages have parts of."""
+    return [argument for argument, _, _ in image.inputs]

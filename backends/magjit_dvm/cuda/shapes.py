@@ -14,7 +14,16 @@ from typing import Any
 import torch
 
 from magjit_dvm.instructions import DType
-from magjit_dvm.program import INDEXED, ONE, InputKind, Node, NodeKind, Program, varying
+from magjit_dvm.program import (
+    ACROSS,
+    INDEXED,
+    ONE,
+    InputKind,
+    Node,
+    NodeKind,
+    Program,
+    varying,
+)
 from magjit_dvm.vm import NotEncodable
 
 __all__ = ["Layout", "Operand", "Space", "laid_out"]
@@ -58,6 +67,7 @@ class Space:
         has: of each node, the dimensions of a size other than 1 that it varies along.
         active: all of those.
         reduced: those that reductions go over.
+        rows_summed: those that sums go across; none without such sums.
         order: active ones from the outermost to the innermost.
         rows, cols: products of the sizes that are kept and reduced.
         each: elements a lane, R, where the space is divided into squares; otherwise 0.
@@ -70,6 +80,7 @@ class Space:
     has: list[frozenset[int]] = field(default_factory=list)
     active: frozenset[int] = frozenset()
     reduced: frozenset[int] = frozenset()
+    rows_summed: frozenset[int] = frozenset()
     order: list[int] = field(default_factory=list)
     rows: int = 1
     cols: int = 1
@@ -165,12 +176,22 @@ def _masks(space: Space, arguments: Sequence[Any]) -> None:
         if node.kind is NodeKind.REDUCE:
             _reduces(space, node)
         space.has.append(has)
+    if space.rows_summed:
+        columns = space.active - space.rows_summed
+        if space.reduced not in (frozenset(), columns) or not columns:
+            raise NotEncodable("sums across rows of other columns")
+        space.reduced = columns
 
 
 def _reduces(space: Space, node: Node) -> None:
     over = node.dims & space.active
     if not over <= space.has[node.args[0]]:
         raise NotEncodable("a reduction over a dimension that is broadcast")
+    if node.aux == ACROSS:
+        if over and space.rows_summed and space.rows_summed != over:
+            raise NotEncodable("sums across different rows")
+        space.rows_summed = over or space.rows_summed
+        return
     if over and space.reduced and space.reduced != over:
         raise NotEncodable("reductions over different dimensions")
     space.reduced = over or space.reduced

@@ -15,7 +15,10 @@ program and sets up barriers meanwhile.  The producer then waits (``griddepcontr
 it the consumers, who do nothing before the first stage is full.
 
 Before its first tile a block may keep vectors that all rows share (``weights.py``): the first
-row's warps run the prologue, whose scratch memory all of them read from then on.
+row's warps run the prologue, whose scratch memory all of them read from then on.  After its last
+tile, all of its warps may write sums that they have kept in scratch memory over all tiles
+(``sums.py``), as if they were a tile of a tensor with a row for each row of a tile of each block:
+those of its first tile are there, and others have no sums.
 
 Block b begins with tile b, whose parts are on their way before the program has been read.  Other
 tiles come from a counter in global memory, the next one asked for while a tile is fed; the last
@@ -44,10 +47,11 @@ struct Head {
     u32 partials_at, scratch_at, ring_at, scratch_bytes, prologue;
     u64 elements, rows, counter;
     In in[12];
+    u32 sums, unused[3];
 };
 struct __align__(16) Quad { u32 x, y, z, w; };
-struct __align__(16) Image { Head h; Quad program[(4096 - 336) / 16]; };
-static_assert(sizeof(Head) == 336 && sizeof(Image) == 4096, "as words.py packs it");
+struct __align__(16) Image { Head h; Quad program[(4096 - 352) / 16]; };
+static_assert(sizeof(Head) == 352 && sizeof(Image) == 4096, "as words.py packs it");
 
 DEV u32 shared_address(const void *p)
 {
@@ -95,35 +99,47 @@ DEV void barrier_wait(u32 a, u32 phase)
 }
 #endif
 
-/* The stage's elements [e, e + count) of each contiguous input, from the 16-byte boundary below to
- * the one above: what is beyond the tensor shares 16 aligned bytes with an element of it. */
-DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 lane)
+/* What a stage has of an input, and where that begins: elements [e, e + count) of one that is
+ * contiguous, the rows of tile t, `rows` of them at most, of one that has an element for each row.
+ * It is copied from the 16-byte boundary below to the one above: what is beyond the tensor shares
+ * 16 aligned bytes with an element of it. */
+#define OF_ROWS 256u
+struct Piece { u64 from; u32 bytes; };
+DEV Piece piece_of(const Head &h, u32 i, u64 e, u32 count, u32 t, u32 rows)
+{
+    u32 size = h.in[i].size;
+    if (size & OF_ROWS) {
+        size -= OF_ROWS;
+        e = (u64)t * rows;
+        count = h.rows - e < rows ? (u32)(h.rows - e) : rows;
+    }
+    const u64 low = h.in[i].ptr + e * size, high = low + (u64)count * size;
+    return {low & ~15ull, (u32)(((high + 15) & ~15ull) - (low & ~15ull))};
+}
+DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u32 rows, u32 lane)
 {
 #if __CUDA_ARCH__ >= 900
     if (lane == 0) {
         u32 bytes = 0;
 #pragma unroll 1
         for (u32 i = 0; i < h.n_in; i++) {
-            u64 low = h.in[i].ptr + e * h.in[i].size, high = low + (u64)count * h.in[i].size;
-            bytes += (u32)(((high + 15) & ~15ull) - (low & ~15ull));
+            bytes += piece_of(h, i, e, count, t, rows).bytes;
         }
         barrier_arrive_expecting(barrier, bytes);
 #pragma unroll 1
         for (u32 i = 0; i < h.n_in; i++) {
-            u64 low = h.in[i].ptr + e * h.in[i].size, high = low + (u64)count * h.in[i].size;
-            low &= ~15ull;
-            bulk_copy(stage + h.in[i].at, low, (u32)(((high + 15) & ~15ull) - low), barrier);
+            const Piece one = piece_of(h, i, e, count, t, rows);
+            bulk_copy(stage + h.in[i].at, one.from, one.bytes, barrier);
         }
     }
 #else
 #pragma unroll 1
     for (u32 i = 0; i < h.n_in; i++) {
-        u64 low = h.in[i].ptr + e * h.in[i].size, high = low + (u64)count * h.in[i].size;
-        low &= ~15ull;
-        u32 pieces = (u32)((((high + 15) & ~15ull) - low) >> 4), to = stage + h.in[i].at;
-        for (u32 k = lane; k < pieces; k += 32) {
+        const Piece one = piece_of(h, i, e, count, t, rows);
+        const u32 to = stage + h.in[i].at;
+        for (u32 k = lane; k < one.bytes / 16; k += 32) {
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 16 * k),
-                         "l"(low + 16 * (u64)k) : "memory");
+                         "l"(one.from + 16 * (u64)k) : "memory");
         }
     }
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier)
@@ -147,6 +163,7 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 lane)
 #endif
 #define NO_TILE 0xffffffffu
 #define PROLOGUE 0xffffu /* in the place of a pass */
+#define FINALE 3u /* a pass that programs with sums across rows have for this alone */
 
 /* Once, from several places: with a number of threads, which __syncthreads() has not. */
 DEV void all_meet(u32 warps)
@@ -232,7 +249,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                     tile_of[s] = t;
                 }}
                 const u32 count = left < most ? (u32)left : most;
-                feed(h, full + 8 * s, ring + s * h.stage_bytes, e, count, lane);
+                feed(h, full + 8 * s, ring + s * h.stage_bytes, e, count, t, tile_rows, lane);
                 if (others_wait) {{
                     others_wait = false;
                     all_meet(W);
@@ -287,6 +304,10 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     const u32 warp_group = G | member << 8 | group << 16 | h.numbers << 24;
     u32 scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
     u32 pass = 0, chunk = 0, t = 0;
+    for (u32 i = lane; i < h.sums * 8 * {each}; i += 32) {{ /* what only this warp uses */
+        *(Quad *)(mj_shared + h.scratch_at + warp * h.scratch_bytes + 16 * i) = Quad{{0, 0, 0, 0}};
+    }}
+    __syncwarp();
     if (h.prologue != NO_TILE) {{
         pass = PROLOGUE;
         scratch = base + h.scratch_at + W * h.scratch_bytes + 4 * member * SLICE + 16 * lane;
@@ -302,7 +323,11 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
             if (pass == 0 && chunk == 0) {{
                 t = __shfl_sync(~0u, tile_of[s], 0);
                 if (t == NO_TILE) {{
-                    break;
+                    if (!h.sums) {{
+                        break;
+                    }}
+                    pass = FINALE;
+                    t = blockIdx.x;
                 }}
             }}
         }}
@@ -342,6 +367,9 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         if (last) {{
             pass = 0;
             continue;
+        }}
+        if (pass == FINALE && h.sums) {{
+            break;
         }}
         __syncwarp();
         if (EMPTY_ARRIVALS > 1 || lane == 0) {{

@@ -19,15 +19,15 @@ from magjit_dvm.cuda.formats import elements_of, registers_of
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
 from magjit_dvm.cuda.ptx import evaluate
 from magjit_dvm.cuda.short_functions import LARGEST
-from magjit_dvm.cuda.simulate_memory import HEADER_FIELDS, ImageError, Memory, memory_of
+from magjit_dvm.cuda.simulate_addresses import Addresses
+from magjit_dvm.cuda.simulate_memory import BYTES, HEADER_FIELDS, ImageError, Memory, memory_of
 from magjit_dvm.cuda.simulate_rows import FOLD, fused, identity, normalized, softmax
-from magjit_dvm.cuda.words import HEADER_BYTES, NO_WORD, OPCODES
+from magjit_dvm.cuda.words import HEADER_BYTES, NO_WORD, OF_ROWS, OPCODES, SUMS_AT
 
 __all__ = ["ImageError", "run_image"]
 
 Array = Any
 _POISON = 0xFFC0DEAD
-_BYTES = {"32": 4, "f16": 2, "bf16": 2, "u8": 1, "i64": 8, "i64f": 8, "i64b": 8}
 
 
 def run_image(
@@ -36,6 +36,7 @@ def run_image(
     shared_bytes: int,
     inputs: Sequence[Any],
     outputs: Sequence[torch.Tensor],
+    blocks: int = 1,
 ) -> None:
     """Execute an image whose addresses are those of these tensors.
 
@@ -45,21 +46,23 @@ def run_image(
         shared_bytes: of a block.
         inputs: of the call; numbers are passed over.
         outputs: what it writes.
+        blocks: of the launch; tiles are shared out evenly.
 
     Raises:
         ImageError: it does what none may do.
     """
     memories = [memory_of(one, True) for one in outputs]
     memories += [memory_of(one, False) for one in inputs if isinstance(one, torch.Tensor)]
-    _Kernel(image, each, shared_bytes, memories).run()
+    _Kernel(image, each, shared_bytes, memories).run(blocks)
 
 
-class _Kernel:
+class _Kernel(Addresses):
     def __init__(self, image: bytes, each: int, shared_bytes: int, memories: list[Memory]) -> None:
         if len(image) > 4096:
             raise ImageError("an image of more than 4 KB")
         values = struct.unpack_from("<30I3Q", image)
         self.h = dict(zip(HEADER_FIELDS, values, strict=True))
+        (self.h["sums"],) = struct.unpack_from("<I", image, SUMS_AT)
         self.inputs = [
             struct.unpack_from("<QII", image, 144 + 16 * k) for k in range(self.h["n_in"])
         ]
@@ -73,7 +76,10 @@ class _Kernel:
         self.rest = [self.h[f"rest{k}"] for k in range(4)]
         self.lanes = np.arange(self.slice) % 128 // 4
         self.weights: dict[int, Array] = {}
+        self.staged: dict[int, Any] = {}
         self.weights_at = 0
+        self.sums: dict[tuple[int, int], dict[int, Array]] = {}
+        self.of_rows = {at for _, size, at in self.inputs if size & OF_ROWS}
 
     # -- memory --
 
@@ -88,7 +94,7 @@ class _Kernel:
 
     def read(self, addresses: Array, what: str) -> Array:
         """Elements at addresses, as registers have them."""
-        size = _BYTES[what]
+        size = BYTES[what]
         if not addresses.size:
             return np.zeros(0, np.uint32)
         if (addresses % size).any():
@@ -100,14 +106,14 @@ class _Kernel:
         """Registers to elements at addresses."""
         if not addresses.size:
             return
-        if (addresses % _BYTES[what]).any():
+        if (addresses % BYTES[what]).any():
             raise ImageError("an element that is not aligned")
-        memory, places = self.places(addresses, _BYTES[what], write=True)
+        memory, places = self.places(addresses, BYTES[what], write=True)
         memory.data[places] = elements_of(values, what)
 
     # -- tiles --
 
-    def run(self) -> None:
+    def run(self, blocks: int = 1) -> None:
         """All tiles, in order."""
         h = self.h
         if h["warps"] % h["group"]:
@@ -120,7 +126,7 @@ class _Kernel:
                 for group in range(rows_of_tile):
                     row = tile * rows_of_tile + group
                     if row < h["rows"]:
-                        self.run_row(tile, group, row, rows_of_tile)
+                        self.run_row(tile, group, row, rows_of_tile, blocks)
             else:
                 for warp in range(h["warps"]):
                     start = tile * h["warps"] * self.slice
@@ -131,12 +137,37 @@ class _Kernel:
                         owner = start == 0 and warp == 0
                         counts = np.array([there])
                         self.run_words(self.first[0], start, warp * self.slice, counts, 0, owner)
+        for block in range(blocks if h["sums"] else 0):
+            for group in range(rows_of_tile):
+                if block * rows_of_tile + group < h["rows"]:
+                    self.write_sums(block, group, rows_of_tile)
+
+    def write_sums(self, block: int, group: int, rows_of_tile: int) -> None:
+        """The finale of a row's warps."""
+        h = self.h
+        self.begin_row(h["group"], block * rows_of_tile + group)
+        self.staged = {}
+        self.open_sums(block, group)
+        there = np.clip(h["cols"] - np.arange(h["group"]) * self.slice, 0, self.slice)
+        start = block * rows_of_tile * h["cols"]
+        self.run_words(self.first[-1], start, group * h["cols"], there, 0, False)
+
+    def open_sums(self, block: int, group: int) -> None:
+        """What a row's warps have added up so far is in scratch memory."""
+        at = range(0, self.h["sums"] * 128 * self.each, 128 * self.each)
+        known = self.sums.get((block, group), {one: np.zeros_like(self.empty) for one in at})
+        self.scratch.update({one: value.copy() for one, value in known.items()})
+
+    def close_sums(self, block: int, group: int) -> None:
+        """It is kept."""
+        end = self.h["sums"] * 128 * self.each
+        self.sums[block, group] = {at: one for at, one in self.scratch.items() if at < end}
 
     def keep_weights(self) -> None:
         """The prologue, as warps of one row; what it saves is there for all."""
         h = self.h
         self.begin_row(h["group"], 0)
-        self.staged: dict[int, Any] = {}
+        self.staged = {}
         there = np.clip(h["cols"] - np.arange(h["group"]) * self.slice, 0, self.slice)
         self.weights_at = h["scratch_at"] + h["warps"] * h["scratch_bytes"]
         self.room = h["ring_at"] - self.weights_at
@@ -150,7 +181,7 @@ class _Kernel:
             raise ImageError("a vector that was not kept")
         return found
 
-    def run_row(self, tile: int, group: int, row: int, rows_of_tile: int) -> None:
+    def run_row(self, tile: int, group: int, row: int, rows_of_tile: int, blocks: int) -> None:
         h = self.h
         width, cols = h["group"] * self.slice, h["cols"]
         members = np.arange(h["group"]) * self.slice
@@ -159,9 +190,11 @@ class _Kernel:
             if cols > width:
                 raise ImageError("a row that does not fit")
             start = tile * rows_of_tile * cols
-            self.stage(start, min(rows_of_tile * cols, h["elements"] - start))
+            self.stage(start, min(rows_of_tile * cols, h["elements"] - start), row - group)
             there = np.clip(cols - members, 0, self.slice)
+            self.open_sums(tile % blocks, group)
             self.run_words(self.first[0], start, group * cols, there, 0, True)
+            self.close_sums(tile % blocks, group)
         else:
             for p in range(h["passes"]):
                 for c in range(h["chunks"]):
@@ -183,11 +216,15 @@ class _Kernel:
         self.room = self.h["scratch_bytes"]
         self.empty = np.full(shape, _POISON, np.uint32)
 
-    def stage(self, start: int, count: int) -> None:
+    def stage(self, start: int, count: int, row: int = 0) -> None:
         """The producer's copies: each input's place, from the 16-byte boundary below on."""
         self.staged = {}
         for address, size, at in self.inputs:
             low, high = address + start * size, address + (start + count) * size
+            if size & OF_ROWS:
+                size -= OF_ROWS
+                rows = min(self.h["warps"] // self.h["group"], self.h["rows"] - row)
+                low, high = address + row * size, address + (row + rows) * size
             if at + (-(-high // 16) * 16 - low // 16 * 16) > self.h["stage_bytes"]:
                 raise ImageError("a stage that is too small")
             self.staged[at] = (low, high, size, address)
@@ -251,7 +288,7 @@ class _Kernel:
         if self.w1 not in self.staged:
             raise ImageError("a stage without this input")
         low, high, size, address = self.staged[self.w1]
-        if size != _BYTES[what] or address & 0xFFFFFFFF != self.F0:
+        if self.w1 in self.of_rows or size != BYTES[what] or address & 0xFFFFFFFF != self.F0:
             raise ImageError("a load of another input")
         addresses = low + self.local * size
         if aligned and what in ("32", "f16", "bf16", "u8"):
@@ -262,71 +299,6 @@ class _Kernel:
             raise ImageError("elements that were not copied")
         value = self.empty.copy()
         value[inside] = self.read(addresses[inside], what)
-        return value
-
-    def described(self, elements: Array) -> Array:
-        """Addresses through the word's descriptor."""
-        at = self.w1 // 16
-        rest, addresses = elements.copy(), np.full(elements.shape, self.pointer)
-        for k in range(int(self.program[at][0])):
-            size, magic, shift = (int(one) for one in self.program[at + 1 + k][:3])
-            stride = int(self.program[at + 1 + k][3:].view(np.int32)[0])
-            quotient = ((rest * magic >> 32) + rest) >> shift
-            addresses = addresses + (rest - quotient * size) * stride
-            rest = quotient
-        if rest[self.valid].any() if rest.shape == self.valid.shape else rest.any():
-            raise ImageError("a descriptor of another space")
-        return addresses
-
-    def from_global(self, how: str, what: str) -> Array:
-        value = np.zeros(self.empty.shape, np.uint32)
-        if how == "e":
-            addresses = self.described(self.element)
-            value[self.valid] = self.read(addresses[self.valid], what)
-            return value
-        if how in ("n", "t"):
-            value[:] = self.read(self.of_squares(how, _BYTES[what]), what)
-            return value
-        if (self.valid.sum(1) % 4).any():
-            raise ImageError("a part of four elements")
-        first = self.described(self.element).reshape(self.group, -1, 4)[..., :1]
-        size = _BYTES[what]
-        if how == "v" and (first[self.valid[:, ::4]] % min(4 * size, 16)).any():
-            raise ImageError("four elements that are not aligned")
-        step = np.arange(4) * (size if how == "v" else 0)
-        addresses = (first + step).reshape(value.shape)
-        value[self.valid] = self.read(addresses[self.valid], what)
-        return value
-
-    def of_squares(self, how: str, size: int) -> Array:
-        """Addresses of a whole slice: rows equally far apart, of a lane's columns no space between.
-
-        Lanes, rows and the elements of a row are 128·j + 4·lane + i.
-        """
-        addresses = self.described(self.element)
-        count, *sizes = self.program[self.w1 // 16 :][:4, 0].tolist()
-        if not self.valid.all() or count < 6 or sizes != [64, 2, self.each // 4]:
-            raise ImageError("a part of a slice, or squares of another size")
-        parts = addresses.reshape(self.group, self.each // 4, 32, 4)
-        along, step = (parts.swapaxes(1, 3), 4) if how == "n" else (parts, self.each // 4)
-        if (np.diff(along, axis=1) != size).any():
-            raise ImageError("elements that are not side by side")
-        if (along[:, 0] % min(step * size, 16)).any():
-            raise ImageError("elements that are not aligned")
-        others = np.diff(parts, axis=1 if how == "n" else 3)
-        if (others != (others[:, :1] if how == "n" else others[..., :1])).any():
-            raise ImageError("elements that are not equally far apart")
-        return addresses
-
-    def from_columns(self, what: str) -> Array:
-        """A vector that all rows share."""
-        if self.w1 != self.h["cols"] or (self.valid.sum(1) % 4).any():
-            raise ImageError("a vector of other rows")
-        if (self.pointer % (4 * _BYTES[what])) != 0:
-            raise ImageError("four elements that are not aligned")
-        addresses = self.pointer + (self.element - self.row * self.w1) * _BYTES[what]
-        value = np.zeros(self.empty.shape, np.uint32)
-        value[self.valid] = self.read(addresses[self.valid], what)
         return value
 
     def number(self, k: int) -> Array:
@@ -356,6 +328,10 @@ class _Kernel:
             self.scalar_and_number(rest)
         elif head == "w":
             self.A = fused(self.A, self.kept(self.w1), self.kept(self.F0))
+        elif name in ("mad.r", "nmad.r"):
+            number = np.repeat(self.number(self.y)[:, None], self.slice, 1)
+            number = number ^ np.uint32(1 << 31) if name == "nmad.r" else number
+            self.A = fused(self.T, number, self.A)
         elif name == "swap":
             self.A, self.T = self.T, self.A
         elif name == "keep":
@@ -370,6 +346,13 @@ class _Kernel:
             if self.w1 + 128 * self.each > self.room:
                 raise ImageError("scratch memory that is not there")
             self.scratch[self.w1] = self.A.copy()
+        elif name == "acc":
+            if self.w1 not in self.scratch:
+                raise ImageError("scratch memory is read before it is written")
+            with np.errstate(all="ignore"):
+                total = self.scratch[self.w1].view(np.float32) + self.A.view(np.float32)
+            self.scratch[self.w1] = total.view(np.uint32)
+            self.T = self.empty.copy()
         elif name != "nop":
             raise ImageError(f"{name} is no second operator")
 
@@ -383,7 +366,7 @@ class _Kernel:
         self.A = found
 
     def store(self, how: str, what: str) -> None:
-        size = _BYTES[what]
+        size = BYTES[what]
         if how == "n":
             addresses = self.of_squares(how, size)
         elif how == "e":
@@ -480,6 +463,15 @@ class _Kernel:
             raise ImageError("a row register that is not there")
         self.numbers[k] = value
 
+    def from_row_of_stage(self) -> Array:
+        if self.w1 not in self.of_rows:
+            raise ImageError("a stage without this input")
+        low, high, size, address = self.staged[self.w1]
+        place = np.array([address + self.row * size])
+        if not low <= place[0] < high or address & 0xFFFFFFFF != self.F0:
+            raise ImageError("an element that was not copied")
+        return self.read(place, "32")
+
     def scalar(self, name: str) -> None:
         head, _, rest = name.partition(".")
         row = np.array([self.row])
@@ -489,6 +481,8 @@ class _Kernel:
             if self.owner:
                 self.write(self.described(row), rest, self.number(self.y)[:1])
             return
+        elif name == "in":
+            value = np.repeat(self.from_row_of_stage(), self.group)
         elif name == "k":
             value = np.full(self.group, self.F0, np.uint32)
         elif name == "take":

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["HEADER_FIELDS", "ImageError", "Memory", "memory_of"]
+__all__ = ["BYTES", "HEADER_FIELDS", "ImageError", "Memory", "memory_of"]
 
 Array = Any
 HEADER_FIELDS = (
@@ -17,7 +17,9 @@ HEADER_FIELDS = (
     *("numbers", "accumulators", "barriers_at", "rows_at", "partials_at", "scratch_at"),
     *("ring_at", "scratch_bytes", "prologue", "elements", "rows", "counter"),
 )
-"""Of an image, in order: 30 of 32 bits, then 3 of 64."""
+"""Of an image, in order: 30 of 32 bits, then 3 of 64; two more of 32 bits follow the inputs."""
+BYTES = {"32": 4, "f16": 2, "bf16": 2, "u8": 1, "i64": 8, "i64f": 8, "i64b": 8}
+"""Of an element in memory."""
 
 
 class ImageError(Exception):

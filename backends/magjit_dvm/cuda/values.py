@@ -11,7 +11,7 @@ import torch
 from magjit_dvm.cuda.shapes import Space
 from magjit_dvm.cuda.support import FLOATING, reduction_name
 from magjit_dvm.instructions import DType
-from magjit_dvm.program import Node, NodeKind
+from magjit_dvm.program import ACROSS, Node, NodeKind
 from magjit_dvm.vm import NotEncodable
 
 __all__ = ["Values", "exact_inverse", "float_bits"]
@@ -122,7 +122,8 @@ class Values:
             of = self.alias_of(n, node)
             self.canonical.append(n if of < 0 else of)
             before = [self.phase[arg] for arg in node.args]
-            reduces = node.kind is NodeKind.REDUCE and node.dims & self.space.active
+            in_row = node.kind is NodeKind.REDUCE and node.aux != ACROSS
+            reduces = in_row and node.dims & self.space.active
             self.phase.append(max(before, default=0) + bool(reduces))
         for n, node in enumerate(self.nodes):
             if node.dtype is DType.I64:

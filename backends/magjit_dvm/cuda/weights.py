@@ -32,7 +32,7 @@ def keep_weights(image: Image, machine: Machine) -> None:
         not many
         or not room
         or not 0 < len(known) <= MOST
-        or not machine.has_room(image, len(known))
+        or not _made_room(image, machine, len(known))
     ):
         return
     words: list[Word] = []
@@ -45,9 +45,11 @@ def keep_weights(image: Image, machine: Machine) -> None:
         elif words and words[-1].first == "lt.w" and (words[-1].second, word.second) == _AFFINE:
             words[-1] = Word("w.affine", w1=words[-1].w1, w2=number)
         else:
-            words.append(Word("lt.w", word.second, w1=number))
+            words.append(Word("lt.w", word.second, y=word.y, w1=number))
     image.first = [moved[one] for one in image.first]
     image.rest = [moved[one] for one in image.rest]
+    if image.sums:
+        image.finale = moved[image.finale]
     image.prologue = len(words)
     for (first, pointer, offset), number in known.items():
         words.append(Word(first, "take", w1=image.cols, pointer=pointer, offset=offset))
@@ -57,6 +59,16 @@ def keep_weights(image: Image, machine: Machine) -> None:
 
 
 _AFFINE = ("f.mul", "f.add")
+
+
+def _made_room(image: Image, machine: Machine, count: int) -> bool:
+    """Whether vectors are kept; beside sums across rows, in the place of up to half of the rows."""
+    rows = image.warps // image.group
+    while not machine.has_room(image, count):
+        if not image.sums or 2 * (image.warps // image.group - 1) < rows:
+            return False
+        machine.shrink(image)
+    return True
 
 
 def place_weights(image: Image) -> None:

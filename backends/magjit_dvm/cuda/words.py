@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from magjit_dvm.cuda.functions import FLOATS, INTS
+from magjit_dvm.cuda.parts import Parts
 
 __all__ = [
     "COUNTER_AT",
@@ -39,10 +40,13 @@ __all__ = [
     "MAX_PASSES",
     "NO_WORD",
     "NUMBER",
+    "OF_COLUMNS",
+    "OF_ROWS",
     "OPCODES",
     "REDUCTIONS",
     "SCALARS",
     "STORED",
+    "SUMS_AT",
     "WITH_IMMEDIATE",
     "Image",
     "Word",
@@ -54,7 +58,7 @@ LOADED = ("32", "f16", "bf16", "u8", "i64", "i64f", "i64b")
 STORED = ("32", "f16", "bf16", "u8", "i64", "i64f")
 """What stores make of A: ``i64`` is an int32 extended, ``i64f`` a float truncated."""
 OF_COLUMNS = ("32", "f16", "bf16")
-"""What loads of vectors that all rows share know, and loads and stores of squares."""
+"""What loads of vectors that all rows share know, and of rows; loads and stores of squares."""
 REDUCTIONS = ("f.sum", "f.prod", "f.max", "f.min", "i.max", "i.min")
 ROW_REDUCTIONS = (*REDUCTIONS, "f.squares", "f.stat", "f.norm", "f.softmax")
 """Of a row in one stage, all at once."""
@@ -77,7 +81,7 @@ OPCODES: tuple[str, ...] = (
     *(f"f.{name}" for name in FLOATS),
     *(f"i.{name}" for name in INTS),
     *(f"{kind}k.{name}" for kind, names in WITH_IMMEDIATE.items() for name in names),
-    *("swap", "keep", "take", "mask", "select", "save", "w.affine"),
+    *("swap", "keep", "take", "mask", "select", "save", "acc", "mad.r", "nmad.r", "w.affine"),
     *(f"lt.{how}.{what}" for how in "suvbe" for what in LOADED),
     *(f"lt.{how}.{what}" for how in "cnt" for what in OF_COLUMNS),
     *("la.s.32", "la.s.f16", "la.s.bf16"),
@@ -91,8 +95,8 @@ OPCODES: tuple[str, ...] = (
     *(f"s.{name}" for name in SCALARS),
     *(f"sk.{name}" for name in SCALARS if name in WITH_IMMEDIATE["f"]),
     "sk.scaled_rsqrt",
-    *("s.k", "s.take"),
-    *(f"s.ld.{what}" for what in LOADED),
+    *("s.k", "s.take", "s.in"),
+    *(f"s.ld.{what}" for what in OF_COLUMNS),
     *(f"s.st.{what}" for what in STORED),
 )
 """All operators; their places are their numbers.  Loads from stages are ``s`` where four elements
@@ -100,18 +104,22 @@ are aligned and ``u`` where not; from global memory through a descriptor, ``v`` 
 time, ``b`` one element for four, ``e`` each by itself; ``c`` contiguous along columns and the same
 in all rows, with the number of columns in w1; of squares, see ``tiling``, ``n`` four elements of a
 row at a time, ``t`` those of a lane's column; ``w`` a vector that the prologue has kept, as
-``w.affine``: A ← A · the vector at w1 + the one at w2.  Stores are ``g`` contiguous and aligned,
+``w.affine``: A ← A · the vector at w1 + the one at w2.  ``mad.r`` is A ← A + T · S[y], ``nmad.r``
+A − T · S[y]; ``acc`` adds A to a slot of scratch memory, and A stays; ``s.in`` is a row's number
+from a stage.  Stores are ``g`` contiguous and aligned,
 ``u`` contiguous, ``e`` through a descriptor, ``n`` as loads.  ``pf`` asks for what a load will
 read."""
 
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 8
+FORM = 9
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
-HEADER_BYTES, IMAGE_BYTES, COUNTER_AT, INPUTS_AT = 336, 4096, 136, 144
+HEADER_BYTES, IMAGE_BYTES, COUNTER_AT, INPUTS_AT, SUMS_AT = 352, 4096, 136, 144, 336
+OF_ROWS = 256
+"""Added to the size of an element of which a row has one."""
 _PATCH = "<IIq"
 NO_WORD = 0xFFFFFFFF
 
@@ -151,11 +159,13 @@ class Image:
         each: elements a lane, R; says which kernel runs.
         warps: that compute; one more feeds them.
         group: warps of a row.
-        inputs: of the stages: argument, bytes an element, offset in the stage.
+        inputs: of the stages: argument, bytes an element, offset in the stage; the last of them,
+            ``row_inputs``, have an element for a row.
         descriptors: (size, stride in bytes) of each dimension, innermost first.
         first, rest: of each pass, the word that a row begins with, and that its later chunks do.
-        prologue: the word that a block begins with, if any.
+        prologue, finale: the words that a block begins with, and ends with, if any.
         weights: vectors that it keeps.
+        sums: across rows; ``parts`` is what is left to add up of them.
     """
 
     each: int = 32
@@ -173,13 +183,17 @@ class Image:
     rest: list[int] = field(default_factory=list)
     epilogue: int = NO_WORD
     prologue: int = NO_WORD
+    finale: int = NO_WORD
     inputs: list[tuple[int, int, int]] = field(default_factory=list)
+    row_inputs: int = 0
     words: list[Word] = field(default_factory=list)
     descriptors: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
     numbers: int = 0
     accumulators: int = 0
     scratch: int = 0
     weights: int = 0
+    sums: int = 0
+    parts: Parts | None = None
     barriers_at: int = 0
     rows_at: int = 0
     partials_at: int = 0
@@ -243,7 +257,9 @@ class Image:
         return b"".join(struct.pack(_PATCH, *one) for one in found)
 
     def _header(self) -> bytes:
-        passes = [(*one, 0, 0, 0, 0)[:MAX_PASSES] for one in (self.first, self.rest)]
+        passes = [[*one, 0, 0, 0, 0][:MAX_PASSES] for one in (self.first, self.rest)]
+        if self.sums:  # rows are not in chunks
+            passes[0][-1] = self.finale
         packed = struct.pack(
             "<30I3Q",
             *(len(self.words), self.program_bytes, len(self.inputs), self.stages),
@@ -257,9 +273,11 @@ class Image:
             *(self.scratch * 128 * self.each, self.prologue),
             *(self.elements, self.rows, 0),
         )
-        for _, size, at in self.inputs:
-            packed += struct.pack("<QII", 0, size, at)
-        return packed + bytes(HEADER_BYTES - len(packed))
+        tiles = len(self.inputs) - self.row_inputs
+        for number, (_, size, at) in enumerate(self.inputs):
+            packed += struct.pack("<QII", 0, size | OF_ROWS * (number >= tiles), at)
+        packed += bytes(SUMS_AT - len(packed))
+        return packed + struct.pack("<4I", self.sums, 0, 0, 0)
 
     def __str__(self) -> str:
         shape = f"rows {self.rows} x {self.cols}" if self.by_rows else f"{self.elements} elements"
@@ -273,6 +291,7 @@ class Image:
             lines += [marks[number]] if number in marks else []
             lines += ["  epilogue:"] * (number == self.epilogue)
             lines += ["  prologue:"] * (number == self.prologue)
+            lines += ["  finale:"] * (number == self.finale)
             lines.append(f"{number:6d}: {word}")
         lines += [f"  descriptor {k}: {one}" for k, one in enumerate(self.descriptors)]
         return "\n".join(lines)

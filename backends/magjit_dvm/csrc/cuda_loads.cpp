@@ -1,0 +1,130 @@
+/* Words that bring values into A or T, and how tensors are loaded. */
+#include "cuda_encoder.h"
+
+#include <algorithm>
+
+namespace magjit_dvm::cuda {
+
+/* An available value into A or T; then `second`, which may work with row register y. */
+void Encoder::bring(int n, Bank bank, uint8_t second, int y)
+{
+    n = canonical[n];
+    if (facts[n].number) {
+        uint32_t value = bits(n);
+        put(words.number[bank], second).w2 = value;
+    } else if (slot[n] >= 0) {
+        Word &word = put(words.scratch[bank], second);
+        word.y = (uint8_t)y;
+        word.w1 = (uint32_t)(slot[n] * 128 * image.each);
+    } else if (in_row(n)) {
+        if (row_register[n] < 0) {
+            return leave();
+        }
+        put(words.row[bank], second).y = (uint8_t)row_register[n];
+    } else if (facts[n].load) {
+        bring_load(n, bank, second, y);
+    } else {
+        leave();
+    }
+}
+
+void Encoder::bring_load(int n, Bank bank, uint8_t second, int y)
+{
+    int what = facts[n].loaded, number = facts[n].input;
+    if (what == N_LOADED) {
+        return refuse("a cast of i64 to ", "", "", program.nodes[n].dtype);
+    }
+    Where where{};
+    Way way = way_of(number, where);
+    bool direct = bank == BANK_a && way == WAY_staged && what <= LOADED_bf16;
+    if (bank == BANK_a && !direct) {
+        second = words.take;
+    }
+    if (way >= N_WAYS) {
+        Word &word = put(words.load_few[way - N_WAYS][what], second);
+        word.y = (uint8_t)y;
+        word.set_place(where);
+        word.described = way != WAY_columns; /* the number of columns instead */
+        return;
+    }
+    Word &word = put(direct ? words.load_a[what] : words.load[way][what], second);
+    word.y = (uint8_t)y;
+    word.set_place(where);
+    if (way == WAY_staged || way == WAY_shifted) {
+        word.described = false;
+        word.staged = true;
+    }
+}
+
+int Encoder::stage_of(int number) const
+{
+    for (int k = 0; k < image.n_inputs; k++) {
+        if (image.inputs[k].argument == number) {
+            return k;
+        }
+    }
+    return -1;
+}
+
+/* How a tensor's tile is loaded, and from where. */
+Way Encoder::way_of(int number, Where &where)
+{
+    const Operand &one = inputs[number];
+    bool by_four = !image.by_rows || image.cols % 4 == 0;
+    int four = std::min(4 * one.size, 16);
+    if (stage_of(number) >= 0) {
+        where = {0, number, 0};
+        return by_four && one.low % four == 0 ? WAY_staged : WAY_shifted;
+    }
+    if (of_columns(one)) {
+        where = {(int)image.cols, one.argument, one.offset};
+        return WAY_columns;
+    }
+    if (each_of_squares && (is_near(one) || is_transposed(one))) {
+        where = viewed(one, dims_in_order, n_order, true);
+        return is_near(one) ? WAY_near : WAY_transposed;
+    }
+    where = viewed(one, dims_in_order, n_order);
+    if (stopped()) {
+        return WAY_each;
+    }
+    const auto &found = image.descriptors[where.descriptor];
+    const auto *dims = image.described + found.at;
+    if (!found.n) {
+        leave();
+        return WAY_each;
+    }
+    if (by_four && dims[0].size % 4 == 0) {
+        if (dims[0].stride == 0) {
+            return WAY_broadcast;
+        }
+        bool fits = dims[0].stride == one.size && one.low % four == 0;
+        for (int k = 1; k < found.n; k++) {
+            fits &= dims[k].stride % four == 0;
+        }
+        if (fits) {
+            return WAY_four;
+        }
+    }
+    return WAY_each;
+}
+
+/* Whether an operand is the same in all rows, and lies in memory as their columns do. */
+bool Encoder::of_columns(const Operand &one) const
+{
+    bool known = one.size == 2 || one.size == 4;
+    if (!reduced || !known || image.cols % 4 || one.low % (4 * one.size)) {
+        return false;
+    }
+    int64_t expected = one.size;
+    for (int k = n_order; k-- > 0;) {
+        int d = dims_in_order[k];
+        if (one.strides[d] != (reduced >> d & 1 ? expected : 0)) {
+            return false;
+        }
+        expected *= size[d];
+    }
+    return true;
+}
+
+} // namespace magjit_dvm::cuda

@@ -1,0 +1,138 @@
+/* Sums across rows, a tile of scratch memory each over all tiles of a warp: see cuda/sums.py. */
+#include <algorithm>
+
+#include "cuda_encoder.h"
+
+namespace magjit_dvm::cuda {
+
+/* Whether a value is a sum across rows. */
+bool Encoder::goes_across(int n) const
+{
+    const Node &node = program.nodes[canonical[n]];
+    return node.kind == NODE_reduce && node.aux == ACROSS && node.mask & active;
+}
+
+/* The number of its dtype for the kernel that adds up parts; −1 of another dtype. */
+int Encoder::summed_as(int n) const
+{
+    DType dtype = program.nodes[n].dtype;
+    return dtype == DT_f32 ? 0 : dtype == DT_f16 ? 1 : dtype == DT_bf16 ? 2 : -1;
+}
+
+/* Whether a tile is computed anew rather than saved: there is little room beside sums. It is one of a
+ * stage and a row value or number. */
+bool Encoder::is_made_again(int n) const
+{
+    const Node &node = program.nodes[n];
+    if (!image.sums || node.kind != NODE_compute || node.args[1] < 0 || node.args[2] >= 0) {
+        return false;
+    }
+    int loads = 0, others = 0;
+    for (int arg : {node.args[0], node.args[1]}) {
+        int one = canonical[arg];
+        loads += facts[one].load && !in_row(one);
+        others += facts[one].number || in_row(one);
+    }
+    return loads == 1 && others == 1;
+}
+
+/* Gives each its slot. */
+void Encoder::find_sums()
+{
+    for (int n = 0; n < n_nodes(); n++) {
+        for (int arg : program.nodes[n].args) {
+            if (canonical[n] == n && arg >= 0 && goes_across(arg)) {
+                return refuse("a sum across rows that is computed with");
+            }
+        }
+    }
+    for (int o = 0; o < n_outputs() && !stopped(); o++) {
+        const Output &out = program.outputs[o];
+        if (!goes_across(out.node)) {
+            continue;
+        }
+        int64_t expected = outputs[o].size;
+        for (int k = n_order; k-- > 0 && !stopped();) {
+            int d = dims_in_order[k];
+            if (!(reduced >> d & 1)) {
+                continue;
+            }
+            if (outputs[o].strides[d] != expected) {
+                return refuse("a sum across rows that lies otherwise");
+            }
+            multiply(expected, size[d]);
+        }
+        if (!out.allocated() || out.along >= 0 || summed_as(out.node) < 0) {
+            return refuse("a sum across rows that is part of another result");
+        }
+        if (image.sums == MOST_SUMS) {
+            return refuse("too many sums across rows");
+        }
+        for (int before = 0; before < o; before++) {
+            if (canonical[program.outputs[before].node] == canonical[out.node]) {
+                left[summed(o)] = ++uses[summed(o)]; /* a result more of the same sum */
+                break;
+            }
+        }
+        pending[image.sums] = (int16_t)summed(o);
+        encoded.sums[image.sums++] = {n_inputs() + o, (uint32_t)summed_as(out.node)};
+    }
+    image.scratch = image.sums;
+}
+
+/* The value that an output is the sum of. */
+int Encoder::summed(int o) const
+{
+    return canonical[program.nodes[canonical[program.outputs[o].node]].args[0]];
+}
+
+/* A has a value: it is added to the sums that it belongs to, if that is not done yet. */
+void Encoder::add_up(int n)
+{
+    for (int k = 0; k < image.sums; k++) {
+        if (pending[k] == n) {
+            put(words.add_up).w1 = (uint32_t)(k * 128 * image.each);
+            done_with(n);
+            pending[k] = -1;
+        }
+    }
+}
+
+/* A tile more of a sum, unless it has been computed before. */
+void Encoder::sum_tile(int o)
+{
+    int n = summed(o);
+    if (std::find(pending, pending + image.sums, n) != pending + image.sums) {
+        generate(n);
+        add_up(n);
+    }
+}
+
+/* Words that write a warp's sums to the parts. */
+void Encoder::put_finale()
+{
+    if (!image.sums) {
+        return;
+    }
+    image.finale = (uint32_t)image.n_words;
+    for (int slot_number = 0; slot_number < image.sums; slot_number++) {
+        put(words.scratch[BANK_a]).w1 = (uint32_t)(slot_number * 128 * image.each);
+        Store how = image.cols % 4 ? STORE_shifted : STORE_aligned;
+        put(words.store[how][LOADED_32]).pointer = (int16_t)(n_inputs() + n_outputs());
+    }
+    put(words.end);
+}
+
+/* Where each sum's parts begin, now that the number of blocks is known. */
+void Encoder::place_parts()
+{
+    encoded.n_sums = image.sums;
+    encoded.parts_rows = std::min(image.blocks * (image.warps / image.group), image.rows);
+    encoded.parts_cols = image.cols;
+    for (int slot_number = 0; slot_number < image.sums; slot_number++) {
+        image.words[image.finale + 2 * slot_number + 1].offset =
+            slot_number * encoded.parts_rows * encoded.parts_cols * 4;
+    }
+}
+
+} // namespace magjit_dvm::cuda

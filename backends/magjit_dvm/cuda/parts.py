@@ -1,0 +1,110 @@
+"""The kernel that adds up parts of sums across rows: see ``sums.py``."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from magjit_dvm.instructions import DType
+
+__all__ = ["COLUMNS", "MOST_SUMS", "SUMS", "SUMS_NAME", "SUMS_SOURCE", "THREADS", "WHAT", "Parts"]
+
+MOST_SUMS = 8
+SUMS, SUMS_NAME = 1, "mj_dvm_sums_1"
+"""Of the second kernel: what stands for it in the place of R, and its name."""
+COLUMNS, THREADS = 32, 1024
+"""Of a block of the second kernel."""
+WHAT = {DType.F32: 0, DType.F16: 1, DType.BF16: 2}
+
+SUMS_SOURCE = r"""
+typedef unsigned u32;
+typedef unsigned long long u64;
+
+struct Result { u64 to; u32 what, unused; };
+struct Sums { u64 parts; u32 rows, cols; Result of[8]; };
+
+/* A block adds up 32 columns of one sum: each warp every 32nd row. */
+extern "C" __global__ void __launch_bounds__(1024, 1)
+mj_dvm_sums_1(const __grid_constant__ Sums s)
+{
+    __shared__ float added[32][33];
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, across = (s.cols + 31) / 32;
+    const u32 number = blockIdx.x / across, column = blockIdx.x % across * 32 + lane;
+    const float *const part = (const float *)s.parts + (u64)number * s.rows * s.cols + column;
+    float sum = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+    if (column < s.cols) {
+#pragma unroll 4
+        for (u32 row = warp; row < s.rows; row += 32) {
+            sum += part[(u64)row * s.cols];
+        }
+    }
+    added[warp][lane] = sum;
+    __syncthreads();
+    sum = added[lane][warp]; /* a warp has a column now */
+    for (u32 apart = 16; apart; apart /= 2) {
+        sum += __shfl_xor_sync(~0u, sum, apart);
+    }
+    const u32 own = blockIdx.x % across * 32 + warp;
+    if (lane || own >= s.cols) {
+        return;
+    }
+    const Result &result = s.of[number];
+    if (result.what == 0) {
+        ((float *)result.to)[own] = sum;
+    } else {
+        unsigned short half;
+        if (result.what == 1) {
+            asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(sum));
+        } else {
+            asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(sum));
+        }
+        ((unsigned short *)result.to)[own] = half;
+    }
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the second kernel of a call adds up.
+
+    Attributes:
+        results: of each sum, the argument that it is stored to, and its dtype (``WHAT``).
+        rows, cols: of each sum's parts.
+    """
+
+    results: tuple[tuple[int, int], ...]
+    rows: int
+    cols: int
+
+    @property
+    def count(self) -> int:
+        """Float32 numbers of all parts."""
+        return len(self.results) * self.rows * self.cols
+
+    @property
+    def blocks(self) -> int:
+        """Of the second launch."""
+        return len(self.results) * -(-self.cols // COLUMNS)
+
+    def pack(self, address: int, addresses: list[int]) -> bytes:
+        """The second kernel's parameter, given where parts and arguments are."""
+        packed = struct.pack("<QII", address, self.rows, self.cols)
+        for argument, what in self.results:
+            packed += struct.pack("<QII", addresses[argument], what, 0)
+        return packed + bytes(16 * (MOST_SUMS - len(self.results)))
+
+    def added(self, parts: torch.Tensor) -> list[torch.Tensor]:
+        """What the second kernel computes, but for the order in which it adds up."""
+        rows = parts.view(len(self.results), self.rows, self.cols).numpy()
+        dtypes = {number: dtype for dtype, number in WHAT.items()}
+        return [
+            torch.from_numpy(row.sum(0, dtype=np.float64)).to(dtypes[what].torch)
+            for row, (_, what) in zip(rows, self.results, strict=True)
+        ]

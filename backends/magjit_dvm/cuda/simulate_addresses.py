@@ -1,0 +1,97 @@
+"""What the interpreter in plain Python reads from global memory: by descriptors, by columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from magjit_dvm.cuda.simulate_memory import BYTES, ImageError
+
+__all__ = ["Addresses"]
+
+Array = Any
+
+
+class Addresses:
+    """Of a word under way: its descriptor, its pointer, the elements of a row's warps."""
+
+    h: dict[str, int]
+    program: Array
+    each: int
+    group: int
+    row: int
+    w1: int
+    pointer: int
+    element: Array
+    valid: Array
+    empty: Array
+
+    def read(self, addresses: Array, what: str) -> Array:
+        """Elements at addresses, as registers have them."""
+        raise NotImplementedError
+
+    def described(self, elements: Array) -> Array:
+        """Addresses through the word's descriptor."""
+        at = self.w1 // 16
+        rest, addresses = elements.copy(), np.full(elements.shape, self.pointer)
+        for k in range(int(self.program[at][0])):
+            size, magic, shift = (int(one) for one in self.program[at + 1 + k][:3])
+            stride = int(self.program[at + 1 + k][3:].view(np.int32)[0])
+            quotient = ((rest * magic >> 32) + rest) >> shift
+            addresses = addresses + (rest - quotient * size) * stride
+            rest = quotient
+        if rest[self.valid].any() if rest.shape == self.valid.shape else rest.any():
+            raise ImageError("a descriptor of another space")
+        return addresses
+
+    def from_global(self, how: str, what: str) -> Array:
+        value = np.zeros(self.empty.shape, np.uint32)
+        if how == "e":
+            addresses = self.described(self.element)
+            value[self.valid] = self.read(addresses[self.valid], what)
+            return value
+        if how in ("n", "t"):
+            value[:] = self.read(self.of_squares(how, BYTES[what]), what)
+            return value
+        if (self.valid.sum(1) % 4).any():
+            raise ImageError("a part of four elements")
+        first = self.described(self.element).reshape(self.group, -1, 4)[..., :1]
+        size = BYTES[what]
+        if how == "v" and (first[self.valid[:, ::4]] % min(4 * size, 16)).any():
+            raise ImageError("four elements that are not aligned")
+        step = np.arange(4) * (size if how == "v" else 0)
+        addresses = (first + step).reshape(value.shape)
+        value[self.valid] = self.read(addresses[self.valid], what)
+        return value
+
+    def of_squares(self, how: str, size: int) -> Array:
+        """Addresses of a whole slice: rows equally far apart, of a lane's columns no space between.
+
+        Lanes, rows and the elements of a row are 128·j + 4·lane + i.
+        """
+        addresses = self.described(self.element)
+        count, *sizes = self.program[self.w1 // 16 :][:4, 0].tolist()
+        if not self.valid.all() or count < 6 or sizes != [64, 2, self.each // 4]:
+            raise ImageError("a part of a slice, or squares of another size")
+        parts = addresses.reshape(self.group, self.each // 4, 32, 4)
+        along, step = (parts.swapaxes(1, 3), 4) if how == "n" else (parts, self.each // 4)
+        if (np.diff(along, axis=1) != size).any():
+            raise ImageError("elements that are not side by side")
+        if (along[:, 0] % min(step * size, 16)).any():
+            raise ImageError("elements that are not aligned")
+        others = np.diff(parts, axis=1 if how == "n" else 3)
+        if (others != (others[:, :1] if how == "n" else others[..., :1])).any():
+            raise ImageError("elements that are not equally far apart")
+        return addresses
+
+    def from_columns(self, what: str) -> Array:
+        """A vector that all rows share."""
+        if self.w1 != self.h["cols"] or (self.valid.sum(1) % 4).any():
+            raise ImageError("a vector of other rows")
+        if (self.pointer % (4 * BYTES[what])) != 0:
+            raise ImageError("four elements that are not aligned")
+        addresses = self.pointer + (self.element - self.row * self.w1) * BYTES[what]
+        value = np.zeros(self.empty.shape, np.uint32)
+        value[self.valid] = self.read(addresses[self.valid], what)
+        return value

@@ -1,0 +1,144 @@
+"""Sums across rows: in each warp's scratch memory over all its tiles, then by a kernel over warps.
+
+A warp has the same columns in each of its tiles, so that a sum across rows is one tile more that
+it keeps: ``acc`` adds to it, as soon as what it is a sum of is computed for whatever reason.
+Once a block finds no more tiles, its warps run the *finale*, which writes these tiles, a row of
+*parts* for each row of a tile of each block::
+
+    parts  = sum number, row, column        float32; no more rows than the whole has
+
+A second kernel adds up the rows, column by column, and stores results: what blocks there are, and
+which tiles they draw, does not change what it reads, and a sum of the same parts is the same.
+
+``csrc/cuda_sums.cpp`` does the same.
+"""
+
+from __future__ import annotations
+
+from magjit_dvm.cuda.parts import MOST_SUMS, WHAT, Parts
+from magjit_dvm.cuda.rows import RowEncoder
+from magjit_dvm.program import ACROSS, NodeKind
+from magjit_dvm.vm import NotEncodable
+
+__all__ = ["SumsEncoder"]
+
+
+class SumsEncoder(RowEncoder):
+    """Words for sums across rows.
+
+    Attributes:
+        sums: of each output that is one, which of them it is: its slot of scratch memory.
+        pending: of what they are sums of, the slots that it has not been added to yet.
+    """
+
+    sums: dict[int, int]
+    pending: dict[int, list[int]]
+
+    def generate(self, n: int) -> None:
+        raise NotImplementedError
+
+    def done_with(self, n: int) -> None:
+        raise NotImplementedError
+
+    def slot_at(self, slot: int) -> int:
+        """Bytes of scratch memory before a slot."""
+        return slot * 128 * self.image.each
+
+    def goes_across(self, n: int) -> bool:
+        """Whether a value is a sum across rows."""
+        node = self.nodes[self.canonical[n]]
+        reduces = node.kind is NodeKind.REDUCE and node.aux == ACROSS
+        return reduces and bool(node.dims & self.space.active)
+
+    def is_made_again(self, n: int) -> bool:
+        """Whether a tile is computed anew rather than saved: there is little room beside sums.
+
+        It is one of a stage and a row value or number: two words.
+        """
+        node = self.nodes[n]
+        if not self.sums or node.kind is not NodeKind.COMPUTE or len(node.args) != 2:
+            return False
+        args = [self.canonical[arg] for arg in node.args]
+        loads = [one for one in args if self.is_load(one) and not self.in_row(one)]
+        return len(loads) == 1 and sum(self.is_number(one) or self.in_row(one) for one in args) == 1
+
+    def find_sums(self) -> None:
+        """Give each its slot.
+
+        Raises:
+            NotEncodable: it is not only stored, lies otherwise than columns do, or is one too many.
+        """
+        self.sums, self.pending = {}, {}
+        for n, node in enumerate(self.nodes):
+            if self.canonical[n] == n and any(self.goes_across(arg) for arg in node.args):
+                raise NotEncodable("a sum across rows that is computed with")
+        for k, out in enumerate(self.program.outputs):
+            if not self.goes_across(out.node):
+                continue
+            one, space = self.space.outputs[k], self.space
+            expected = one.size
+            for d in reversed(space.order):
+                if d in space.reduced and one.strides[d] != expected:
+                    raise NotEncodable("a sum across rows that lies otherwise")
+                expected *= space.size[d] if d in space.reduced else 1
+            plain = out.allocated and out.along < 0
+            if not plain or self.dtype(out.node) not in WHAT:
+                raise NotEncodable("a sum across rows that is part of another result")
+            n = self.canonical[out.node]
+            if n in (self.canonical[self.program.outputs[one].node] for one in self.sums):
+                self.uses[self.summed(k)] += 1  # a result more of the same sum
+            self.pending.setdefault(self.summed(k), []).append(len(self.sums))
+            self.sums[k] = len(self.sums)
+            if len(self.sums) > MOST_SUMS:
+                raise NotEncodable("too many sums across rows")
+        self.slots = len(self.sums)
+        self.image.sums = len(self.sums)
+
+    def summed(self, k: int) -> int:
+        """The value that an output is the sum of."""
+        (arg,) = self.nodes[self.canonical[self.program.outputs[k].node]].args
+        return self.canonical[arg]
+
+    def add_up(self, n: int) -> None:
+        """A has a value: it is added to the sums that it belongs to, if that is not done yet."""
+        for slot in self.pending.pop(n, ()):
+            self.put("acc", w1=self.slot_at(slot))
+            self.done_with(n)
+
+    def sum_tile(self, k: int) -> None:
+        """A tile more of a sum, unless it has been computed before."""
+        n = self.summed(k)
+        if n in self.pending:
+            self.generate(n)
+            self.add_up(n)
+
+    def put_finale(self) -> None:
+        """Words that write a warp's sums to the parts."""
+        if not self.sums:
+            return
+        self.image.finale = len(self.image.words)
+        store = "st.g.32" if self.space.cols % 4 == 0 else "st.u.32"
+        for slot in self.sums.values():
+            self.put("la.scratch", w1=self.slot_at(slot))
+            self.put(store, place=(0, self.parts_argument, 0))
+        self.put("end")
+
+    @property
+    def parts_argument(self) -> int:
+        """The number of the memory of parts, behind all arguments."""
+        return len(self.space.inputs) + len(self.space.outputs)
+
+    def place_parts(self) -> None:
+        """Where each sum's parts begin, now that the number of blocks is known."""
+        image = self.image
+        if not self.sums:
+            return
+        inputs = len(self.space.inputs)
+        results = tuple(
+            (inputs + k, WHAT[self.dtype(self.program.outputs[k].node)]) for k in self.sums
+        )
+        rows = min(image.blocks * (image.warps // image.group), image.rows)
+        image.parts = Parts(results, rows, image.cols)
+        for slot in self.sums.values():
+            word = image.words[image.finale + 2 * slot + 1]
+            word.offset = slot * image.parts.rows * image.cols * 4
