@@ -86,6 +86,10 @@ class _PtxKernel(_Kernel):
     def close_sums(self, block: int, group: int) -> None:
         self.sums[block, group] = [part.copy() for part in self.parts_of_sums()]
 
+    def values_of_sums(self, kept: Any) -> list[Array]:
+        whole = np.array([part.view(np.uint32).reshape(self.h["sums"], -1) for part in kept])
+        return list(whole.swapaxes(0, 1))
+
     def parts_of_sums(self) -> list[Array]:
         """Of each warp of a row, the scratch memory that outlives it."""
         h = self.h

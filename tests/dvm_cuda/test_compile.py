@@ -19,7 +19,13 @@ from magjit_dvm.instructions import INSTRUCTIONS, DType, Kind
 
 _REGISTERS = {64: 168, 32: 128, 16: 102, 8: 102}
 """A lane's, with as many warps as a block may have."""
-_SPILLS = {("sm_80", 32): 16, ("sm_90", 64): 64, ("sm_100", 64): 64, ("sm_100", 32): 16}
+_SPILLS = {
+    ("sm_80", 16): 8,
+    ("sm_80", 32): 16,
+    ("sm_90", 64): 64,
+    ("sm_100", 64): 64,
+    ("sm_100", 32): 16,
+}
 """Bytes that a lane may spill; 0 elsewhere.  Those of R = 64 are addresses that words reload."""
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")

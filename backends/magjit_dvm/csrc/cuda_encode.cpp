@@ -31,7 +31,6 @@ void Encoder::run()
     }
     if (!stopped()) {
         emit();
-        put_finale();
     }
     if (!stopped()) {
         keep_weights();

@@ -172,9 +172,9 @@ struct Encoded {
     bool draws; /* blocks draw tiles from a counter: there are more of them than blocks */
     int n_sums; /* across rows, of parts that a second kernel adds up */
     Sum sums[MOST_SUMS];
-    int64_t parts_rows, parts_cols; /* of each sum */
+    int64_t parts_rows, parts_cols; /* of each sum, a row for each block */
     int n_bytes, n_patches;
-    Patch patches[MAX_STAGED + MOST_WORDS + 2];
+    Patch patches[MAX_STAGED + MOST_WORDS + 3];
     alignas(16) char image[IMAGE_BYTES];
 };
 
@@ -224,7 +224,7 @@ struct Image {
     int64_t cols = 1, rows = 1, elements = 1, chunks = 1, tiles = 1, blocks = 1;
     bool by_rows = false;
     int n_first = 0, n_rest = 0, n_inputs = 0, n_words = 0, n_descriptors = 0, n_described = 0;
-    uint32_t epilogue = NO_WORD, prologue = NO_WORD, finale = NO_WORD;
+    uint32_t epilogue = NO_WORD, prologue = NO_WORD;
     int numbers = 0, accumulators = 0, scratch = 0, weights = 0, sums = 0;
     int row_inputs = 0; /* the last of the inputs: they have an element for a row */
     int64_t barriers_at = 0, rows_at = 0, partials_at = 0, scratch_at = 0, ring_at = 0;
@@ -337,7 +337,6 @@ struct Encoder {
     int summed(int o) const;
     void add_up(int n);
     void sum_tile(int o);
-    void put_finale();
     void place_parts();
 
     /* cuda_values.cpp */

@@ -41,9 +41,6 @@ void Encoder::pack_header()
     std::copy(image.first, image.first + image.n_first, passes);
     std::copy(image.rest, image.rest + std::min<int>(image.n_rest, MAX_PASSES),
               passes + MAX_PASSES);
-    if (image.sums) { /* rows are not in chunks */
-        passes[MAX_PASSES - 1] = image.finale;
-    }
     const int64_t fields[30] = {image.n_words,
                                 image.program_bytes(),
                                 image.n_inputs,
@@ -119,6 +116,9 @@ void Encoder::pack_words()
             encoded.patches[encoded.n_patches++] = {(uint32_t)(at + 8), (uint32_t)word.pointer,
                                                     word.offset};
         }
+    }
+    if (image.sums) {
+        encoded.patches[encoded.n_patches++] = {SUMS_AT + 8, (uint32_t)(n_inputs() + n_outputs()), 0};
     }
     for (int k = 0; k < image.n_descriptors; k++) {
         const auto &one = image.descriptors[k];

@@ -108,31 +108,12 @@ void Encoder::sum_tile(int o)
     }
 }
 
-/* Words that write a warp's sums to the parts. */
-void Encoder::put_finale()
-{
-    if (!image.sums) {
-        return;
-    }
-    image.finale = (uint32_t)image.n_words;
-    for (int slot_number = 0; slot_number < image.sums; slot_number++) {
-        put(words.scratch[BANK_a]).w1 = (uint32_t)(slot_number * 128 * image.each);
-        Store how = image.cols % 4 ? STORE_shifted : STORE_aligned;
-        put(words.store[how][LOADED_32]).pointer = (int16_t)(n_inputs() + n_outputs());
-    }
-    put(words.end);
-}
-
-/* Where each sum's parts begin, now that the number of blocks is known. */
+/* What is left to add up, now that the number of blocks is known. */
 void Encoder::place_parts()
 {
     encoded.n_sums = image.sums;
-    encoded.parts_rows = std::min(image.blocks * (image.warps / image.group), image.rows);
+    encoded.parts_rows = image.blocks;
     encoded.parts_cols = image.cols;
-    for (int slot_number = 0; slot_number < image.sums; slot_number++) {
-        image.words[image.finale + 2 * slot_number + 1].offset =
-            slot_number * encoded.parts_rows * encoded.parts_cols * 4;
-    }
 }
 
 } // namespace magjit_dvm::cuda

@@ -90,7 +90,6 @@ void Encoder::keep_weights()
     for (int k = 0; k < image.n_rest; k++) {
         image.rest[k] = moved[image.rest[k]];
     }
-    image.finale = image.sums ? moved[image.finale] : NO_WORD;
     image.n_words = made;
     image.prologue = (uint32_t)made;
     for (int k = 0; k < n; k++) {

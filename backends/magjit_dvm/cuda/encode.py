@@ -78,7 +78,6 @@ class _Encoder(SumsEncoder):
         if row_chunks and self.sums:
             raise NotEncodable("sums across long rows")
         self.emit(chunked=row_chunks)
-        self.put_finale()
         self.image.scratch = self.slots
         self.place()
         return self.image

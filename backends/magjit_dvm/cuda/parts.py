@@ -76,12 +76,14 @@ class Parts:
 
     Attributes:
         results: of each sum, the argument that it is stored to, and its dtype (``WHAT``).
-        rows, cols: of each sum's parts.
+        rows, cols: of each sum's parts: a row for each block.
+        argument: the number of the memory of parts, behind all others.
     """
 
     results: tuple[tuple[int, int], ...]
     rows: int
     cols: int
+    argument: int
 
     @property
     def count(self) -> int:

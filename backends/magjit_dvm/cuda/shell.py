@@ -16,9 +16,8 @@ it the consumers, who do nothing before the first stage is full.
 
 Before its first tile a block may keep vectors that all rows share (``weights.py``): the first
 row's warps run the prologue, whose scratch memory all of them read from then on.  After its last
-tile, all of its warps may write sums that they have kept in scratch memory over all tiles
-(``sums.py``), as if they were a tile of a tensor with a row for each row of a tile of each block:
-those of its first tile are there, and others have no sums.
+tile it adds up, and writes, sums that its warps have kept in scratch memory over all tiles
+(``sums.py``).
 
 Block b begins with tile b, whose parts are on their way before the program has been read.  Other
 tiles come from a counter in global memory, the next one asked for while a tile is fed; the last
@@ -47,7 +46,8 @@ struct Head {
     u32 partials_at, scratch_at, ring_at, scratch_bytes, prologue;
     u64 elements, rows, counter;
     In in[12];
-    u32 sums, unused[3];
+    u32 sums, unused;
+    u64 parts;
 };
 struct __align__(16) Quad { u32 x, y, z, w; };
 struct __align__(16) Image { Head h; Quad program[(4096 - 352) / 16]; };
@@ -163,7 +163,6 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
 #endif
 #define NO_TILE 0xffffffffu
 #define PROLOGUE 0xffffu /* in the place of a pass */
-#define FINALE 3u /* a pass that programs with sums across rows have for this alone */
 
 /* Once, from several places: with a number of threads, which __syncthreads() has not. */
 DEV void all_meet(u32 warps)
@@ -323,11 +322,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
             if (pass == 0 && chunk == 0) {{
                 t = __shfl_sync(~0u, tile_of[s], 0);
                 if (t == NO_TILE) {{
-                    if (!h.sums) {{
-                        break;
-                    }}
-                    pass = FINALE;
-                    t = blockIdx.x;
+                    break;
                 }}
             }}
         }}
@@ -368,9 +363,6 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
             pass = 0;
             continue;
         }}
-        if (pass == FINALE && h.sums) {{
-            break;
-        }}
         __syncwarp();
         if (EMPTY_ARRIVALS > 1 || lane == 0) {{
             barrier_arrive(empty + 8 * s);
@@ -386,6 +378,20 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
             if (++pass == h.passes && h.epilogue == NO_TILE) {{
                 pass = 0;
             }}
+        }}
+    }}
+    if (h.sums) {{ /* of rows that are in no chunks */
+        asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
+        const u32 count = h.sums * h.cols, bytes = G * h.scratch_bytes;
+        for (u32 i = threadIdx.x; i < count; i += 32 * W) {{
+            const u32 number = i / h.cols, column = i - number * h.cols, part = column / SLICE;
+            const unsigned char *at = mj_shared + h.scratch_at + part * h.scratch_bytes +
+                4 * (number * SLICE + column % SLICE);
+            float sum = 0;
+            for (u32 r = 0; r < tile_rows; r++, at += bytes) {{
+                sum += *(const float *)at;
+            }}
+            ((float *)h.parts)[((u64)number * gridDim.x + blockIdx.x) * h.cols + column] = sum;
         }}
     }}
 }}

@@ -62,7 +62,7 @@ class _Kernel(Addresses):
             raise ImageError("an image of more than 4 KB")
         values = struct.unpack_from("<30I3Q", image)
         self.h = dict(zip(HEADER_FIELDS, values, strict=True))
-        (self.h["sums"],) = struct.unpack_from("<I", image, SUMS_AT)
+        self.h["sums"], _, self.h["parts"] = struct.unpack_from("<IIQ", image, SUMS_AT)
         self.inputs = [
             struct.unpack_from("<QII", image, 144 + 16 * k) for k in range(self.h["n_in"])
         ]
@@ -138,19 +138,21 @@ class _Kernel(Addresses):
                         counts = np.array([there])
                         self.run_words(self.first[0], start, warp * self.slice, counts, 0, owner)
         for block in range(blocks if h["sums"] else 0):
-            for group in range(rows_of_tile):
-                if block * rows_of_tile + group < h["rows"]:
-                    self.write_sums(block, group, rows_of_tile)
+            self.write_sums(block, blocks)
 
-    def write_sums(self, block: int, group: int, rows_of_tile: int) -> None:
-        """The finale of a row's warps."""
-        h = self.h
-        self.begin_row(h["group"], block * rows_of_tile + group)
-        self.staged = {}
-        self.open_sums(block, group)
-        there = np.clip(h["cols"] - np.arange(h["group"]) * self.slice, 0, self.slice)
-        start = block * rows_of_tile * h["cols"]
-        self.run_words(self.first[-1], start, group * h["cols"], there, 0, False)
+    def write_sums(self, block: int, blocks: int) -> None:
+        """What a block's warps have added up, to its row of the parts."""
+        cols, own = self.h["cols"], [one for (of, _), one in self.sums.items() if of == block]
+        if not own:
+            raise ImageError("a block without a tile")
+        for number, rows in enumerate(zip(*map(self.values_of_sums, own), strict=True)):
+            total = np.add.reduce(np.array(rows).view(np.float32).reshape(len(rows), -1)[:, :cols])
+            place = self.h["parts"] + 4 * cols * (number * blocks + block)
+            self.write(place + 4 * np.arange(cols), "32", total.view(np.uint32))
+
+    def values_of_sums(self, kept: Any) -> list[Array]:
+        """Of a row's warps, each sum's elements."""
+        return [kept[at] for at in sorted(kept)]
 
     def open_sums(self, block: int, group: int) -> None:
         """What a row's warps have added up so far is in scratch memory."""

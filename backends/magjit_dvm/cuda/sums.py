@@ -2,13 +2,11 @@
 
 A warp has the same columns in each of its tiles, so that a sum across rows is one tile more that
 it keeps: ``acc`` adds to it, as soon as what it is a sum of is computed for whatever reason.
-Once a block finds no more tiles, its warps run the *finale*, which writes these tiles, a row of
-*parts* for each row of a tile of each block::
+Once a block finds no more tiles, it adds up what its warps have and writes it to the *parts*::
 
-    parts  = sum number, row, column        float32; no more rows than the whole has
+    parts  = sum number, block, column        float32
 
-A second kernel adds up the rows, column by column, and stores results: what blocks there are, and
-which tiles they draw, does not change what it reads, and a sum of the same parts is the same.
+A second kernel adds up those of all blocks, column by column, and stores results.
 
 ``csrc/cuda_sums.cpp`` does the same.
 """
@@ -112,33 +110,9 @@ class SumsEncoder(RowEncoder):
             self.generate(n)
             self.add_up(n)
 
-    def put_finale(self) -> None:
-        """Words that write a warp's sums to the parts."""
-        if not self.sums:
-            return
-        self.image.finale = len(self.image.words)
-        store = "st.g.32" if self.space.cols % 4 == 0 else "st.u.32"
-        for slot in self.sums.values():
-            self.put("la.scratch", w1=self.slot_at(slot))
-            self.put(store, place=(0, self.parts_argument, 0))
-        self.put("end")
-
-    @property
-    def parts_argument(self) -> int:
-        """The number of the memory of parts, behind all arguments."""
-        return len(self.space.inputs) + len(self.space.outputs)
-
     def place_parts(self) -> None:
-        """Where each sum's parts begin, now that the number of blocks is known."""
-        image = self.image
-        if not self.sums:
-            return
-        inputs = len(self.space.inputs)
-        results = tuple(
-            (inputs + k, WHAT[self.dtype(self.program.outputs[k].node)]) for k in self.sums
-        )
-        rows = min(image.blocks * (image.warps // image.group), image.rows)
-        image.parts = Parts(results, rows, image.cols)
-        for slot in self.sums.values():
-            word = image.words[image.finale + 2 * slot + 1]
-            word.offset = slot * image.parts.rows * image.cols * 4
+        """What is left to add up, now that the number of blocks is known."""
+        image, inputs, outputs = self.image, len(self.space.inputs), self.program.outputs
+        if self.sums:
+            results = tuple((inputs + k, WHAT[self.dtype(outputs[k].node)]) for k in self.sums)
+            image.parts = Parts(results, image.blocks, image.cols, inputs + len(outputs))

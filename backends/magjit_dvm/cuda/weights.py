@@ -48,8 +48,6 @@ def keep_weights(image: Image, machine: Machine) -> None:
             words.append(Word("lt.w", word.second, y=word.y, w1=number))
     image.first = [moved[one] for one in image.first]
     image.rest = [moved[one] for one in image.rest]
-    if image.sums:
-        image.finale = moved[image.finale]
     image.prologue = len(words)
     for (first, pointer, offset), number in known.items():
         words.append(Word(first, "take", w1=image.cols, pointer=pointer, offset=offset))

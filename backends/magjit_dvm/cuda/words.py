@@ -163,7 +163,7 @@ class Image:
             ``row_inputs``, have an element for a row.
         descriptors: (size, stride in bytes) of each dimension, innermost first.
         first, rest: of each pass, the word that a row begins with, and that its later chunks do.
-        prologue, finale: the words that a block begins with, and ends with, if any.
+        prologue: the word that a block begins with, if any.
         weights: vectors that it keeps.
         sums: across rows; ``parts`` is what is left to add up of them.
     """
@@ -183,7 +183,6 @@ class Image:
     rest: list[int] = field(default_factory=list)
     epilogue: int = NO_WORD
     prologue: int = NO_WORD
-    finale: int = NO_WORD
     inputs: list[tuple[int, int, int]] = field(default_factory=list)
     row_inputs: int = 0
     words: list[Word] = field(default_factory=list)
@@ -254,12 +253,12 @@ class Image:
             for number, word in enumerate(self.words)
             if word.pointer >= 0
         ]
+        if self.parts is not None:
+            found.append((SUMS_AT + 8, self.parts.argument, 0))
         return b"".join(struct.pack(_PATCH, *one) for one in found)
 
     def _header(self) -> bytes:
-        passes = [[*one, 0, 0, 0, 0][:MAX_PASSES] for one in (self.first, self.rest)]
-        if self.sums:  # rows are not in chunks
-            passes[0][-1] = self.finale
+        passes = [(*one, 0, 0, 0, 0)[:MAX_PASSES] for one in (self.first, self.rest)]
         packed = struct.pack(
             "<30I3Q",
             *(len(self.words), self.program_bytes, len(self.inputs), self.stages),
@@ -277,7 +276,7 @@ class Image:
         for number, (_, size, at) in enumerate(self.inputs):
             packed += struct.pack("<QII", 0, size | OF_ROWS * (number >= tiles), at)
         packed += bytes(SUMS_AT - len(packed))
-        return packed + struct.pack("<4I", self.sums, 0, 0, 0)
+        return packed + struct.pack("<IIQ", self.sums, 0, 0)
 
     def __str__(self) -> str:
         shape = f"rows {self.rows} x {self.cols}" if self.by_rows else f"{self.elements} elements"
@@ -291,7 +290,6 @@ class Image:
             lines += [marks[number]] if number in marks else []
             lines += ["  epilogue:"] * (number == self.epilogue)
             lines += ["  prologue:"] * (number == self.prologue)
-            lines += ["  finale:"] * (number == self.finale)
             lines.append(f"{number:6d}: {word}")
         lines += [f"  descriptor {k}: {one}" for k, one in enumerate(self.descriptors)]
         return "\n".join(lines)
