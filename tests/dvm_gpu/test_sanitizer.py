@@ -18,7 +18,7 @@ def test_nothing_is_reported(tool: str) -> None:
     if sanitizer is None:
         pytest.skip("compute-sanitizer is not installed")
     command = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--kernel-name", "kns=mj_dvm"]
-    command += [sys.executable, "-m", "tests.dvm_gpu.under_sanitizer"]
+    command += [sys.executable, "-m", "tests.dvm_gpu.under_sanitizer", tool]
     path = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
     exact = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "MAGJIT_DVM_CHECKED": "1"}
     environment = os.environ | exact | {"PYTHONPATH": path, "PYTHONSAFEPATH": ""}

@@ -164,7 +164,7 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
 #define NO_TILE 0xffffffffu
 #define PROLOGUE 0xffffu /* in the place of a pass */
 
-/* Once, from several places: with a number of threads, which __syncthreads() has not. */
+/* From several places: with a number of threads, which __syncthreads() has not. */
 DEV void all_meet(u32 warps)
 {
     asm volatile("barrier.sync 14, %0;" ::"r"(32 * (warps + 1)) : "memory");
@@ -295,6 +295,9 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                 counter[1] = 0;
             }}
         }}
+        if (h.sums) {{
+            all_meet(W);
+        }}
         return;
     }}
 
@@ -381,7 +384,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         }}
     }}
     if (h.sums) {{ /* of rows that are in no chunks */
-        asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
+        all_meet(W);
         const u32 count = h.sums * h.cols, bytes = G * h.scratch_bytes;
         for (u32 i = threadIdx.x; i < count; i += 32 * W) {{
             const u32 number = i / h.cols, column = i - number * h.cols, part = column / SLICE;
