@@ -23,6 +23,7 @@ torch = pytest.importorskip("torch")
 
 import magjit
 import readme_tables
+import result_tables
 from magjit.cli.parser import build_parser
 from magjit.plugin.virtual_tensors.rules import rules as virtual_tensor_rules
 
@@ -190,7 +191,7 @@ def test_every_table_is_shown_and_every_marker_has_a_table() -> None:
         for path in readme_tables.DOCUMENTS
         for name in re.findall(r"<!-- table: (\w+) -->", path.read_text(encoding="utf-8"))
     ]
-    assert set(shown) == set(readme_tables.TABLES)
+    assert set(shown) == set(result_tables.TABLES)
 
 
 DOCUMENT = "before\n<!-- table: front_end -->\nold\n<!-- end -->\nafter\n"
@@ -266,7 +267,7 @@ def test_the_table_of_models(tmp_path) -> None:
     ],
 )
 def test_numbers_are_never_exponents(value: float | None, text: str) -> None:
-    assert readme_tables.number(value) == text
+    assert result_tables.number(value) == text
 
 
 def test_check_says_which_document_is_stale(tmp_path, monkeypatch, capsys) -> None:
