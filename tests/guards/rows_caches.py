@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..twin import Call, Scene, call
-from .rows_hidden import box
+from .hidden import box
 from .table import HIT, RECAPTURED, RIGHT, new_table
 
 ROWS = new_table()
