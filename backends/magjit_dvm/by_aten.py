@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 
 from magjit.plugin import BackendError
+from magjit.plugin.fx_nodes import is_symbol
 from magjit_dvm.builder import size_key
 from magjit_dvm.groups import FusedGroup
 from magjit_dvm.joining import joined_by_aten
@@ -18,8 +19,6 @@ from magjit_dvm.joining import joined_by_aten
 __all__ = ["by_aten"]
 
 aten = torch.ops.aten
-
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def by_aten(gm: GraphModule, group: FusedGroup) -> Callable[..., Any]:
@@ -31,7 +30,7 @@ def by_aten(gm: GraphModule, group: FusedGroup) -> Callable[..., Any]:
     made: list[Callable[..., Any]] = []
     known = {*group.nodes, *(one for one in group.arguments if isinstance(one, FxNode))}
     read = (one for node in group.nodes for one in node.all_input_nodes)
-    if any(_is_number(one) and one not in known for one in read):
+    if any(is_symbol(one) and one not in known for one in read):
         made.append(_graph_of(gm, group))  # now, since it may be refused
 
     def run(*arguments: Any) -> Any:
@@ -41,10 +40,6 @@ def by_aten(gm: GraphModule, group: FusedGroup) -> Callable[..., Any]:
         return results[0] if len(results) == 1 else results
 
     return run
-
-
-def _is_number(node: FxNode) -> bool:
-    return isinstance(node.meta.get("val"), _SYMBOLS)
 
 
 def _graph_of(gm: GraphModule, group: FusedGroup) -> Callable[..., Any]:
@@ -62,7 +57,7 @@ def _graph_of(gm: GraphModule, group: FusedGroup) -> Callable[..., Any]:
         node = waiting.pop()
         if node in copied or node in needed:
             continue
-        if _is_number(node) and node not in own:
+        if is_symbol(node) and node not in own:
             copied[node] = _number(graph, node, copied)
             continue
         needed.add(node)

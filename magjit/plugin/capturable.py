@@ -21,7 +21,7 @@ def can_be_captured(gm: GraphModule, *, varies: bool = False) -> bool:
     """
     devices: set[torch.device] = set()
     for node in gm.graph.nodes:
-        if not varies and (is_symbolic(node) or _is_number(node)):
+        if not varies and (is_symbolic(node) or _is_input_but_no_tensor(node)):
             return False
         for one in tensors_of(node):
             devices.add(one.device)
@@ -33,8 +33,7 @@ def can_be_captured(gm: GraphModule, *, varies: bool = False) -> bool:
     return len(devices) == 1 and next(iter(devices)).type == "cuda"
 
 
-def _is_number(node: Node) -> bool:
-    """Whether an input is no tensor."""
+def _is_input_but_no_tensor(node: Node) -> bool:
     return node.op == "placeholder" and not isinstance(node.meta.get("val"), torch.Tensor)
 
 
@@ -58,7 +57,7 @@ def varying_inputs(gm: GraphModule) -> Varying | None:
     tensors, numbers = [], []
     given = [node for node in gm.graph.nodes if node.op == "placeholder"]
     for position, node in enumerate(given):
-        if not _is_number(node):
+        if not _is_input_but_no_tensor(node):
             tensors += [position] * is_symbolic(node)
         elif node.users:
             if not isinstance(node.meta.get("val"), int | torch.SymInt):

@@ -1,4 +1,4 @@
-"""Nodes of torch.fx graphs: new ones at half of torch's cost, and those that nothing uses."""
+"""Nodes of torch.fx graphs: new ones at half of torch's cost, unused ones, and symbols."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import has_side_effect
 
-__all__ = ["has_effects", "keep_checks", "new_call", "remove_unused"]
+__all__ = ["has_effects", "is_symbol", "keep_checks", "new_call", "remove_unused"]
 
 aten = torch.ops.aten
 
@@ -59,3 +59,8 @@ def has_effects(node: Node) -> bool:
     if not schema.returns or schema.is_mutable or node.is_impure():
         return True
     return torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def is_symbol(node: Node) -> bool:
+    """Whether a node of an ATen graph stands for a symbol, or for an expression of some."""
+    return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)

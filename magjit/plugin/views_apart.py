@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magjit.plugin.aliases import is_alias, results_are_their_own
 from magjit.plugin.fx_helpers import make_graph_module
+from magjit.plugin.fx_nodes import is_symbol
 
 __all__ = ["is_symbolic", "tensors_of", "without_symbols", "without_views"]
 
@@ -34,10 +35,8 @@ def tensors_of(node: Node) -> list[torch.Tensor]:
 
 def is_symbolic(node: Node) -> bool:
     """Whether a node stands for a symbol, or for tensors with symbols among their sizes."""
-    value = node.meta.get("val")
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return True
-    return any(isinstance(size, torch.SymInt) for one in tensors_of(node) for size in one.shape)
+    sizes = (size for one in tensors_of(node) for size in one.shape)
+    return is_symbol(node) or any(isinstance(size, torch.SymInt) for size in sizes)
 
 
 def without_symbols(gm: GraphModule) -> tuple[GraphModule, GraphModule] | None:
@@ -139,19 +138,19 @@ def _is_laid_out_alike(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return all(statically_known_true(one == another) for one, another in pairs)
 
 
-def _is_number(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int)
+def _is_symbol_or_integer(node: Node) -> bool:
+    return is_symbol(node) or isinstance(node.meta.get("val"), int)
 
 
 def _sizes_of(views: Iterable[Node]) -> set[Node] | None:
     """What computes the numbers that views take; None where that takes more than inputs."""
     found: set[Node] = set()
-    waiting = [one for node in views for one in node.all_input_nodes if _is_number(one)]
+    waiting = [one for node in views for one in node.all_input_nodes if _is_symbol_or_integer(one)]
     while waiting:
         node = waiting.pop()
         if node.op == "placeholder" or node in found:
             continue
-        if not _is_number(node):
+        if not _is_symbol_or_integer(node):
             return None
         found.add(node)
         waiting += node.all_input_nodes
@@ -162,7 +161,7 @@ def _base(result: Node, views: dict[Node, None]) -> Node:
     """What a result is a view of; ``views`` gets the operators between, of one tensor each."""
     base = result
     while base.op == "call_function":
-        operands = [one for one in base.all_input_nodes if not _is_number(one)]
+        operands = [one for one in base.all_input_nodes if not _is_symbol_or_integer(one)]
         if len(operands) != 1:
             break
         (operand,) = operands
