@@ -30,6 +30,7 @@ _COLUMN = 28
 """Bytes of shared memory that a column may take: two float32 of two stages, three of sums."""
 _SHARED = 232448
 """Bytes that a block may have on sm_90, for which programs are made where there is no GPU."""
+_SUMMED = (torch.float32, torch.float16, torch.bfloat16)
 _CASTS = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 
 
@@ -38,12 +39,14 @@ def may_go_across(node: FxNode) -> bool:
 
     It goes over the first dimensions, in float32, on a GPU, and what becomes of it is no larger.
     """
-    if node.target is not aten.sum.dim_IntList or node.meta["val"].device.type != "cuda":
+    if node.target is not aten.sum.dim_IntList:
         return False
-    given: Any = node.args[0]
+    given, made = node.args[0], node.meta["val"]
+    if made.device.type != "cuda" or made.dtype not in _SUMMED or not isinstance(given, FxNode):
+        return False
     sizes = [size_key(size) for size in given.meta["val"].shape]
     axes: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    if not isinstance(axes, (list, tuple)):
+    if not isinstance(axes, (list, tuple)) or not sizes:
         return False
     over = sorted(axis % len(sizes) for axis in axes)
     if over != list(range(len(over))) or not 0 < len(over) < len(sizes):
@@ -87,27 +90,22 @@ def _elements(node: FxNode) -> Any:
     return size_key(made.numel()) if isinstance(made, torch.Tensor) else None
 
 
-def sum_across(
-    builder: Builder, value: Value, axes: Iterable[int], keepdim: bool, dtype: DType
-) -> Value:
-    """The sum of ``value`` over all rows; ``axes`` are its first dimensions.
+def sum_across(builder: Builder, value: Value, axes: Iterable[int], keepdim: bool) -> Value:
+    """The sum of ``value`` over all rows, in float32; ``axes`` are its first dimensions.
 
     Raises:
-        NotFusable: the group's rows are others, or the sum is of no floats.
+        NotFusable: the group's rows are others.
     """
     over, rank = sorted(axes), len(value.dims)
     rows = frozenset(value.dims[a] for a in over if value.dims[a] != ONE)
     columns = frozenset(value.dims) - {ONE} - rows
-    if dtype is not DType.F32 or value.dtype is not DType.F32:
-        raise NotFusable("a sum across rows of another dtype than float32")
     if not rows | columns <= builder.varies[value.node]:
         raise NotFusable("a sum across rows that are expanded")
     if builder.reduced not in (None, columns):
         raise NotFusable("the group reduces other dimensions")
     builder.reduced = columns
-    made = builder.add(
-        Node(NodeKind.REDUCE, DType.F32, (value.node,), "sum", aux=ACROSS, dims=rows)
-    )
+    node = builder.cast(value.node, value.dtype, DType.F32)
+    made = builder.add(Node(NodeKind.REDUCE, DType.F32, (node,), "sum", aux=ACROSS, dims=rows))
     kept = range(rank) if keepdim else range(len(over), rank)
     dims = tuple(ONE if a in over else value.dims[a] for a in kept)
     shape = tuple(1 if a in over else value.shape[a] for a in kept)

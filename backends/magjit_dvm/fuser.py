@@ -319,7 +319,7 @@ class _Fuser:
 
 def _is_one_kernel(group: FusedGroup) -> bool:
     """Whether ATen does a group on a GPU as fast: nothing is fused, so no traffic is saved."""
-    (node, *others) = group.nodes
+    node, *others = group.nodes
     if others or not group.on_gpu:
         return False
     pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())

@@ -44,7 +44,7 @@ def layer_norm_backward(
     mask: Sequence[bool],
 ) -> Any:
     """``aten.native_layer_norm_backward`` on a GPU."""
-    of_weight, of_bias = mask[1], mask[2] and bias is not None
+    of_weight, of_bias = mask[1], mask[2]
     if not mask[0] or mean.dim() != x.dim() or not _fits(x, shape, of_weight or of_bias):
         return NotImplemented
     plain, wide, scale, over = _wide(dy, x, shape, weight)
@@ -64,8 +64,8 @@ def layer_norm_backward(
         inner = g - total - away * _averaged(product, shape)
     else:
         inner = (mean - wide) * (_averaged(factor, shape) * product) - total + g
-    d_weight = _across(moved, shape, x.dtype) if of_weight else None
-    d_bias = _across(plain, shape, x.dtype) if of_bias else None
+    d_weight = _across(moved, shape, x if weight is None else weight) if of_weight else None
+    d_bias = _across(plain, shape, x if bias is None else bias) if of_bias else None
     return (inner * rstd).to(x.dtype), d_weight, d_bias
 
 
@@ -85,7 +85,7 @@ def rms_norm_backward(
     product = _times(moved, scale).sum(over, keepdim=True)
     scaled = _averaged(rstd if mask[1] else rstd * rstd, shape) * product
     dx = ((_times(plain, scale) - wide * scaled) * rstd).to(x.dtype)
-    return dx, _across(moved, shape, x.dtype) if mask[1] else None
+    return dx, _across(moved, shape, x if weight is None else weight) if mask[1] else None
 
 
 def _times(tile: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
@@ -98,9 +98,9 @@ def _averaged(row: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return row * (1.0 / count) if isinstance(count, int) else row / count
 
 
-def _across(terms: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Their sum across rows."""
-    return terms.sum(list(range(terms.dim() - len(shape)))).to(dtype)
+def _across(terms: torch.Tensor, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """Their sum across rows, of the dtype of ``like``."""
+    return terms.sum(list(range(terms.dim() - len(shape)))).to(like.dtype)
 
 
 def _fits(x: torch.Tensor, shape: Sequence[int], across: bool) -> bool:

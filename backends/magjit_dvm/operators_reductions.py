@@ -47,7 +47,7 @@ def _sum_or_mean(builder: Builder, node: Any) -> Value:
     keepdim = False if whole else bool(argument(node, 2, "keepdim", False))
     compute = computed_in(tensor.dtype)
     if may_go_across(node):
-        made = sum_across(builder, value, axes, keepdim, compute)
+        made = sum_across(builder, value, axes, keepdim)
         return replace(made, logical=tensor.dtype)
     made = builder.reduce("sum", value, axes, keepdim, compute)
     if node.target in (aten.mean.dim, aten.mean.default):

@@ -214,3 +214,23 @@ def test_no_tile_waits(dtype: torch.dtype) -> None:
         found = words_of(function, given)
         assert not {"save", "la.scratch", "lt.scratch"} & {*found}, found
         assert 1 <= sum(one.startswith("row.") for one in found) <= 2
+
+
+def test_what_is_no_sum_across_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a single element, of ints, over all or the last dimensions, of few or odd columns."""
+    monkeypatch.setenv("MAGJIT_DVM_CUDA", "1")
+    wide, ints = torch.empty(30, 300), torch.empty(30, 300, dtype=torch.int32)
+    for function, given in (
+        (lambda x: (x.exp() + 1, x.exp().sum(0)), torch.empty(())),
+        (lambda x: (x * 2 + 1, (x * 2).sum(0)), ints),
+        (lambda x: (x.exp() + 1, x.exp().sum([0, 1])), wide),
+        (lambda x: (x.exp() + 1, x.exp().sum(1)), wide),
+        (lambda x: (x.exp() + 1, x.exp().sum(0)), torch.empty(30, 20)),
+        (lambda x: (x.exp() + 1, x.exp().sum(0)), torch.empty(30, 301)),
+    ):
+        for group in groups_of(function, [given]):
+            assert group.program is not None
+            assert all(node.aux != ACROSS for node in group.program.nodes if node.op == "sum")
+    (group,) = groups_of(lambda x: (x * 2 + 1, (x * 2).sum(0, dtype=torch.float32)), [ints])
+    assert group.program is not None
+    assert check_words(group.program, [torch.arange(9000, dtype=torch.int32).view(30, 300)])
