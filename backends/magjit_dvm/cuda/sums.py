@@ -1,4 +1,4 @@
-"""Sums across rows: in each warp's scratch memory over all its tiles, then by a kernel over warps.
+"""Sums across rows: in each warp's scratch memory over all its tiles, then over all blocks.
 
 A warp has the same columns in each of its tiles, so that a sum across rows is one tile more that
 it keeps: ``acc`` adds to it, as soon as what it is a sum of is computed for whatever reason.

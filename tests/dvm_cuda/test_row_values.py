@@ -1,0 +1,101 @@
+"""What is one number for a row: from stages, from memory, in sums and differences with tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from magjit_dvm.cuda.encode import Machine
+from magjit_dvm.instructions import DType
+from magjit_dvm.program import Node, NodeKind, Program
+from tests.dvm.checking import compute, load, output, tensor
+from tests.dvm_cuda import checking
+from tests.dvm_cuda.checking import check_words
+from tests.dvm_cuda.ptx_machine import run_ptx
+from tests.dvm_cuda.test_sums import cast, drawn, row_sum
+
+F16, F32, I32, I64, U8 = DType.F16, DType.F32, DType.I32, DType.I64, DType.U8
+FEW = Machine(multiprocessors=2)
+
+
+@pytest.fixture(params=["simulator", "PTX"], autouse=True)
+def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "PTX":
+        monkeypatch.setattr(checking, "run_image", run_ptx)
+
+
+def with_row(dtype: DType) -> Program:
+    """x less its row's sum, times a number of the row."""
+    cast_too = () if dtype is F32 else (cast(3, F32),)
+    nodes = (
+        *(load(0, F32), row_sum(0, 1), compute("sub", F32, 0, 1), load(1, dtype), *cast_too),
+        compute("mul", F32, 2, 3 + len(cast_too)),
+    )
+    inputs = tensor(F32, 0, 1), tensor(dtype, 0)
+    return Program(2, inputs, nodes, (output(len(nodes) - 1, 0, 1),))
+
+
+def first_words(program: Program, arguments: list[torch.Tensor]) -> set[str]:
+    image = check_words(program, arguments, FEW)
+    assert image is not None
+    return {word.first for word in image.words}
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+@pytest.mark.parametrize("shape", [(21, 40), (5, 300), (2, 700)])
+def test_rows_from_stages(shape: tuple[int, int], first: int) -> None:
+    """Wherever they begin: what is copied begins at a boundary of 16 bytes."""
+    rows = drawn(F32, shape[0] + first, seed=1)[first:]
+    assert "s.in" in first_words(with_row(F32), [drawn(F32, *shape), rows])
+    whole = torch.arange(shape[0] + first, dtype=torch.int32)[first:]
+    assert "s.in" in first_words(with_row(I32), [drawn(F32, *shape), whole])
+
+
+def test_rows_from_memory() -> None:
+    """Of other sizes, with space between, of rows in chunks, of a single row."""
+    x = drawn(F32, 9, 64)
+    assert "s.ld.f16" in first_words(with_row(F16), [x, drawn(F16, 9, seed=1)])
+    assert "s.ld.32" in first_words(with_row(F32), [x, drawn(F32, 18, seed=1)[::2]])
+    assert "s.ld.32" in first_words(with_row(F32), [drawn(F32, 2, 30_000), drawn(F32, 2, seed=1)])
+    assert "s.ld.32" in first_words(with_row(F32), [x[:1], drawn(F32, 1, seed=1)])
+    for dtype, one in ((U8, torch.arange(9).to(torch.uint8)), (I64, torch.arange(9) - 4)):
+        assert "s.take" in first_words(with_row(dtype), [x, one])
+
+
+@pytest.mark.parametrize("tile", ["loaded", "computed before"])
+@pytest.mark.parametrize("dtype", [F16, F32], ids=lambda one: one.text)
+@pytest.mark.parametrize(
+    ("op", "turned", "word"),
+    [("add", False, "mad.r"), ("add", True, "mad.r"), ("sub", False, "nmad.r"), ("sub", True, "")],
+)
+def test_products_with_row_values(
+    op: str, turned: bool, word: str, dtype: DType, tile: str
+) -> None:
+    """exp(x) ± t · s with t = y, or sin(y), which others ask for, too."""
+    nodes = [
+        *(load(0, dtype), cast(0, F32), load(1, dtype), cast(2, F32), row_sum(1, 1)),
+        *(compute("exp", F32, 1), compute("sin", F32, 3)),
+    ]
+    nodes.append(compute("mul", F32, 4, 3 if tile == "loaded" else 6))
+    nodes.append(compute(op, F32, *((7, 5) if turned else (5, 7))))
+    nodes += [compute("mul", F32, 6, 6), cast(8, dtype)]
+    outputs = output(10, 0, 1), output(9, 0, 1)
+    program = Program(2, (tensor(dtype, 0, 1),) * 2, tuple(nodes), outputs)
+    given = [drawn(dtype, 7, 300) / 8, drawn(dtype, 7, 300, seed=1)]
+    image = check_words(program, given, FEW)
+    assert image is not None
+    found = {one.second for one in image.words} & {"mad.r", "nmad.r"}
+    if tile == "loaded":
+        assert found == ({word} if word else set())
+
+
+def test_a_product_that_others_ask_for_is_no_part_of_a_sum() -> None:
+    nodes = (
+        *(load(0, F32), row_sum(0, 1), compute("mul", F32, 0, 1), compute("exp", F32, 0)),
+        *(compute("add", F32, 3, 2), Node(NodeKind.COMPUTE, F32, (2,), "neg")),
+    )
+    outputs = output(4, 0, 1), output(5, 0, 1)
+    image = check_words(Program(2, (tensor(F32, 0, 1),), nodes, outputs), [drawn(F32, 7, 64)], FEW)
+    assert image is not None and not any(one.second == "mad.r" for one in image.words)
