@@ -32,10 +32,9 @@ def described(encoded: Encoded) -> Any:
     if image is None:
         return layouts, b"", b"", 32, (0, 0, 0), False, [], (0, 0)
     launch = image.blocks, 32 * (image.warps + 1), image.shared_bytes
-    draws = image.tiles > image.blocks
     parts = image.parts
     sums = (list(parts.results), (parts.rows, parts.cols)) if parts else ([], (0, 0))
-    return layouts, image.template(), image.patches(), image.each, launch, draws, *sums
+    return layouts, image.template(), image.patches(), image.each, launch, image.draws, *sums
 
 
 def outcome(function: Any, *arguments: Any) -> Any:

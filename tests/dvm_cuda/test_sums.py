@@ -189,3 +189,15 @@ def test_two_results_of_one_sum() -> None:
     program = Program(2, (tensor(F32, 0, 1),), nodes, (output(3, 1), output(3, 1), output(4, 0, 1)))
     image = check_words(program, [drawn(F32, 40, 256)], FEW)
     assert image is not None and image.sums == 2
+
+
+def test_tiles_are_the_same_each_time() -> None:
+    """Blocks draw none: what a block adds up depends on nothing but the call."""
+    x = torch.zeros(4000, 512)
+    image = encode(alone(F32), [x], FEW).image
+    assert image is not None and image.tiles > image.blocks and not image.draws
+    negated = Program(
+        2, (tensor(F32, 0, 1),), (load(0, F32), compute("neg", F32, 0)), (output(1, 0, 1),)
+    )
+    image = encode(negated, [x], FEW).image
+    assert image is not None and image.draws

@@ -169,7 +169,7 @@ struct Encoded {
     Shape layouts[MAX_OUTPUTS];
     int each;
     int64_t blocks, threads, shared_bytes;
-    bool draws; /* blocks draw tiles from a counter: there are more of them than blocks */
+    bool draws; /* blocks draw tiles from a counter: see Image.draws of words.py */
     int n_sums; /* across rows, of parts that a second kernel adds up */
     Sum sums[MOST_SUMS];
     int64_t parts_rows, parts_cols; /* of each sum, a row for each block */

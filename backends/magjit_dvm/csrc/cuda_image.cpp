@@ -30,7 +30,7 @@ void Encoder::pack()
     encoded.blocks = image.blocks;
     encoded.threads = 32 * (image.warps + 1);
     encoded.shared_bytes = image.shared_bytes;
-    encoded.draws = image.tiles > image.blocks;
+    encoded.draws = image.tiles > image.blocks && !image.sums;
     pack_header();
     pack_words();
 }

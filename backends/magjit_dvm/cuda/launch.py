@@ -193,7 +193,7 @@ def _launch(image: Image, tensors: Sequence[Any], index: int, approximate: bool)
         image.patches(),
         tuple(addresses),
         gpu(index).counters.data_ptr(),
-        _COUNTERS if image.tiles > image.blocks else 0,
+        _COUNTERS if image.draws else 0,
     )
 
 

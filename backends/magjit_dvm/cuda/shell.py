@@ -22,7 +22,7 @@ tile it adds up, and writes, sums that its warps have kept in scratch memory ove
 Block b begins with tile b, whose parts are on their way before the program has been read.  Other
 tiles come from a counter in global memory, the next one asked for while a tile is fed; the last
 block to find no more sets it back, so that the next launch in the stream finds zeros.  Without a
-counter, block b takes tiles b, b + blocks, and so on.
+counter, as beside sums across rows, block b takes tiles b, b + blocks, and so on.
 """
 
 from __future__ import annotations

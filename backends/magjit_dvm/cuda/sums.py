@@ -6,7 +6,8 @@ Once a block finds no more tiles, it adds up what its warps have and writes it t
 
     parts  = sum number, block, column        float32
 
-A second kernel adds up those of all blocks, column by column, and stores results.
+A second kernel adds up those of all blocks, column by column, and stores results.  Tiles are shared
+out evenly (``Image.draws``): each sum has its terms in the same order each time.
 
 ``csrc/cuda_sums.cpp`` does the same.
 """

@@ -203,6 +203,15 @@ class Image:
     blocks: int = 1
 
     @property
+    def draws(self) -> bool:
+        """Whether blocks draw tiles from a counter: there are more of them than blocks.
+
+        Beside sums across rows each block has always the same, so that sums of the same are the
+        same to the last bit.
+        """
+        return self.tiles > self.blocks and not self.sums
+
+    @property
     def slice(self) -> int:
         """Elements of a warp."""
         return 32 * self.each
