@@ -99,3 +99,19 @@ def test_a_product_that_others_ask_for_is_no_part_of_a_sum() -> None:
     outputs = output(4, 0, 1), output(5, 0, 1)
     image = check_words(Program(2, (tensor(F32, 0, 1),), nodes, outputs), [drawn(F32, 7, 64)], FEW)
     assert image is not None and not any(one.second == "mad.r" for one in image.words)
+
+
+def test_scratch_memory_is_free_again_behind_a_product_with_a_row_value() -> None:
+    """exp(x) waits for exp(x) + t · s and exp(x) · s; three tiles later wait, one in its place."""
+    nodes = (
+        *(load(0, F32), load(1, F32), row_sum(0, 1), compute("exp", F32, 0)),
+        *(compute("mul", F32, 1, 2), compute("add", F32, 3, 4), compute("mul", F32, 3, 2)),
+        *(compute("mul", F32, 0, 2), compute("sin", F32, 7), compute("cos", F32, 7)),
+        *(compute("mul", F32, 8, 9), compute("add", F32, 8, 9), compute("mul", F32, 10, 11)),
+    )
+    outputs = output(5, 0, 1), output(6, 0, 1), output(12, 0, 1)
+    program = Program(2, (tensor(F32, 0, 1),) * 2, nodes, outputs)
+    image = check_words(program, [drawn(F32, 7, 64), drawn(F32, 7, 64, seed=1)], FEW)
+    assert image is not None and any(one.second == "mad.r" for one in image.words)
+    assert len({one.w1 for one in image.words if one.first == "save"}) == image.scratch
+    assert image.scratch < sum(one.first == "save" for one in image.words)

@@ -526,8 +526,8 @@ void cuda_fused_dealloc(PyObject *object)
 PyMethodDef cuda_fused_methods[] = {
     {"encode", (PyCFunction)(void (*)(void))cuda_encode, METH_FASTCALL,
      "encode(machine, *args): (layouts, image, patches, R, (blocks, threads, shared bytes), whether "
-     "tiles are drawn, sums across rows, (rows, columns) of their parts) for tensors on the CPU that stand for a GPU's; None where it is left to "
-     "Python."},
+     "tiles are drawn, sums across rows, (rows, columns) of their parts) for tensors on the CPU that "
+     "stand for a GPU's; None where it is left to Python."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyMemberDef cuda_fused_members[] = {

@@ -307,9 +307,8 @@ void Encoder::compute_binary(const Operators &op, int left_arg, int right_arg)
     int product = scaled_by_row(op, x, y);
     if (product >= 0) {
         bool subtracts = op.plain == words.of[OP_sub][REGISTERS_f].plain;
-        return add_scaled(subtracts, product == x ? y : x, product);
-    }
-    if (x == y) {
+        add_scaled(subtracts, product == x ? y : x, product);
+    } else if (x == y) {
         generate(x);
         give_up(2);
         put(words.keep);
@@ -381,9 +380,8 @@ void Encoder::add_scaled(bool subtracts, int x, int product)
         return leave();
     }
     bring(tile, BANK_t, subtracts ? words.sub_scaled : words.add_scaled, row_register[row]);
-    for (int one : {tile, row, product}) {
-        done_with(one);
-    }
+    done_with(tile);
+    done_with(row);
 }
 
 /* A ← op(A, y), y being available. */

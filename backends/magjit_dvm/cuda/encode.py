@@ -316,8 +316,8 @@ class _Encoder(SumsEncoder):
         self.generate(x)
         self.give_up(1)
         self.bring(tile, "t", "nmad.r" if op == "sub" else "mad.r", self.register[row])
-        for one in (tile, row, product):
-            self.done_with(one)
+        self.done_with(tile)
+        self.done_with(row)
 
     def apply(self, op: str, kind: str, y: int) -> None:
         """A ← op(A, y), y being available."""
