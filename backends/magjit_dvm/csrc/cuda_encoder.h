@@ -298,7 +298,7 @@ struct Encoder {
     void input(int i);
     void place(int o);
     void order();
-    bool contiguous(const Operand &one) const;
+    bool contiguous(const Operand &one, uint32_t along = ~0u) const;
     int describe(const Operand &one, const int8_t *dims, int n, bool apart);
     bool over_nothing() const;
 

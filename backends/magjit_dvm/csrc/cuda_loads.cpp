@@ -116,15 +116,7 @@ bool Encoder::of_columns(const Operand &one) const
     if (!reduced || !known || image.cols % 4 || one.low % (4 * one.size)) {
         return false;
     }
-    int64_t expected = one.size;
-    for (int k = n_order; k-- > 0;) {
-        int d = dims_in_order[k];
-        if (one.strides[d] != (reduced >> d & 1 ? expected : 0)) {
-            return false;
-        }
-        expected *= size[d];
-    }
-    return true;
+    return contiguous(one, reduced);
 }
 
 } // namespace magjit_dvm::cuda

@@ -52,16 +52,7 @@ void Encoder::arrange()
 /* Whether a tensor has 32 bits for each row, side by side in their order. */
 bool Encoder::is_of_rows(const Operand &one) const
 {
-    int64_t expected = 4;
-    for (int k = n_order; k-- > 0;) {
-        int d = dims_in_order[k];
-        bool in_columns = reduced >> d & 1;
-        if (one.strides[d] != (in_columns ? 0 : expected)) {
-            return false;
-        }
-        expected *= in_columns ? 1 : size[d];
-    }
-    return one.size == 4 && expected > 4;
+    return one.size == 4 && image.rows > 1 && contiguous(one, ~reduced);
 }
 
 /* Whether an operand has other elements along each dimension. */

@@ -299,16 +299,18 @@ void Encoder::order()
     multiply(image.elements, image.cols);
 }
 
-/* Whether the operand's elements are in the order of the space. */
-bool Encoder::contiguous(const Operand &one) const
+/* Whether the operand's elements are in the order of the space; `along` are dimensions that it has, and
+ * along all others it is the same. */
+bool Encoder::contiguous(const Operand &one, uint32_t along) const
 {
     int64_t expected = one.size;
     for (int k = n_order; k-- > 0;) {
         int d = dims_in_order[k];
-        if (one.strides[d] != expected) {
+        bool inside = along >> d & 1;
+        if (one.strides[d] != (inside ? expected : 0)) {
             return false;
         }
-        expected *= size[d];
+        expected *= inside ? size[d] : 1;
     }
     return true;
 }

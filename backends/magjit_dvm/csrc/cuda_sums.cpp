@@ -51,16 +51,8 @@ void Encoder::find_sums()
         if (!goes_across(out.node)) {
             continue;
         }
-        int64_t expected = outputs[o].size;
-        for (int k = n_order; k-- > 0 && !stopped();) {
-            int d = dims_in_order[k];
-            if (!(reduced >> d & 1)) {
-                continue;
-            }
-            if (outputs[o].strides[d] != expected) {
-                return refuse("a sum across rows that lies otherwise");
-            }
-            multiply(expected, size[d]);
+        if (!contiguous(outputs[o], reduced)) {
+            return refuse("a sum across rows that lies otherwise");
         }
         if (!out.allocated() || out.along >= 0 || summed_as(out.node) < 0) {
             return refuse("a sum across rows that is part of another result");

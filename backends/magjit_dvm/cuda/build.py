@@ -69,7 +69,8 @@ def compiled(arch: str, each: int, approximate: bool) -> bytes:
     key = fingerprint(code, each, approximate, checked, arch, found[0], *_OPTIONS)
 
     def made() -> bytes:
-        log.info("compiling the interpreter for %s, R = %d; it is kept on disk", arch, each)
+        what = "the kernel of sums" if each == SUMS else f"the interpreter, R = {each},"
+        log.info("compiling %s for %s; it is kept on disk", what, arch)
         text = SUMS_SOURCE if each == SUMS else source(approximate, (each,), checked)
         return make(text, arch)
 

@@ -106,13 +106,9 @@ def arrange(space: Space, image: Image, machine: Machine) -> bool:
 
 def _is_of_rows(space: Space, number: int) -> bool:
     """Whether a tensor has 32 bits for each row, side by side in their order."""
-    one, expected = space.inputs[number], 4
+    one = space.inputs[number]
     assert one is not None
-    for d in reversed(space.order):
-        if one.strides[d] != (0 if d in space.reduced else expected):
-            return False
-        expected *= 1 if d in space.reduced else space.size[d]
-    return one.size == 4 and expected > 4
+    return one.size == 4 and space.rows > 1 and space.contiguous(one, space.kept)
 
 
 def _refuse_slow(

@@ -199,19 +199,8 @@ class RowEncoder(Values):
     def of_columns(self, one: Operand) -> bool:
         """Whether an operand is the same in all rows, and lies in memory as their columns do."""
         space = self.space
-        if (
-            not space.reduced
-            or one.size not in (2, 4)
-            or space.cols % 4
-            or one.low % (4 * one.size)
-        ):
-            return False
-        expected = one.size
-        for d in reversed(space.order):
-            if one.strides[d] != (expected if d in space.reduced else 0):
-                return False
-            expected *= space.size[d]
-        return True
+        by_four = one.size in (2, 4) and space.cols % 4 == 0 and one.low % (4 * one.size) == 0
+        return bool(space.reduced) and by_four and space.contiguous(one, space.reduced)
 
     def viewed(self, one: Operand, dims: Sequence[int], apart: bool = False) -> Place:
         described = self.space.descriptor(one, dims, apart)

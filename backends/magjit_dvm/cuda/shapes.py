@@ -7,7 +7,7 @@ in memory in this order is contiguous; any other has a descriptor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,14 +94,24 @@ class Space:
         """Whether there is nothing to compute."""
         return 0 in self.size
 
-    def contiguous(self, one: Operand) -> bool:
-        """Whether the operand's elements are in the order of the space."""
+    def contiguous(self, one: Operand, along: Collection[int] | None = None) -> bool:
+        """Whether the operand's elements are in the order of the space.
+
+        Args:
+            along: dimensions that it has; along all others it is the same.  All by default.
+        """
         expected = one.size
         for d in reversed(self.order):
-            if one.strides[d] != expected:
+            inside = along is None or d in along
+            if one.strides[d] != (expected if inside else 0):
                 return False
-            expected *= self.size[d]
+            expected *= self.size[d] if inside else 1
         return True
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """The dimensions of rows."""
+        return self.active - self.reduced
 
     def descriptor(
         self, one: Operand, dims: Sequence[int], apart: bool = False

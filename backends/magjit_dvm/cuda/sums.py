@@ -74,12 +74,8 @@ class SumsEncoder(RowEncoder):
         for k, out in enumerate(self.program.outputs):
             if not self.goes_across(out.node):
                 continue
-            one, space = self.space.outputs[k], self.space
-            expected = one.size
-            for d in reversed(space.order):
-                if d in space.reduced and one.strides[d] != expected:
-                    raise NotEncodable("a sum across rows that lies otherwise")
-                expected *= space.size[d] if d in space.reduced else 1
+            if not self.space.contiguous(self.space.outputs[k], self.space.reduced):
+                raise NotEncodable("a sum across rows that lies otherwise")
             plain = out.allocated and out.along < 0
             if not plain or self.dtype(out.node) not in WHAT:
                 raise NotEncodable("a sum across rows that is part of another result")
