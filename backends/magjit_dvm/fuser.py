@@ -21,6 +21,7 @@ from magjit_dvm.alone import elements, gains_alone
 from magjit_dvm.builder import Builder, NotFusable
 from magjit_dvm.groups import VIEWS, FusedGroup, Fusion
 from magjit_dvm.joining import join_parts
+from magjit_dvm.program import NodeKind
 from magjit_dvm.size_classes import SizeClasses
 from magjit_dvm.translate import handles, translate
 
@@ -323,7 +324,15 @@ def _is_one_kernel(group: FusedGroup) -> bool:
     if others or not group.on_gpu:
         return False
     pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    return may_go_across(node) or (pointwise and not gains_alone(node))
+    alone = pointwise and not gains_alone(node)
+    return may_go_across(node) or alone or _only_looks_up(group)
+
+
+def _only_looks_up(group: FusedGroup) -> bool:
+    """Whether nothing is computed of what is looked up, or of positions."""
+    kinds = {one.kind for one in group.program.nodes} if group.program is not None else set()
+    computes = {NodeKind.COMPUTE, NodeKind.REDUCE, NodeKind.SCAN}
+    return kinds.isdisjoint(computes) and not kinds.isdisjoint({NodeKind.IOTA, NodeKind.INDEX})
 
 
 def _elements(node: FxNode) -> int:

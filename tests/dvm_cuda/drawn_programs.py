@@ -14,7 +14,17 @@ import torch
 
 from magjit_dvm.cuda.functions import FLOATS, INTS
 from magjit_dvm.instructions import INSTRUCTIONS, DType, Kind
-from magjit_dvm.program import ACROSS, ONE, Input, InputKind, Node, NodeKind, Output, Program
+from magjit_dvm.program import (
+    ACROSS,
+    INDEXED,
+    ONE,
+    Input,
+    InputKind,
+    Node,
+    NodeKind,
+    Output,
+    Program,
+)
 
 BLOCK = torch.empty(1 << 28, dtype=torch.uint8)
 LOADED = (DType.F32,) * 40 + (DType.F16, DType.BF16) * 20
@@ -142,16 +152,36 @@ class Drawer:
             self.add(Node(NodeKind.BROADCAST, self.nodes[n].dtype, (n,), dims=frozenset(some)))
         elif draws < 0.34:
             self.select()
+        elif draws < 0.37 and self.rank:
+            self.add(Node(NodeKind.IOTA, DType.I64, aux=self.random.randrange(self.rank)))
+        elif draws < 0.42:
+            self.look_up()
         else:
             self.compute(n)
 
     def single(self, n: int) -> int:
         """The value, or one in float32 where words only store it."""
-        if self.nodes[n].dtype in HALVES or (
-            self.nodes[n].dtype is DType.I64 and self.chance(0.95)
-        ):
+        if self.nodes[n].dtype in HALVES or (self.nodes[n].dtype is DType.I64 and self.chance(0.6)):
             return self.add(Node(NodeKind.CAST, DType.F32, (n,)))
         return n
+
+    def look_up(self) -> None:
+        """In a table, at positions that are there or drawn: mostly rows, of few columns or many."""
+        longs = [k for k, one in enumerate(self.nodes) if one.dtype is DType.I64]
+        if not longs or self.chance(0.3):
+            self.tensor(DType.I64)
+            longs = [len(self.nodes) - 1]
+        position, dtype = self.random.choice(longs), self.random.choice(LOADED)
+        dims = sorted(self.random.sample(range(self.rank), self.random.randint(0, self.rank)))
+        if self.chance(0.7):
+            dims = [d for d in dims if d not in self.varies(position)]
+        shape = [1 if self.chance(0.05) else self.size[d] for d in dims]
+        place = 0 if self.chance(0.7) else self.random.randint(0, len(dims))
+        dims.insert(place, INDEXED)
+        shape.insert(place, self.random.choice((0, 1, 2, 100, 5000)))
+        self.inputs.append(Input(InputKind.TENSOR, dtype, tuple(dims[:8])))
+        self.arguments.append(self.view(shape[:8], dtype))
+        self.add(Node(NodeKind.INDEX, dtype, (position,), aux=len(self.inputs) - 1))
 
     def reduce(self, n: int) -> None:
         if self.chance(0.2):

@@ -198,6 +198,10 @@ class _Warp:
 
     def step(self, opcode: str, operands: list[str], mask: Array) -> None:
         parts = opcode.split(".")
+        if opcode == "trap":
+            if mask.any():
+                raise IndexError("a position beyond its table")
+            return
         if parts[0] == "prefetch":
             self.kernel.places(self.address(operands[0])[mask], 1)
             return
@@ -266,6 +270,9 @@ class _Warp:
             return low[0]
         if name == "cvt" and parts[-2:] == ["s64", "s32"]:
             return low[0].view(np.int32).astype(np.int64).view(np.uint64)
+        if parts == ["cvt", "sat", "s32", "s64"]:
+            near = values[0].view(np.int64).clip(-(2**31), 2**31 - 1)
+            return near.astype(np.int32).view(np.uint32)
         if name == "cvt" and parts[-2:] == ["f32", "s64"]:
             return values[0].view(np.int64).astype(np.float32).view(np.uint32)
         if name == "cvt" and parts[2][:4] in ("bf16", "f16x"):

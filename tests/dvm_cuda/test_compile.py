@@ -20,13 +20,15 @@ from magjit_dvm.instructions import INSTRUCTIONS, DType, Kind
 _REGISTERS = {64: 168, 32: 128, 16: 102, 8: 102}
 """A lane's, with as many warps as a block may have."""
 _SPILLS = {
-    ("sm_80", 16): 8,
-    ("sm_80", 32): 16,
-    ("sm_90", 64): 64,
-    ("sm_100", 64): 64,
-    ("sm_100", 32): 16,
+    ("sm_80", 16): 16,
+    ("sm_80", 32): 96,
+    ("sm_90", 64): 128,
+    ("sm_100", 16): 8,
+    ("sm_100", 32): 128,
+    ("sm_100", 64): 160,
 }
-"""Bytes that a lane may spill; 0 elsewhere.  Those of R = 64 are addresses that words reload."""
+"""Bytes that a lane may spill; 0 elsewhere.  They are addresses that words reload: with more cases
+there are more of them, whichever cases those are."""
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
 

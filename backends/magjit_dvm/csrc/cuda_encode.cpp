@@ -258,6 +258,8 @@ void Encoder::compute(int n)
             put(op).w2 = op == words.low_bits ? 255 : 0;
         }
         done_with(node.args[0]);
+    } else if (node.kind == NODE_index) {
+        look_up(n);
     } else if (node.kind == NODE_compute && node.op == OP_select) {
         compute_select(node);
     } else if (node.kind == NODE_compute) {
@@ -519,9 +521,9 @@ void Encoder::store_tile(int o)
     int n = program.outputs[o].node;
     const Operand &one = outputs[o];
     generate(n);
-    if (contiguous(one)) {
-        bool by_four = !image.by_rows || image.cols % 4 == 0;
-        bool aligned = by_four && one.low % std::min(4 * one.size, 16) == 0;
+    bool by_four = !image.by_rows || image.cols % 4 == 0;
+    bool aligned = by_four && one.low % std::min(4 * one.size, 16) == 0;
+    if (contiguous(one) && (aligned || one.size < 8)) {
         Word &word = put(words.store[aligned ? STORE_aligned : STORE_shifted][stored(n)]);
         word.pointer = one.argument;
         word.offset = one.offset;

@@ -3,6 +3,7 @@
  * cuda_prepare.cpp what the program alone says; cuda_shapes.cpp sizes and places in memory;
  * cuda_tiling.cpp squares for what lies in memory otherwise than results;
  * cuda_plan.cpp how a launch divides its work; cuda_values.cpp what values are, and numbers;
+ * cuda_ranges.cpp which int64 32 bits hold; cuda_tables.cpp positions, and what is looked up at them;
  * cuda_weights.cpp vectors that all rows share; cuda_sums.cpp sums across rows; cuda_rows.cpp words of
  * row values; cuda_loads.cpp words that load; cuda_encode.cpp all others; cuda_image.cpp the kernel's
  * parameter. */
@@ -21,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 9, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 10, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 136,
@@ -47,10 +48,11 @@ enum Loaded : uint8_t {
     LOADED_u8,
     LOADED_i64,
     LOADED_i64f,
-    LOADED_i64b,
+    LOADED_i64s,
     N_LOADED
 };
-enum : int { N_STORED = LOADED_i64b, N_REDUCTIONS = 6 }; /* stores make all but the last */
+enum : int { N_STORED = LOADED_i64s, N_REDUCTIONS = 6 }; /* stores make all but the last */
+enum : int { N_NARROW = LOADED_u8 + 1 }; /* all words that load know these */
 enum : int { N_OF_COLUMNS = LOADED_bf16 + 1 }; /* loads of what all rows share, and of squares */
 enum Way : uint8_t {
     WAY_staged,
@@ -62,6 +64,7 @@ enum Way : uint8_t {
     WAY_columns = N_WAYS, /* these know the first three of what is loaded */
     WAY_near,
     WAY_transposed,
+    WAY_row, /* of a table */
     N_ALL_WAYS
 };
 enum Store : uint8_t { STORE_aligned, STORE_shifted, STORE_each, N_STORES };
@@ -80,9 +83,11 @@ struct Words {
     bool ready;
     uint8_t end, nop, swap, keep, take, mask, select, save, add_up;
     uint8_t add_scaled, sub_scaled; /* A ← A ± T · S[y] */
-    uint8_t number[2], row[2], scratch[2]; /* of each bank */
+    uint8_t number, row[2], scratch[2]; /* of each bank */
     uint8_t scalar_row;                    /* lk.r */
-    uint8_t load[N_WAYS][N_LOADED], load_a[3];
+    uint8_t load[N_WAYS][N_LOADED], load_a[3]; /* 0: there is none */
+    uint8_t position, row_position;           /* along a dimension */
+    uint8_t table[N_LOADED], row_table[N_OF_COLUMNS]; /* what is looked up */
     uint8_t store[N_STORES][N_STORED];
     uint8_t load_few[N_ALL_WAYS - N_WAYS][N_OF_COLUMNS], store_near[N_OF_COLUMNS];
     uint8_t ask_near, ask_transposed;
@@ -91,7 +96,7 @@ struct Words {
     uint8_t row_reduce[N_REDUCTIONS], row_squares, row_stat; /* of a row in one stage */
     uint8_t row_norm, row_softmax;
     uint8_t scaled_rsqrt, sub_exp_small, sub_exp_small_number;
-    uint8_t row_number, row_take, row_in, row_load[N_OF_COLUMNS], row_store[N_STORED];
+    uint8_t row_number, row_take, row_in, row_load[N_LOADED], row_store[N_STORED];
     uint8_t to_half, to_bfloat, to_int, to_byte, to_bool, int_to_float, int_to_bool, low_bits;
     uint8_t logical_not;
     Operators of[N_OPS][2];
@@ -116,14 +121,15 @@ struct Fact {
     uint8_t stored;  /* how the value is stored; of int64, see Encoder::stored */
     uint8_t n_casts; /* what a cast does to registers */
     uint8_t casts[2];
-    uint32_t varies; /* a load: the dimensions of its input */
+    uint32_t varies; /* a load or a table: the dimensions of its input */
 };
 
 struct Prepared {
     const Program *program;
     std::vector<Fact> facts;
     std::vector<uint8_t> loads; /* inputs that are loaded, in order */
-    bool computes_long;         /* int64 other than loaded and cast, or cast and stored */
+    std::vector<uint8_t> reads; /* those, and tables */
+    bool reduces;               /* some node does */
 };
 
 /* `floats`: of each node, whether its number is a float. */
@@ -209,6 +215,7 @@ struct Word {
 struct Operand {
     int64_t strides[MAX_PARTS]; /* bytes */
     int64_t offset;
+    int32_t bound, step; /* of a table: its positions, the bytes between them */
     int16_t argument;
     uint8_t low, size; /* of the address modulo 16; bytes an element */
 };
@@ -236,6 +243,7 @@ struct Image {
     struct {
         uint16_t at; /* of its first size */
         uint8_t n;
+        int32_t bound, step, cols; /* of a table; cols where a position's elements are a row */
     } descriptors[MAX_DESCRIBED];
     struct {
         int32_t size, stride; /* bytes */
@@ -244,6 +252,19 @@ struct Image {
     int64_t slice() const { return 32 * each; } /* elements of a warp */
     int64_t weight_bytes() const { return 128 * each * group; } /* of a vector that is kept */
     int64_t program_bytes() const { return 16 * (n_words + n_descriptors + n_described); }
+};
+
+/* Of some dtype: one of floats is exact in a double, one of ints in 64 bits. */
+struct Number {
+    bool floating, known; /* not known: torch has to say */
+    double real;
+    int64_t integer;
+};
+
+/* Of an int64: what a register may have. */
+struct Range {
+    int64_t low, high;
+    bool exact; /* it is the number itself, not the nearest int32 */
 };
 
 /* Of rsqrt(given / number + number). */
@@ -299,8 +320,27 @@ struct Encoder {
     void place(int o);
     void order();
     bool contiguous(const Operand &one, uint32_t along = ~0u) const;
-    int describe(const Operand &one, const int8_t *dims, int n, bool apart);
+    int describe(const Operand &one, const int8_t *dims, int n, bool apart, int cols);
     bool over_nothing() const;
+
+    /* cuda_tables.cpp */
+    void rows_of_tables();
+    bool has_positions() const;
+    bool has_rows(const Operand &one) const;
+    Operand line(int d) const;
+    void look_up(int n);
+    void look_up_row_value(int n);
+
+    /* cuda_ranges.cpp */
+    void check_longs();
+    void check_long(int n);
+    void check_cast(int n);
+    void check_test(const Node &node);
+    Range range(int n);
+    Range find_range(int n);
+    Range computed_range(const Node &node);
+    Range not_held();
+    bool is_from_float(int n) const;
 
     /* cuda_tiling.cpp */
     void in_squares();
@@ -360,6 +400,7 @@ struct Encoder {
     bool is_mean(int mean, int total);
     int stored(int n) const;
     uint32_t bits(int n);
+    Number number(int n);
 
     /* cuda_encode.cpp, cuda_loads.cpp, and cuda_rows.cpp of row values */
     Word &put(uint8_t first, uint8_t second);
@@ -377,8 +418,8 @@ struct Encoder {
     void put_scaled_rsqrt(int n, const Scaled &parts);
     int register_of(int n);
     int new_register(int n);
-    Where row_view(const Operand &one);
-    Where viewed(const Operand &one, const int8_t *dims, int n, bool apart = false);
+    Where row_view(const Operand &one, int cols = 0);
+    Where viewed(const Operand &one, const int8_t *dims, int n, bool apart = false, int cols = 0);
     void store_row(int o);
     bool available(int n) const, is_made(int n) const;
     void bring(int n, Bank bank, uint8_t second, int y = 0);
@@ -419,6 +460,8 @@ struct Encoder {
     Operand inputs[MAX_INPUTS], outputs[MAX_OUTPUTS];
 
     uint32_t has[MAX_NODES];
+    Range ranges[MAX_NODES]; /* of int64, where it is known */
+    bool ranged[MAX_NODES];
     int16_t canonical[MAX_NODES];
     uint8_t phase[MAX_NODES]; /* reductions before it */
     int32_t uses[MAX_NODES], left[MAX_NODES];

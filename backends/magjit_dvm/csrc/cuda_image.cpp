@@ -122,7 +122,7 @@ void Encoder::pack_words()
     }
     for (int k = 0; k < image.n_descriptors; k++) {
         const auto &one = image.descriptors[k];
-        uint32_t packed[4] = {one.n, 0, 0, 0};
+        uint32_t packed[4] = {one.n, (uint32_t)one.bound, (uint32_t)one.step, (uint32_t)one.cols};
         memcpy(encoded.image + at, packed, 16);
         at += 16;
         for (int j = one.at; j < one.at + one.n; j++, at += 16) {

@@ -11,7 +11,7 @@ void Encoder::bring(int n, Bank bank, uint8_t second, int y)
     n = canonical[n];
     if (facts[n].number) {
         uint32_t value = bits(n);
-        put(words.number[bank], second).w2 = value;
+        put(words.number, bank == BANK_a ? words.take : second).w2 = value;
     } else if (slot[n] >= 0) {
         Word &word = put(words.scratch[bank], second);
         word.y = (uint8_t)y;
@@ -31,10 +31,13 @@ void Encoder::bring(int n, Bank bank, uint8_t second, int y)
 void Encoder::bring_load(int n, Bank bank, uint8_t second, int y)
 {
     int what = facts[n].loaded, number = facts[n].input;
-    if (what == N_LOADED) {
-        return refuse("a cast of i64 to ", "", "", program.nodes[n].dtype);
-    }
     Where where{};
+    if (program.nodes[n].kind == NODE_iota) {
+        where = viewed(line(program.nodes[n].aux), dims_in_order, n_order);
+        Word &word = put(words.position, bank == BANK_a ? words.take : second);
+        word.y = (uint8_t)y;
+        return word.set_place(where);
+    }
     Way way = way_of(number, where);
     bool direct = bank == BANK_a && way == WAY_staged && what <= LOADED_bf16;
     if (bank == BANK_a && !direct) {
@@ -74,7 +77,7 @@ Way Encoder::way_of(int number, Where &where)
     int four = std::min(4 * one.size, 16);
     if (stage_of(number) >= 0) {
         where = {0, number, 0};
-        return by_four && one.low % four == 0 ? WAY_staged : WAY_shifted;
+        return one.size == 8 || (by_four && one.low % four == 0) ? WAY_staged : WAY_shifted;
     }
     if (of_columns(one)) {
         where = {(int)image.cols, one.argument, one.offset};
@@ -94,7 +97,7 @@ Way Encoder::way_of(int number, Where &where)
         leave();
         return WAY_each;
     }
-    if (by_four && dims[0].size % 4 == 0) {
+    if (by_four && dims[0].size % 4 == 0 && one.size < 8) {
         if (dims[0].stride == 0) {
             return WAY_broadcast;
         }

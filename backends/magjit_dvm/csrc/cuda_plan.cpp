@@ -35,7 +35,9 @@ void Encoder::arrange()
         }
     }
     image.stages = image.n_inputs ? STAGES : 2;
-    refuse_slow();
+    if (prepared.reduces) {
+        refuse_slow();
+    }
     if (!stopped()) {
         divide(image.n_inputs ? widest : 4, together);
     }
@@ -74,10 +76,10 @@ void Encoder::refuse_slow()
     }
     int inner = dims_in_order[n_order - 1];
     bool along = image.n_inputs > 0, whole = false;
-    for (int number : prepared.loads) {
+    for (int number : prepared.reads) {
         whole |= varies_throughout(inputs[number]);
     }
-    for (int number : prepared.loads) {
+    for (int number : prepared.reads) {
         const Operand &one = inputs[number];
         along |= one.strides[inner] == one.size && (!whole || varies_throughout(one));
     }

@@ -30,7 +30,7 @@ struct Names {
     }
 };
 
-const char *const LOADS[N_LOADED] = {"32", "f16", "bf16", "u8", "i64", "i64f", "i64b"};
+const char *const LOADS[N_LOADED] = {"32", "f16", "bf16", "u8", "i64", "i64f", "i64s"};
 const char *const REDUCTIONS[N_REDUCTIONS] = {"f.sum", "f.prod", "f.max",
                                               "f.min", "i.max",  "i.min"};
 
@@ -40,18 +40,27 @@ void find_tables(Names &names, Words &found)
     static const char *const stores[N_STORES] = {"st.g.%s", "st.u.%s", "st.e.%s"};
     for (int what = 0; what < N_LOADED; what++) {
         for (int way = 0; way < N_WAYS; way++) {
-            names.find(found.load[way][what], ways[way], LOADS[what]);
+            if (what < N_NARROW || way == WAY_staged || way == WAY_each) {
+                names.find(found.load[way][what], ways[way], LOADS[what]);
+            }
+        }
+        if (what < N_NARROW || what == LOADED_i64s) {
+            names.find(found.table[what], "at.%s", LOADS[what]);
         }
     }
     for (int what = 0; what < N_STORED; what++) {
         for (int store = 0; store < N_STORES; store++) {
-            names.find(found.store[store][what], stores[store], LOADS[what]);
+            if (what < N_NARROW || store != STORE_shifted) {
+                names.find(found.store[store][what], stores[store], LOADS[what]);
+            }
         }
         names.find(found.row_store[what], "s.st.%s", LOADS[what]);
     }
     for (int what = 0; what < 3; what++) {
         names.find(found.load_a[what], "la.s.%s", LOADS[what]);
         names.find(found.row_load[what], "s.ld.%s", LOADS[what]);
+        names.find(found.row_table[what], "s.at.%s", LOADS[what]);
+        names.find(found.load_few[WAY_row - N_WAYS][what], "lt.row.%s", LOADS[what]);
         names.find(found.load_few[WAY_columns - N_WAYS][what], "lt.c.%s", LOADS[what]);
         names.find(found.load_few[WAY_near - N_WAYS][what], "lt.n.%s", LOADS[what]);
         names.find(found.load_few[WAY_transposed - N_WAYS][what], "lt.t.%s", LOADS[what]);
@@ -64,7 +73,6 @@ void find_tables(Names &names, Words &found)
     }
     for (int bank : {BANK_t, BANK_a}) {
         const char *letter = bank == BANK_a ? "a" : "t";
-        names.find(found.number[bank], "l%s.k", letter);
         names.find(found.row[bank], "l%s.r", letter);
         names.find(found.scratch[bank], "l%s.scratch", letter);
     }
@@ -73,6 +81,10 @@ void find_tables(Names &names, Words &found)
 void find_singles(Names &names, Words &found)
 {
     names.find(found.end, "end");
+    names.find(found.number, "lt.k");
+    names.find(found.position, "lt.e.at");
+    names.find(found.row_position, "s.ld.at");
+    names.find(found.row_load[LOADED_i64s], "s.ld.i64s");
     names.find(found.nop, "nop");
     names.find(found.swap, "swap");
     names.find(found.keep, "keep");
@@ -157,17 +169,12 @@ Loaded what_of(DType dtype)
 
 bool is_floating(DType dtype) { return dtype == DT_f32 || dtype == DT_f16 || dtype == DT_bf16; }
 
-/* What a long becomes as it is loaded. */
-uint8_t from_long(DType to)
-{
-    return to == DT_f32 ? LOADED_i64f : to == DT_i32 ? LOADED_i64 : to == DT_bool ? LOADED_i64b
-                                                                               : N_LOADED;
-}
+bool is_longer(DType dtype) { return dtype == DT_i32 || dtype == DT_i64; }
 
 void find_casts(Fact &fact, DType to, DType of, bool only_stored)
 {
     auto add = [&](uint8_t op) { fact.casts[fact.n_casts++] = op; };
-    if (to == of || to == DT_i64 || of == DT_i64) {
+    if (to == of || to == DT_i64 || (to == DT_i32 && of == DT_i64)) {
         return;
     }
     bool halves = (to == DT_f16 || to == DT_bf16) && !only_stored;
@@ -180,12 +187,12 @@ void find_casts(Fact &fact, DType to, DType of, bool only_stored)
         }
     } else if (is_floating(to)) {
         add(words.int_to_float);
-        if (halves && of == DT_i32) { /* 8 bits are exact */
+        if (halves && is_longer(of)) { /* 8 bits are exact */
             add(half);
         }
     } else if (to == DT_bool) {
         add(words.int_to_bool);
-    } else if (to == DT_u8 && of == DT_i32) {
+    } else if (to == DT_u8 && is_longer(of)) {
         add(words.low_bits);
     }
 }
@@ -198,22 +205,24 @@ Fact fact_of(const Prepared &prepared, int n, bool only_stored)
     fact.floating = is_floating(node.dtype);
     fact.stored = what_of(node.dtype);
     fact.number = node.kind == NODE_constant || node.kind == NODE_scalar || node.kind == NODE_numel;
-    if (node.kind == NODE_load) {
-        fact.load = true;
+    if (node.kind == NODE_load || node.kind == NODE_index) {
+        fact.load = node.kind == NODE_load;
         fact.input = (uint8_t)node.aux;
-        fact.loaded = what_of(node.dtype);
+        fact.loaded = node.dtype == DT_i64 ? LOADED_i64s : what_of(node.dtype);
         const Input &in = program.inputs[node.aux];
         for (int k = 0; k < in.ndim; k++) {
             fact.varies |= in.dims[k] >= 0 ? 1u << in.dims[k] : 0;
         }
     }
+    fact.load |= node.kind == NODE_iota;
     if (node.kind == NODE_cast) {
         const Node &inner = program.nodes[node.args[0]];
         fact.number = prepared.facts[node.args[0]].number;
-        fact.load = inner.kind == NODE_load && inner.dtype == DT_i64;
+        fact.load = inner.kind == NODE_load && inner.dtype == DT_i64 &&
+                    (node.dtype == DT_f32 || node.dtype == DT_i32);
         if (fact.load) {
             fact.input = (uint8_t)inner.aux;
-            fact.loaded = from_long(node.dtype);
+            fact.loaded = node.dtype == DT_f32 ? LOADED_i64f : LOADED_i64;
         }
         find_casts(fact, node.dtype, inner.dtype, only_stored);
     }
@@ -269,34 +278,6 @@ bool in_halves(const Program &program, int n, int longest = LONGEST)
     return used;
 }
 
-/* Whether words would compute with an int64: it is loaded and cast, or cast to and stored. */
-bool computes_long(const Prepared &prepared, int n, const std::vector<bool> &used)
-{
-    const Program &program = *prepared.program;
-    const Node &node = program.nodes[n];
-    const Fact &fact = prepared.facts[n];
-    if (fact.number) {
-        return false;
-    }
-    if (node.kind == NODE_cast && !fact.load && program.nodes[node.args[0]].dtype == DT_i64) {
-        return true;
-    }
-    if (node.dtype != DT_i64 || (node.kind == NODE_cast && !used[n])) {
-        return false;
-    }
-    if (node.kind != NODE_load) {
-        return true;
-    }
-    for (const Node &user : program.nodes) {
-        bool uses = std::find(user.args, user.args + 3, n) != user.args + 3;
-        if (uses && user.kind != NODE_cast) {
-            return true;
-        }
-    }
-    return std::any_of(program.outputs.begin(), program.outputs.end(),
-                       [&](const Output &out) { return out.node == n; });
-}
-
 } // namespace
 
 PyObject *py_cuda_words(PyObject *, PyObject *args)
@@ -337,19 +318,21 @@ PyObject *py_cuda_words(PyObject *, PyObject *args)
 
 Prepared prepare(const Program &program, const char *floats)
 {
-    Prepared prepared{&program, {}, {}, false};
+    Prepared prepared{&program, {}, {}, {}, false};
     int n_nodes = (int)program.nodes.size();
     std::vector<bool> used((size_t)n_nodes);
-    bool loaded[MAX_INPUTS] = {};
+    bool loaded[MAX_INPUTS] = {}, read[MAX_INPUTS] = {};
     for (const Node &node : program.nodes) {
         for (int arg : node.args) {
             if (arg >= 0) {
                 used[arg] = true;
             }
         }
-        if (node.kind == NODE_load) {
-            loaded[node.aux] = true;
+        if (node.kind == NODE_load || node.kind == NODE_index) {
+            loaded[node.aux] |= node.kind == NODE_load;
+            read[node.aux] = true;
         }
+        prepared.reduces |= node.kind == NODE_reduce;
     }
     for (int n = 0; n < n_nodes; n++) {
         prepared.facts.push_back(fact_of(prepared, n, !used[n]));
@@ -358,12 +341,12 @@ Prepared prepare(const Program &program, const char *floats)
         bool short_ones = program.nodes[n].aux == ROUNDED || in_halves(program, n);
         prepared.facts[n].shorter = unary && prepared.facts[n].floating && short_ones;
     }
-    for (int n = 0; n < n_nodes; n++) {
-        prepared.computes_long |= computes_long(prepared, n, used);
-    }
     for (size_t i = 0; i < program.inputs.size(); i++) {
         if (loaded[i]) {
             prepared.loads.push_back((uint8_t)i);
+        }
+        if (read[i]) {
+            prepared.reads.push_back((uint8_t)i);
         }
     }
     return prepared;

@@ -11,8 +11,16 @@ void Encoder::emit_row_value(int n)
     if (row_register[n] >= 0) {
         return;
     }
-    if (facts[n].load) {
+    if (node.kind == NODE_iota) {
+        int x = new_register(n);
+        Where where = row_view(line(node.aux));
+        Word &word = put(words.row_position);
+        word.x = (uint8_t)x;
+        word.set_place(where);
+    } else if (facts[n].load) {
         load_row_value(n);
+    } else if (node.kind == NODE_index && facts[n].loaded < N_OF_COLUMNS) {
+        look_up_row_value(n);
     } else if (node.kind == NODE_reduce) {
         int which = reduction(n);
         if (stopped() || accumulator[n] < 0) {
@@ -33,16 +41,13 @@ void Encoder::emit_row_value(int n)
 void Encoder::load_row_value(int n)
 {
     int what = facts[n].loaded, number = facts[n].input;
-    if (what == N_LOADED) {
-        return refuse("a cast of i64 to ", "", "", program.nodes[n].dtype);
-    }
     if (stage_of(number) >= 0) {
         int x = new_register(n);
         Word &word = put(words.row_in);
         word.x = (uint8_t)x;
         word.pointer = (int16_t)number;
         word.staged = true;
-    } else if (what < N_OF_COLUMNS) {
+    } else if (words.row_load[what]) {
         int x = new_register(n);
         Where where = row_view(inputs[number]);
         Word &word = put(words.row_load[what]);
@@ -178,15 +183,15 @@ int Encoder::new_register(int n)
     return row_register[n];
 }
 
-/* Where a row's element of an operand is. */
-Where Encoder::row_view(const Operand &one)
+/* Where a row's element of an operand is, or that of its first column. */
+Where Encoder::row_view(const Operand &one, int cols)
 {
-    return viewed(one, dims_in_order, reduced ? n_kept : 0);
+    return viewed(one, dims_in_order, reduced ? n_kept : 0, false, cols);
 }
 
-Where Encoder::viewed(const Operand &one, const int8_t *dims, int n, bool apart)
+Where Encoder::viewed(const Operand &one, const int8_t *dims, int n, bool apart, int cols)
 {
-    return {describe(one, dims, n, apart), one.argument, one.offset};
+    return {describe(one, dims, n, apart, cols), one.argument, one.offset};
 }
 
 void Encoder::store_row(int o)

@@ -69,6 +69,7 @@ void Encoder::lay_out()
         place(o);
     }
     if (!stopped()) {
+        rows_of_tables();
         order();
     }
 }
@@ -111,8 +112,7 @@ void Encoder::masks()
 {
     for (int n = 0; n < n_nodes() && !stopped(); n++) {
         const Node &node = program.nodes[n];
-        bool never = node.kind == NODE_iota || node.kind == NODE_index || node.kind == NODE_scan;
-        if (never || node.dtype == DT_f64) {
+        if (node.kind == NODE_scan || node.dtype == DT_f64) {
             refuse("no words for ", KIND_NAMES[node.kind], " of ", node.dtype);
         } else if (node.kind == NODE_reduce) {
             reduces(n);
@@ -137,16 +137,19 @@ uint32_t Encoder::present(int n) const
         dims |= arg >= 0 ? has[arg] : 0;
     }
     switch (node.kind) {
-    case NODE_load: {
+    case NODE_load:
+    case NODE_index: {
         const Input &in = program.inputs[node.aux];
-        dims = facts[n].varies & active;
+        uint32_t own = facts[n].varies & active;
         for (int k = 0; k < in.ndim; k++) {
             if (in.dims[k] >= 0 && given[node.aux].sizes[k] == 1) {
-                dims &= ~(1u << in.dims[k]);
+                own &= ~(1u << in.dims[k]);
             }
         }
-        return dims;
+        return own | dims;
     }
+    case NODE_iota:
+        return 1u << node.aux & active;
     case NODE_reduce:
         return dims & ~node.mask;
     case NODE_broadcast:
@@ -182,6 +185,7 @@ void Encoder::input(int i)
     const Argument &value = given[i];
     Operand &one = inputs[i];
     int item = DTYPE_BYTES[in.dtype];
+    int64_t bound = 0, step = 0;
     std::fill(one.strides, one.strides + MAX_DIMS, 0);
     for (int k = 0; k < in.ndim; k++) {
         int d = in.dims[k];
@@ -191,9 +195,16 @@ void Encoder::input(int i)
             one.strides[d] += stride;
         }
         if (d == DIM_indexed) {
-            return refuse("a table");
+            bound = value.sizes[k];
+            step = value.strides[k];
+            multiply(step, item);
         }
     }
+    if (bound >= MOST_BITS || step >= MOST_BITS || step <= -MOST_BITS) {
+        return refuse("a table of more than 31 bits");
+    }
+    one.bound = (int32_t)bound;
+    one.step = (int32_t)step;
     if (value.data % (unsigned)item) {
         return refuse("an element that is not aligned");
     }
@@ -252,6 +263,7 @@ void Encoder::place(int o)
         multiply(stride, std::max<int64_t>(layout.sizes[k], 1));
     }
     one.offset = offset;
+    one.bound = one.step = 0;
     one.argument = (int16_t)(whole ? out.whole : n_inputs() + (out.into < 0 ? o : out.into));
     one.low = (uint8_t)(((whole ? whole->data : 0) + (uint64_t)offset) % 16);
     one.size = (uint8_t)item;
@@ -316,8 +328,8 @@ bool Encoder::contiguous(const Operand &one, uint32_t along) const
 }
 
 /* The number of a descriptor: size and stride of each of `dims`, innermost first, neighbours in memory
- * as one if not apart. */
-int Encoder::describe(const Operand &one, const int8_t *dims, int n, bool apart)
+ * as one if not apart; of a table what its positions are, too. */
+int Encoder::describe(const Operand &one, const int8_t *dims, int n, bool apart, int cols)
 {
     int64_t sizes[MAX_PARTS], strides[MAX_PARTS];
     int count = 0;
@@ -342,7 +354,9 @@ int Encoder::describe(const Operand &one, const int8_t *dims, int n, bool apart)
     }
     for (int k = 0; k < image.n_descriptors; k++) {
         const auto *known = image.described + image.descriptors[k].at;
-        bool same = image.descriptors[k].n == count;
+        const auto &head = image.descriptors[k];
+        bool same = head.n == count && head.bound == one.bound && head.step == one.step &&
+                    head.cols == cols;
         for (int j = 0; j < count && same; j++) {
             same = known[j].size == sizes[j] && known[j].stride == strides[j];
         }
@@ -356,7 +370,8 @@ int Encoder::describe(const Operand &one, const int8_t *dims, int n, bool apart)
     if (stopped()) {
         return 0;
     }
-    image.descriptors[image.n_descriptors] = {(uint16_t)image.n_described, (uint8_t)count};
+    image.descriptors[image.n_descriptors] = {(uint16_t)image.n_described, (uint8_t)count,
+                                              one.bound, one.step, cols};
     for (int k = 0; k < count; k++) {
         image.described[image.n_described++] = {(int32_t)sizes[k], (int32_t)strides[k]};
     }

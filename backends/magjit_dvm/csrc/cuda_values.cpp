@@ -8,13 +8,6 @@ namespace magjit_dvm::cuda {
 
 namespace {
 
-/* A number of some dtype: one of floats is exact in a double, one of ints in 64 bits. */
-struct Number {
-    bool floating, known; /* not known: torch has to say */
-    double real;
-    int64_t integer;
-};
-
 double to_half(float value)
 {
     double magnitude = std::fabs((double)value);
@@ -76,9 +69,6 @@ Number converted(Number from, DType to)
 /* Aliases, passes and uses. */
 void Encoder::survey()
 {
-    if (prepared.computes_long) {
-        return refuse("a value of i64");
-    }
     std::fill(uses, uses + n_nodes(), 0);
     for (int n = 0; n < n_nodes(); n++) {
         const Node &node = program.nodes[n];
@@ -91,7 +81,9 @@ void Encoder::survey()
         phase[n] = (uint8_t)(before + reduces);
         row_register[n] = accumulator[n] = -1;
         slot[n] = -1;
+        ranged[n] = false;
     }
+    check_longs();
     for (int n = 0; n < n_nodes(); n++) {
         if (canonical[n] == n && !facts[n].number && !facts[n].load) {
             for (int arg : program.nodes[n].args) {
@@ -346,13 +338,13 @@ bool Encoder::is_mean(int mean, int total)
 int Encoder::stored(int n) const
 {
     if (program.nodes[n].dtype == DT_i64) {
-        return facts[canonical[n]].floating ? LOADED_i64f : LOADED_i64;
+        return is_from_float(n) ? LOADED_i64f : LOADED_i64;
     }
     return facts[n].stored;
 }
 
-/* A number in the register of its dtype. */
-uint32_t Encoder::bits(int n)
+/* A number as its node has it. */
+Number Encoder::number(int n)
 {
     DType chain[MAX_NODES];
     int casts = 0, at = n;
@@ -380,9 +372,16 @@ uint32_t Encoder::bits(int n)
     if (!number.known) {
         leave();
     }
-    uint32_t found = (uint32_t)number.integer;
-    if (number.floating) {
-        float value = (float)number.real;
+    return number;
+}
+
+/* The same in the register of its dtype. */
+uint32_t Encoder::bits(int n)
+{
+    Number one = number(n);
+    uint32_t found = (uint32_t)one.integer;
+    if (one.floating) {
+        float value = (float)one.real;
         memcpy(&found, &value, 4);
     }
     return found;

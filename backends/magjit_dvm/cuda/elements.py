@@ -28,7 +28,7 @@ CONVERT = {
     "shl.b32 {2},u1,16; and.b32 {3},u1,0xffff0000;",
     "u8": "and.b32 {0},u0,255; bfe.u32 {1},u0,8,8; bfe.u32 {2},u0,16,8; shr.u32 {3},u0,24;",
 }
-BYTES = {"32": 4, "f16": 2, "bf16": 2, "u8": 1, "i64": 8, "i64f": 8, "i64b": 8}
+BYTES = {"32": 4, "f16": 2, "bf16": 2, "u8": 1, "i64": 8, "i64f": 8, "i64s": 8}
 
 COMBINE = {
     "f.sum": "add.rn.f32",
@@ -66,7 +66,7 @@ def _from_long(what: str, to: str) -> str:
         return f"cvt.u32.u64 {to},e;"
     if what == "i64f":
         return f"cvt.rn.f32.s64 {to},e;"
-    return f"setp.ne.s64 q1,e,0; selp.b32 {to},1,0,q1;"
+    return f"cvt.sat.s32.s64 {to},e;"
 
 
 def from_global(what: str, to: list[str], at: str, guard: str) -> Iterator[str]:

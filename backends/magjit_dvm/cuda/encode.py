@@ -37,7 +37,10 @@ __all__ = ["LIMITS", "WRAPS", "Encoded", "Machine", "encode"]
 WRAPS = frozenset({"neg", "add", "sub", "mul", "shift_left", "bitwise_not"})
 """Results that may leave the 8 bits of a uint8."""
 _MOST_ACCUMULATORS = 16
-_DESCRIBED = ("lt.v", "lt.b", "lt.e", "lt.n", "lt.t", "st.e", "st.n", "pf", "s.ld", "s.st")
+_DESCRIBED = (
+    *("lt.v", "lt.b", "lt.e", "lt.n", "lt.t", "lt.row", "st.e", "st.n", "pf"),
+    *("at.", "s.ld", "s.at", "s.st"),
+)
 LIMITS = (MOST_REGISTERS, _MOST_ACCUMULATORS, MOST_WORDS, SUMS_AT, MOST_SUMS)
 
 
@@ -168,7 +171,8 @@ class _Encoder(SumsEncoder):
         """An available value into A or T; then ``second``, which may work with row register y."""
         n = self.canonical[n]
         if self.is_number(n):
-            self.put(f"l{bank}.k", second, w2=self.bits(n))
+            second = second if bank == "t" else "take"
+            self.put("lt.k", second, w2=self.bits(n))
         elif n in self.saved:
             self.put(f"l{bank}.scratch", second, y=y, w1=self.slot_at(self.saved[n]))
         elif self.in_row(n):
@@ -177,8 +181,12 @@ class _Encoder(SumsEncoder):
             self.bring_load(n, bank, second, y)
 
     def bring_load(self, n: int, bank: str, second: str, y: int = 0) -> None:
-        number, what = self.loaded(n)
-        how, place = self.placed(number)
+        if self.nodes[n].kind is NodeKind.IOTA:
+            how, what = "e", "at"
+            place = self.viewed(self.line(self.nodes[n].aux), self.space.order)
+        else:
+            number, what = self.loaded(n)
+            how, place = self.placed(number)
         if bank == "a" and (how != "s" or what not in ("32", "f16", "bf16")):
             assert second == "nop"
             bank, second = "t", "take"
@@ -235,6 +243,9 @@ class _Encoder(SumsEncoder):
             self.give_up(1)
             for op in self.cast_ops(n):
                 self.put(op, w2=255 if op == "ik.bitwise_and" else 0)
+            self.done_with(node.args[0])
+        elif node.kind is NodeKind.INDEX:
+            self.look_up(node)
             self.done_with(node.args[0])
         elif node.op == "select":
             self.compute_select(node)
@@ -430,9 +441,9 @@ class _Encoder(SumsEncoder):
         one = self.space.outputs[k]
         self.generate(out.node)
         what = self.stored(out.node)
-        if self.space.contiguous(one):
-            by_four = not self.image.by_rows or self.space.cols % 4 == 0
-            aligned = by_four and one.low % min(4 * one.size, 16) == 0
+        by_four = not self.image.by_rows or self.space.cols % 4 == 0
+        aligned = by_four and one.low % min(4 * one.size, 16) == 0
+        if self.space.contiguous(one) and (aligned or one.size < 8):
             how = "g" if aligned else "u"
             self.put(f"st.{how}.{what}", place=(0, one.argument, one.offset))
         else:

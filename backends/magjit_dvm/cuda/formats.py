@@ -28,7 +28,7 @@ def registers_of(raw: Array, what: str) -> Array:
         return long.astype(np.uint32)
     if what == "i64f":
         return long.astype(np.float32).view(np.uint32)
-    return (long != 0).astype(np.uint32)
+    return np.clip(long, -(2**31), 2**31 - 1).astype(np.int32).view(np.uint32)
 
 
 def elements_of(values: Array, what: str) -> Array:

@@ -165,6 +165,7 @@ class _Loop(Loads):
             "lk": lambda _: self.load_number(),
             "st": self.store,
             "pf": self.ask_ahead,
+            "at": self.from_table,
             "w": lambda _: self.affine(),
             "mad": lambda _: self.add_scaled(),
             "nmad": lambda _: self.add_scaled("neg.f32 F0,F0;"),
@@ -335,9 +336,16 @@ class _Loop(Loads):
     def scalar(self, name: str) -> None:
         """Operators on the numbers of a row."""
         head, _, rest = name.partition(".")
-        if head == "ld":
-            self.addresses([("n0", "o0", 0)], "{ROW}")
-            self.put("setp.eq.u32 q,0,0; mov.b32 S0,0;", *one_from_global(rest, "S0", "o0", "q"))
+        if head in ("ld", "at"):
+            if head == "at":
+                self.element_of_row("o0")
+            else:
+                self.addresses([("n0", "o0", 0)], "{ROW}")
+            if rest == "at":
+                self.put("cvt.u32.u64 S0,o0;")
+            else:
+                self.put("setp.eq.u32 q,0,0; mov.b32 S0,0;")
+                self.put(*one_from_global(rest, "S0", "o0", "q"))
         elif head == "st":
             self.row_register("S0", 20)
             self.addresses([("n0", "o0", 0)], "{ROW}")

@@ -38,6 +38,8 @@ class Loads(Reductions):
             self.each_global(bank, what)
         elif how == "c":
             self.of_columns(bank, what)
+        elif how == "row":
+            self.row_of_table(bank, what)
         elif how == "n":
             self.near_global(bank, what)
         elif how == "t":
@@ -105,9 +107,14 @@ class Loads(Reductions):
 
     def of_columns(self, bank: str, what: str) -> None:
         """Elements that are side by side and the same in all rows, of i1 columns."""
+        self.put("mov.b64 p,{{F0,F1}};")
+        self.side_by_side(bank, what, "i1")
+
+    def side_by_side(self, bank: str, what: str, columns: str) -> None:
+        """A row's elements, which begin at P."""
         size, tail, head = BYTES[what], self.label("TAIL"), self.label("HEAD")
         self.put(
-            "cvt.u32.u64 c0,{EL}; mul.lo.u32 c1,{ROW},i1; sub.u32 c0,c0,c1; mov.b64 p,{{F0,F1}};",
+            f"cvt.u32.u64 c0,{{EL}}; mul.lo.u32 c1,{{ROW}},{columns}; sub.u32 c0,c0,c1;",
             f"mul.wide.u32 e,c0,{size}; add.u64 p,p,e; @!full bra.uni {tail};",
         )
         for guarded in (False, True):
@@ -260,8 +267,45 @@ class Loads(Reductions):
             self.put("shl.b32 c0,c1,5; cvt.u32.u64 u3,{EL}; add.u32 u3,u3,c0; sub.s32 u2,nvl,c0;")
             self.addresses([(f"n{i}", f"o{i}", i) for i in range(4)], "u3")
             for i in range(4):
+                if what == "at":
+                    self.put(f"cvt.u32.u64 {bank}{i},o{i};")
+                    continue
                 self.put(f"setp.gt.s32 q,u2,{i}; mov.b32 {bank}{i},0;")
                 self.put(*one_from_global(what, f"{bank}{i}", f"o{i}", "q"))
+
+    # -- tables: positions beyond them end the launch, as in eager mode --
+
+    def table(self) -> None:
+        """Registers w1 to w3 ← the positions that the table has, bytes between them, columns."""
+        self.put("mov.u32 ad,mj_shared; add.u32 ad,ad,i1; ld.shared.v4.b32 {{w0,w1,w2,w3}},[ad];")
+
+    def row_of_table(self, bank: str, what: str) -> None:
+        """The table's row at position S[y]."""
+        self.element_of_row("p")
+        self.side_by_side(bank, what, "w3")
+
+    def element_of_row(self, to: str) -> None:
+        """The address of the row's element, or first element, at position S[y]."""
+        self.row_register("S0", 20)
+        self.addresses([("n0", "o0", 0)], "{ROW}")
+        self.table()
+        self.put(f"setp.ge.u32 q,S0,w1; @q trap; mad.wide.s32 {to},S0,w2,o0;")
+
+    def from_table(self, what: str) -> None:
+        """A ← the table's elements at positions A, each by itself; T is lost."""
+        self.from_lane()
+        with self.turning("A"):
+            self.put("shl.b32 c0,c1,5; cvt.u32.u64 u3,{EL}; add.u32 u3,u3,c0; sub.s32 u2,nvl,c0;")
+            self.addresses([(f"n{i}", f"o{i}", i) for i in range(4)], "u3")
+            self.table()
+            for i in range(4):
+                self.put(
+                    f"setp.gt.s32 q,u2,{i}; setp.ge.and.u32 q1,A{i},w1,q; @q1 trap; "
+                    f"mad.wide.s32 o{i},A{i},w2,o{i}; mov.b32 A{i},0;"
+                )
+                self.put(*one_from_global(what, f"A{i}", f"o{i}", "q"))
+        self.put(*(f"mov.b32 T{r},0;" for r in range(8)))  # until here they are free
+        self.fetch()
 
     def addresses(self, elements: list[tuple[str, str, int | str]], of: str = "c0") -> None:
         """Addresses of elements ``of`` + offset through the word's descriptor, pointer included."""

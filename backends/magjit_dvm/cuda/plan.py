@@ -84,7 +84,9 @@ def arrange(space: Space, image: Image, machine: Machine) -> bool:
     image.rows, image.cols = space.rows, space.cols
     image.elements = space.rows * space.cols
     image.by_rows = bool(space.reduced)
-    loads = sorted({node.aux for node in space.program.nodes if node.kind is NodeKind.LOAD})
+    nodes = space.program.nodes
+    loads = sorted({node.aux for node in nodes if node.kind is NodeKind.LOAD})
+    tables = {node.aux for node in nodes if node.kind is NodeKind.INDEX}
     staged: list[tuple[int, int]] = []
     for number in loads:
         one = space.inputs[number]
@@ -94,7 +96,9 @@ def arrange(space: Space, image: Image, machine: Machine) -> bool:
             staged.append((number, one.size))
     image.inputs = [(number, size, 0) for number, size in staged]
     image.stages = _STAGES if staged else 2
-    _refuse_slow(space, image, [number for number, _ in staged], loads, machine)
+    if any(node.kind is NodeKind.REDUCE for node in nodes):
+        reads = sorted({*loads, *tables})
+        _refuse_slow(space, image, [number for number, _ in staged], reads, machine)
     widest = max((size for _, size in staged), default=4)
     _divide(space, image, machine, widest, sum(size for _, size in staged))
     if staged and image.by_rows and image.chunks == 1:

@@ -8,9 +8,9 @@ from typing import Any
 from magjit_dvm.cuda.plan import Machine
 from magjit_dvm.cuda.shapes import Operand, Space
 from magjit_dvm.cuda.tiling import is_near, is_transposed
-from magjit_dvm.cuda.values import Values, exact_inverse, float_bits
-from magjit_dvm.cuda.words import OF_COLUMNS, SCALARS, Image, Word
-from magjit_dvm.program import NodeKind
+from magjit_dvm.cuda.values import WHAT, Values, exact_inverse, float_bits
+from magjit_dvm.cuda.words import OF_COLUMNS, SCALARS, Descriptor, Image, Word
+from magjit_dvm.program import Node, NodeKind
 from magjit_dvm.vm import NotEncodable
 
 __all__ = ["MOST_REGISTERS", "MOST_WORDS", "REVERSED", "Place", "RowEncoder", "image_arguments"]
@@ -77,14 +77,21 @@ class RowEncoder(Values):
     def give_up(self, uses: int = 0) -> None:
         raise NotImplementedError
 
+    def generate(self, n: int) -> None:
+        raise NotImplementedError
+
     # -- row values --
 
     def emit_row_value(self, n: int) -> None:
         node = self.nodes[n]
         if n in self.register:
             return
-        if self.is_load(n):
+        if node.kind is NodeKind.IOTA:
+            self.put("s.ld.at", x=self.new_register(n), place=self.row_view(self.line(node.aux)))
+        elif self.is_load(n):
             self.load_row_value(n)
+        elif node.kind is NodeKind.INDEX and self.what_of(node) in OF_COLUMNS:
+            self.look_up_row_value(n, node)
         elif node.kind is NodeKind.REDUCE:
             fin = f"fin.{self.reduction(n)}"
             self.put(fin, x=self.new_register(n), y=self.accumulator[n])
@@ -97,8 +104,9 @@ class RowEncoder(Values):
         number, what = self.loaded(n)
         if number in image_arguments(self.image):
             self.put("s.in", x=self.new_register(n), place=(0, number, 0))
-        elif what in OF_COLUMNS:
-            self.put(f"s.ld.{what}", x=self.new_register(n), place=self.row_view(number))
+        elif what in (*OF_COLUMNS, "i64s"):
+            place = self.row_view(self.operand(number))
+            self.put(f"s.ld.{what}", x=self.new_register(n), place=place)
         else:
             self.give_up()
             place = self.viewed(self.operand(number), self.space.order)
@@ -159,12 +167,11 @@ class RowEncoder(Values):
         self.image.numbers = len(self.register)
         return self.register[n]
 
-    def row_view(self, number: int) -> Place:
-        """Where a row's element of an operand is."""
-        one = self.operand(number)
+    def row_view(self, one: Operand, cols: int = 0) -> Place:
+        """Where a row's element of an operand is, or that of its first column."""
         dims = [d for d in self.space.order if d not in self.space.reduced]
         dims = dims if self.space.reduced else []
-        return self.viewed(one, dims)
+        return self.viewed(one, dims, cols=cols)
 
     def operand(self, number: int) -> Operand:
         inputs = self.space.inputs
@@ -178,16 +185,16 @@ class RowEncoder(Values):
         by_four = not image.by_rows or space.cols % 4 == 0
         if number in image_arguments(image):
             aligned = by_four and one.low % min(4 * one.size, 16) == 0
-            return "s" if aligned else "u", (0, number, 0)
+            return "s" if aligned or one.size == 8 else "u", (0, number, 0)
         if self.of_columns(one):
             return "c", (space.cols, one.argument, one.offset)
         if space.each and (is_near(space, one) or is_transposed(space, one)):
             how = "n" if is_near(space, one) else "t"
             return how, self.viewed(one, space.order, apart=True)
         place = self.viewed(one, space.order)
-        dims = image.descriptors[place[0]]
+        dims = image.descriptors[place[0]].dims
         inner, stride = dims[0]
-        if by_four and inner % 4 == 0:
+        if by_four and inner % 4 == 0 and one.size < 8:
             if stride == 0:
                 return "b", place
             four = min(4 * one.size, 16)
@@ -202,8 +209,12 @@ class RowEncoder(Values):
         by_four = one.size in (2, 4) and space.cols % 4 == 0 and one.low % (4 * one.size) == 0
         return bool(space.reduced) and by_four and space.contiguous(one, space.reduced)
 
-    def viewed(self, one: Operand, dims: Sequence[int], apart: bool = False) -> Place:
-        described = self.space.descriptor(one, dims, apart)
+    def viewed(
+        self, one: Operand, dims: Sequence[int], apart: bool = False, cols: int = 0
+    ) -> Place:
+        """Where an operand's elements are; of a table, with what a position means."""
+        places = self.space.descriptor(one, dims, apart)
+        described = Descriptor(places, (one.bound, one.step, cols))
         if self.space.rows * self.space.cols >= 1 << 31:
             raise NotEncodable("a view of more than 31 bits")
         if described not in self.image.descriptors:
@@ -215,7 +226,44 @@ class RowEncoder(Values):
         out = self.program.outputs[k]
         number = len(self.space.inputs) + k
         y = self.register_of(out.node)
-        self.put(f"s.st.{self.stored(out.node)}", y=y, place=self.row_view(number))
+        place = self.row_view(self.operand(number))
+        self.put(f"s.st.{self.stored(out.node)}", y=y, place=place)
+
+    # -- positions and tables --
+
+    def line(self, d: int) -> Operand:
+        """Of no argument: the address of an element is its position along a dimension."""
+        strides = [int(k == d) for k in range(len(self.space.size))]
+        return Operand(-1, strides, 0, 0, 1)
+
+    def what_of(self, node: Node) -> str:
+        """What a look-up makes of a table's elements."""
+        return WHAT[node.dtype]
+
+    def look_up_row_value(self, n: int, node: Node) -> None:
+        """One element for a row."""
+        y, place = self.register_of(node.args[0]), self.row_view(self.operand(node.aux))
+        self.put(f"s.at.{self.what_of(node)}", x=self.new_register(n), y=y, place=place)
+
+    def look_up(self, node: Node) -> None:
+        """A ← elements of a table: rows of it where all columns share a position, else each."""
+        one, what, (position,) = self.operand(node.aux), self.what_of(node), node.args
+        if self.space.reduced and self.in_row(position) and self.has_rows(one):
+            y, place = self.register_of(position), self.row_view(one, self.space.cols)
+            self.give_up()
+            self.put(f"lt.row.{what}", "take", y=y, place=place)
+            return
+        self.generate(position)
+        self.give_up(1)
+        self.put(f"at.{what}", place=self.viewed(one, self.space.order))
+
+    def has_rows(self, one: Operand) -> bool:
+        """Whether columns of a table are side by side, and each row begins with four of them."""
+        space, four = self.space, min(4 * one.size, 16)
+        if one.size not in (2, 4) or space.cols % 4 or one.low % four or one.step % four:
+            return False
+        steps = [one.strides[d] for d in space.order if d not in space.reduced]
+        return not any(step % four for step in steps) and space.rows_side_by_side(one)
 
 
 def image_arguments(image: Image) -> list[int]:

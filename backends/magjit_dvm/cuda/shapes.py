@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ from magjit_dvm.vm import NotEncodable
 
 __all__ = ["Layout", "Operand", "Space", "laid_out"]
 
-_KINDS = frozenset(set(NodeKind) - {NodeKind.IOTA, NodeKind.INDEX, NodeKind.SCAN})
+_LEAST_ROW = 64
+"""Columns from which on what lies at one position of a table is a row."""
 
 
 @dataclass(slots=True)
@@ -41,6 +43,7 @@ class Operand:
         offset: bytes from the argument's address.
         low: the address, plus offset, modulo 16.
         size: bytes an element.
+        bound, step: of a table, the positions that there are, and the bytes between them.
     """
 
     argument: int
@@ -48,6 +51,8 @@ class Operand:
     offset: int
     low: int
     size: int
+    bound: int = 0
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,15 @@ class Space:
             expected *= self.size[d] if inside else 1
         return True
 
+    def rows_side_by_side(self, one: Operand) -> bool:
+        """Whether the columns of each row are contiguous."""
+        expected = one.size
+        for d in reversed([d for d in self.order if d in self.reduced]):
+            if one.strides[d] != expected:
+                return False
+            expected *= self.size[d]
+        return True
+
     @property
     def kept(self) -> frozenset[int]:
         """The dimensions of rows."""
@@ -148,8 +162,25 @@ def laid_out(program: Program, arguments: Sequence[Any]) -> Space:
         )
     for number in range(len(program.outputs)):
         _place(space, number, arguments)
+    _rows_of_tables(space)
     _order(space)
     return space
+
+
+def _rows_of_tables(space: Space) -> None:
+    """Without reductions, what is looked up at positions that all columns share are rows."""
+    program = space.program
+    tables = [node for node in program.nodes if node.kind is NodeKind.INDEX]
+    if space.reduced or not tables:
+        return
+    at = frozenset[int]().union(*(space.has[node.args[0]] for node in tables))
+    columns = space.active - at
+    full = (k for k, one in enumerate(program.outputs) if space.has[one.node] == space.active)
+    like = next((space.outputs[k] for k in full), None)
+    cols = prod(space.size[d] for d in columns)
+    if like is not None and at and cols >= _LEAST_ROW:
+        if all(like.strides[d] >= cols * like.size for d in at):
+            space.reduced = columns
 
 
 def _sizes(program: Program, arguments: Sequence[Any]) -> list[int]:
@@ -176,13 +207,13 @@ def _sizes(program: Program, arguments: Sequence[Any]) -> list[int]:
 def _masks(space: Space, arguments: Sequence[Any]) -> None:
     program = space.program
     for node in program.nodes:
-        if node.kind not in _KINDS or node.dtype is DType.F64:
+        if node.kind is NodeKind.SCAN or node.dtype is DType.F64:
             raise NotEncodable(f"no words for {node.kind.name.lower()} of {node.dtype.text}")
         has = varying(node, space.has, program.inputs) & space.active
-        if node.kind is NodeKind.LOAD:
+        if node.kind in (NodeKind.LOAD, NodeKind.INDEX):
             dims, shape = program.inputs[node.aux].dims, arguments[node.aux].shape
-            ones = {d for d, n in zip(dims, shape, strict=True) if n == 1}
-            has = frozenset(d for d in has if d not in ones)
+            own = {d for d, n in zip(dims, shape, strict=True) if n != 1}
+            has = (has & own).union(*(space.has[arg] for arg in node.args))
         if node.kind is NodeKind.REDUCE:
             _reduces(space, node)
         space.has.append(has)
@@ -209,18 +240,20 @@ def _reduces(space: Space, node: Node) -> None:
 
 def _input(space: Space, number: int, value: torch.Tensor) -> Operand:
     item = value.element_size()
-    strides = [0] * space.program.rank
+    strides, bound, step = [0] * space.program.rank, 0, 0
     for d, n, stride in zip(
         space.program.inputs[number].dims, value.shape, value.stride(), strict=True
     ):
         if d >= 0 and n != 1:
             strides[d] += stride * item
         if d == INDEXED:
-            raise NotEncodable("a table")
+            bound, step = n, stride * item
+    if bound >= 1 << 31 or abs(step) >= 1 << 31:
+        raise NotEncodable("a table of more than 31 bits")
     address = value.data_ptr()
     if address % item:
         raise NotEncodable("an element that is not aligned")
-    return Operand(number, strides, 0, address % 16, item)
+    return Operand(number, strides, 0, address % 16, item, bound, step)
 
 
 def _place(space: Space, number: int, arguments: Sequence[Any]) -> None:

@@ -282,6 +282,8 @@ class _Kernel(Addresses):
             value = self.from_stage(rest[0], how == "s")
         elif how == "c":
             value = self.from_columns(rest[0])
+        elif how == "row":
+            value = self.row_of_table(rest[0], self.number(self.y))
         else:
             value = self.from_global(how, rest[0])
         setattr(self, "A" if bank == "la" else "T", value)
@@ -316,6 +318,8 @@ class _Kernel(Addresses):
             self.apply(rest, head[0], np.full_like(self.A, self.F0))
         elif head == "st":
             self.store(*rest.split("."))
+        elif head == "at":
+            self.A = self.from_table(rest, self.A)
         elif head == "pf":
             self.places(self.described(self.element), 1)
         elif head == "red":
@@ -465,20 +469,15 @@ class _Kernel(Addresses):
             raise ImageError("a row register that is not there")
         self.numbers[k] = value
 
-    def from_row_of_stage(self) -> Array:
-        if self.w1 not in self.of_rows:
-            raise ImageError("a stage without this input")
-        low, high, size, address = self.staged[self.w1]
-        place = np.array([address + self.row * size])
-        if not low <= place[0] < high or address & 0xFFFFFFFF != self.F0:
-            raise ImageError("an element that was not copied")
-        return self.read(place, "32")
-
     def scalar(self, name: str) -> None:
         head, _, rest = name.partition(".")
         row = np.array([self.row])
-        if head == "ld":
+        if rest == "at":
+            value = np.repeat(self.described(row), self.group).astype(np.uint32)
+        elif head == "ld":
             value = np.repeat(self.read(self.described(row), rest), self.group)
+        elif head == "at":
+            value = self.read(self.row_at(self.number(self.y)), rest)
         elif head == "st":
             if self.owner:
                 self.write(self.described(row), rest, self.number(self.y)[:1])

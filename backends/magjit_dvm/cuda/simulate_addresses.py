@@ -26,6 +26,9 @@ class Addresses:
     element: Array
     valid: Array
     empty: Array
+    F0: int
+    staged: dict[int, Any]
+    of_rows: set[int]
 
     def read(self, addresses: Array, what: str) -> Array:
         """Elements at addresses, as registers have them."""
@@ -47,6 +50,8 @@ class Addresses:
 
     def from_global(self, how: str, what: str) -> Array:
         value = np.zeros(self.empty.shape, np.uint32)
+        if what == "at":
+            return self.described(self.element).astype(np.uint32)
         if how == "e":
             addresses = self.described(self.element)
             value[self.valid] = self.read(addresses[self.valid], what)
@@ -85,6 +90,38 @@ class Addresses:
             raise ImageError("elements that are not equally far apart")
         return addresses
 
+    def at_positions(self, addresses: Array, positions: Array) -> Array:
+        """Addresses in the word's table, whose first position is at ``addresses``."""
+        bound, step = self.program[self.w1 // 16][1:3].tolist()
+        if (positions >= bound).any():
+            raise IndexError("a position beyond its table")
+        return addresses + positions.astype(np.int64) * int(np.uint32(step).view(np.int32))
+
+    def row_at(self, positions: Array) -> Array:
+        """Addresses of the row's element at positions that are all one, for each of its warps."""
+        return self.at_positions(self.described(np.full(self.group, self.row)), positions)
+
+    def from_table(self, what: str, positions: Array) -> Array:
+        """Each element at a position of its own."""
+        value = np.zeros(self.empty.shape, np.uint32)
+        given = positions[self.valid]
+        addresses = self.at_positions(self.described(self.element)[self.valid], given)
+        value[self.valid] = self.read(addresses, what)
+        return value
+
+    def row_of_table(self, what: str, positions: Array) -> Array:
+        """A row that lies side by side."""
+        cols = int(self.program[self.w1 // 16][3])
+        first = self.row_at(positions)[:, None] + np.zeros(self.empty.shape, np.int64)
+        if cols != self.h["cols"] or (self.valid.sum(1) % 4).any():
+            raise ImageError("a row of another table")
+        if (first % min(4 * BYTES[what], 16)).any():
+            raise ImageError("four elements that are not aligned")
+        addresses = first + (self.element - self.row * cols) * BYTES[what]
+        value = np.zeros(self.empty.shape, np.uint32)
+        value[self.valid] = self.read(addresses[self.valid], what)
+        return value
+
     def from_columns(self, what: str) -> Array:
         """A vector that all rows share."""
         if self.w1 != self.h["cols"] or (self.valid.sum(1) % 4).any():
@@ -95,3 +132,13 @@ class Addresses:
         value = np.zeros(self.empty.shape, np.uint32)
         value[self.valid] = self.read(addresses[self.valid], what)
         return value
+
+    def from_row_of_stage(self) -> Array:
+        """The row's 32 bits of what has been copied."""
+        if self.w1 not in self.of_rows:
+            raise ImageError("a stage without this input")
+        low, high, size, address = self.staged[self.w1]
+        place = np.array([address + self.row * size])
+        if not low <= place[0] < high or address & 0xFFFFFFFF != self.F0:
+            raise ImageError("an element that was not copied")
+        return self.read(place, "32")

@@ -18,7 +18,7 @@ HEADER_FIELDS = (
     *("ring_at", "scratch_bytes", "prologue", "elements", "rows", "counter"),
 )
 """Of an image, in order: 30 of 32 bits, then 3 of 64; two more of 32 bits follow the inputs."""
-BYTES = {"32": 4, "f16": 2, "bf16": 2, "u8": 1, "i64": 8, "i64f": 8, "i64b": 8}
+BYTES = {"32": 4, "f16": 2, "bf16": 2, "u8": 1, "i64": 8, "i64f": 8, "i64s": 8}
 """Of an element in memory."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from magjit_dvm.cuda.functions import FLOATS, INTS
+from magjit_dvm.cuda.long_ranges import NOT_HELD, LongRanges, NotHeld
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import ROUNDED, Node, NodeKind, Program
 
@@ -12,29 +13,47 @@ __all__ = ["FLOATING", "may_be_short", "missing_words", "reduction_name"]
 
 FLOATING = frozenset({DType.F32, DType.F16, DType.BF16})
 """Dtypes that are computed in float registers."""
-_NEVER = frozenset({NodeKind.IOTA, NodeKind.INDEX, NodeKind.SCAN})
 _MOVES = ("copy", "select")
 
 
 def missing_words(nodes: Sequence[Node], number: int) -> str:
     """Why the GPU has no words for a node; empty where it may have.
 
-    The encoder has the last word: int64, for one, is loaded and cast, or cast to and stored.
+    The encoder has the last word: sizes, for one, decide whether 32 bits hold an int64.
     """
     node = nodes[number]
-    if node.kind in _NEVER or node.dtype is DType.F64:
+    if node.kind is NodeKind.SCAN or node.dtype is DType.F64:
         return f"no words for {node.kind.name.lower()} of {node.dtype.text}"
+    if not _may_be_held(nodes, number):
+        return NOT_HELD
     if node.kind not in (NodeKind.COMPUTE, NodeKind.REDUCE):
         return ""
     dtype = nodes[node.args[0]].dtype
-    if DType.I64 in (dtype, node.dtype):
-        return f"no words for {node.op} of i64"
     if node.kind is NodeKind.REDUCE:
         return "" if reduction_name(node.op, dtype) else f"no words for {node.op} of {dtype.text}"
     known = FLOATS if dtype in FLOATING else INTS
     return (
         "" if node.op in known or node.op in _MOVES else f"no words for {node.op} of {dtype.text}"
     )
+
+
+def _may_be_held(nodes: Sequence[Node], number: int) -> bool:
+    """Whether 32 bits hold an int64 that words compute with, if all sizes are small."""
+
+    def value(n: int) -> int:
+        node = nodes[n]
+        if node.kind is NodeKind.CAST:
+            return value(node.args[0])
+        return int(node.number) if node.kind is NodeKind.CONSTANT else 1
+
+    node = nodes[number]
+    if DType.I64 not in (node.dtype, *(nodes[arg].dtype for arg in node.args)):
+        return True
+    try:
+        LongRanges(nodes, value, lambda _: 1).check(number)
+    except NotHeld:
+        return False
+    return True
 
 
 def reduction_name(op: str, dtype: DType) -> str:

@@ -8,25 +8,29 @@ from typing import Any
 import numpy as np
 import torch
 
+from magjit_dvm.cuda.long_ranges import NOT_HELD, LongRanges, NotHeld
 from magjit_dvm.cuda.shapes import Space
 from magjit_dvm.cuda.support import FLOATING, reduction_name
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import ACROSS, Node, NodeKind
 from magjit_dvm.vm import NotEncodable
 
-__all__ = ["Values", "exact_inverse", "float_bits"]
+__all__ = ["WHAT", "Values", "exact_inverse", "float_bits"]
 
 _NUMBERS = frozenset({NodeKind.CONSTANT, NodeKind.SCALAR, NodeKind.NUMEL})
+_LONGER = (DType.I32, DType.I64)
 _HALVES = {DType.F16: "to_half", DType.BF16: "to_bfloat"}
-_WHAT = {
+WHAT = {
     DType.F32: "32",
     DType.I32: "32",
     DType.F16: "f16",
     DType.BF16: "bf16",
     DType.U8: "u8",
     DType.BOOL: "u8",
-    DType.I64: "i64",
+    DType.I64: "i64s",
 }
+_READ_AS = {DType.F32: "i64f", DType.I32: "i64"}
+"""What loads make of int64 that is cast at once."""
 
 
 def float_bits(value: float) -> int:
@@ -79,22 +83,20 @@ class Values:
         return not (has & self.space.reduced if self.space.reduced else has)
 
     def is_load(self, n: int) -> bool:
-        """A tensor, or one of int64 cast to what words compute in."""
+        """A tensor, or one of int64 that is read as something else; positions along a dimension."""
         node = self.nodes[n]
         if node.kind is NodeKind.CAST:
             inner = self.nodes[node.args[0]]
-            return inner.kind is NodeKind.LOAD and inner.dtype is DType.I64
-        return node.kind is NodeKind.LOAD
+            known = node.dtype in _READ_AS
+            return inner.kind is NodeKind.LOAD and inner.dtype is DType.I64 and known
+        return node.kind in (NodeKind.LOAD, NodeKind.IOTA)
 
     def loaded(self, n: int) -> tuple[int, str]:
         """The input of a load, and what to make of its elements."""
         node = self.nodes[n]
         if node.kind is NodeKind.LOAD:
-            return node.aux, _WHAT[node.dtype]
-        kinds = {DType.F32: "i64f", DType.I32: "i64", DType.BOOL: "i64b"}
-        if node.dtype not in kinds:
-            raise NotEncodable(f"a cast of i64 to {node.dtype.text}")
-        return self.nodes[node.args[0]].aux, kinds[node.dtype]
+            return node.aux, WHAT[node.dtype]
+        return self.nodes[node.args[0]].aux, _READ_AS[node.dtype]
 
     def is_row_value(self, n: int) -> bool:
         if not self.in_row(n) or self.canonical[n] != n or n in self.folded:
@@ -113,8 +115,8 @@ class Values:
     def stored(self, n: int) -> str:
         """How a value is stored."""
         if self.dtype(n) is DType.I64:
-            return "i64f" if self.kind(self.canonical[n]) == "f" else "i64"
-        return _WHAT[self.dtype(n)]
+            return "i64f" if self.is_from_float(n) else "i64"
+        return WHAT[self.dtype(n)]
 
     def survey(self) -> None:
         """Aliases, passes and uses."""
@@ -125,9 +127,8 @@ class Values:
             in_row = node.kind is NodeKind.REDUCE and node.aux != ACROSS
             reduces = in_row and node.dims & self.space.active
             self.phase.append(max(before, default=0) + bool(reduces))
+        self.check_longs()
         for n, node in enumerate(self.nodes):
-            if node.dtype is DType.I64:
-                self.check_long(n)
             if self.canonical[n] == n and not self.is_number(n) and not self.is_load(n):
                 for arg in node.args:
                     self.uses[self.canonical[arg]] += 1
@@ -155,35 +156,44 @@ class Values:
     def cast_ops(self, n: int) -> tuple[str, ...]:
         """What a cast does to registers."""
         to, of = self.dtype(n), self.dtype(self.nodes[n].args[0])
-        if of is DType.I64:
-            raise NotEncodable("a value of i64")
-        if to is of or to is DType.I64:
+        if to is of or to is DType.I64 or (to, of) == (DType.I32, DType.I64):
             return ()
         half = () if to not in _HALVES or self.only_stored(n) else (f"f.{_HALVES[to]}",)
         if of in FLOATING:
             names = {DType.I32: "f.to_int", DType.U8: "f.to_byte", DType.BOOL: "f.to_bool"}
             return (names[to],) if to in names else half
         if to in FLOATING:
-            return ("i.to_float", *(half if of is DType.I32 else ()))  # 8 bits are exact
+            return ("i.to_float", *(half if of in _LONGER else ()))  # 8 bits are exact
         if to is DType.BOOL:
             return ("i.to_bool",)
-        return ("ik.bitwise_and",) if to is DType.U8 and of is DType.I32 else ()
+        return ("ik.bitwise_and",) if to is DType.U8 and of in _LONGER else ()
 
     def only_stored(self, n: int) -> bool:
         return not any(n in node.args for node in self.nodes)
 
-    def check_long(self, n: int) -> None:
-        """Int64 is loaded and cast, or cast to and stored: words do not compute with it."""
+    def check_longs(self) -> None:
+        """That 32 bits hold each int64, where that matters.
+
+        Raises:
+            NotEncodable: they may not.
+        """
+        longs = LongRanges(self.nodes, lambda n: int(self.exact(n)), self.space.size.__getitem__)
+        try:
+            for n in range(len(self.nodes)):
+                if not self.is_number(n):
+                    longs.check(n)
+            for out in self.program.outputs:
+                if self.dtype(out.node) is DType.I64 and not self.is_from_float(out.node):
+                    longs.stored(out.node)
+        except NotHeld:
+            raise NotEncodable(NOT_HELD) from None
+
+    def is_from_float(self, n: int) -> bool:
+        """Whether an int64 is a float that is converted as it is stored."""
         node = self.nodes[n]
-        users = [one for one in self.nodes if n in one.args]
-        if self.is_number(n):
-            return
-        if node.kind is NodeKind.LOAD and all(one.kind is NodeKind.CAST for one in users):
-            if all(one.node != n for one in self.program.outputs):
-                return
-        if node.kind is NodeKind.CAST and not users:
-            return
-        raise NotEncodable("a value of i64")
+        if node.kind is not NodeKind.CAST or self.is_number(n):
+            return False
+        return self.kind(node.args[0]) == "f"
 
     # -- patterns --
 

@@ -9,7 +9,8 @@ Grammar::
     w1      = offset in shared memory: of an operand in a stage, a slot of scratch, a descriptor,
               a vector that is kept
     w2, w3  = two immediates (F0 is w2), or a pointer
-    descriptor = n dimensions, then (size, magic, shift, stride) of each, innermost first
+    descriptor = n dimensions, table, then (size, magic, shift, stride) of each, innermost first
+    table   = positions that there are, bytes between them, columns; 0 of what is no table
 
 A warp holds two tiles in registers, the accumulator A and T, of R elements a lane, and a mask M of
 one bit an element.  Element 128·j + 4·lane + i of a warp's slice is the (4·j + i)-th of a lane.
@@ -25,6 +26,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from magjit_dvm.cuda.functions import FLOATS, INTS
 from magjit_dvm.cuda.parts import Parts
@@ -36,6 +38,7 @@ __all__ = [
     "IMAGE_BYTES",
     "INPUTS_AT",
     "LOADED",
+    "LOOKED_UP",
     "MAX_INPUTS",
     "MAX_PASSES",
     "NO_WORD",
@@ -48,17 +51,22 @@ __all__ = [
     "STORED",
     "SUMS_AT",
     "WITH_IMMEDIATE",
+    "Descriptor",
     "Image",
     "Word",
     "divisor",
 ]
 
-LOADED = ("32", "f16", "bf16", "u8", "i64", "i64f", "i64b")
-"""What loads make of memory: ``i64`` its low 32 bits, ``i64f`` a float, ``i64b`` whether not 0."""
+LOADED = ("32", "f16", "bf16", "u8", "i64", "i64f", "i64s")
+"""What loads make of memory: ``i64`` its low 32 bits, ``i64f`` a float, ``i64s`` the nearest int32;
+all loads know the first four, the others come from stages or each by itself."""
+NARROW = LOADED[:4]
 STORED = ("32", "f16", "bf16", "u8", "i64", "i64f")
 """What stores make of A: ``i64`` is an int32 extended, ``i64f`` a float truncated."""
 OF_COLUMNS = ("32", "f16", "bf16")
 """What loads of vectors that all rows share know, and of rows; loads and stores of squares."""
+LOOKED_UP = (*NARROW, "i64s")
+"""What there are tables of."""
 REDUCTIONS = ("f.sum", "f.prod", "f.max", "f.min", "i.max", "i.min")
 ROW_REDUCTIONS = (*REDUCTIONS, "f.squares", "f.stat", "f.norm", "f.softmax")
 """Of a row in one stage, all at once."""
@@ -82,21 +90,27 @@ OPCODES: tuple[str, ...] = (
     *(f"i.{name}" for name in INTS),
     *(f"{kind}k.{name}" for kind, names in WITH_IMMEDIATE.items() for name in names),
     *("swap", "keep", "take", "mask", "select", "save", "acc", "mad.r", "nmad.r", "w.affine"),
-    *(f"lt.{how}.{what}" for how in "suvbe" for what in LOADED),
-    *(f"lt.{how}.{what}" for how in "cnt" for what in OF_COLUMNS),
+    *(f"lt.{how}.{what}" for how in "suvbe" for what in NARROW),
+    *(f"lt.{how}.{what}" for how in "se" for what in LOADED[4:]),
+    *(f"lt.{how}.{what}" for how in ("c", "n", "t", "row") for what in OF_COLUMNS),
+    "lt.e.at",
     *("la.s.32", "la.s.f16", "la.s.bf16"),
-    *("lt.scratch", "la.scratch", "lt.k", "la.k", "lt.r", "la.r", "lk.r", "lt.w"),
-    *(f"st.{how}.{what}" for how in "gue" for what in STORED),
+    *("lt.scratch", "la.scratch", "lt.k", "lt.r", "la.r", "lk.r", "lt.w"),
+    *(f"st.{how}.{what}" for how in "gue" for what in NARROW),
+    *(f"st.{how}.{what}" for how in "ge" for what in STORED[4:]),
     *(f"st.n.{what}" for what in OF_COLUMNS),
-    *("pf.n", "pf.t"),
+    "pf.n",
+    "pf.t",
+    *(f"at.{what}" for what in LOOKED_UP),
     *(f"red.{name}" for name in REDUCTIONS),
     *(f"fin.{name}" for name in REDUCTIONS),
     *(f"row.{name}" for name in ROW_REDUCTIONS),
-    *(f"s.{name}" for name in SCALARS),
+    *(f"s.{name}" for name in SCALARS if name not in ("rsub", "rdiv")),
     *(f"sk.{name}" for name in SCALARS if name in WITH_IMMEDIATE["f"]),
     "sk.scaled_rsqrt",
     *("s.k", "s.take", "s.in"),
-    *(f"s.ld.{what}" for what in OF_COLUMNS),
+    *(f"s.ld.{what}" for what in (*OF_COLUMNS, "i64s", "at")),
+    *(f"s.at.{what}" for what in OF_COLUMNS),
     *(f"s.st.{what}" for what in STORED),
 )
 """All operators; their places are their numbers.  Loads from stages are ``s`` where four elements
@@ -104,16 +118,18 @@ are aligned and ``u`` where not; from global memory through a descriptor, ``v`` 
 time, ``b`` one element for four, ``e`` each by itself; ``c`` contiguous along columns and the same
 in all rows, with the number of columns in w1; of squares, see ``tiling``, ``n`` four elements of a
 row at a time, ``t`` those of a lane's column; ``w`` a vector that the prologue has kept, as
-``w.affine``: A ← A · the vector at w1 + the one at w2.  ``mad.r`` is A ← A + T · S[y], ``nmad.r``
-A − T · S[y]; ``acc`` adds A to a slot of scratch memory, and A stays; ``s.in`` is a row's number
-from a stage.  Stores are ``g`` contiguous and aligned,
+``w.affine``: A ← A · the vector at w1 + the one at w2.  ``e.at`` is no element but the low 32 bits
+of its address, which are a position where no pointer is added; ``at`` is A ← the table's elements
+at positions A, ``s.at`` S[x] ← the one at S[y], ``lt.row`` its row at S[y].  ``mad.r`` is
+A ← A + T · S[y], ``nmad.r`` A − T · S[y]; ``acc`` adds A to a slot of scratch memory, and A stays;
+``s.in`` is a row's number from a stage.  Stores are ``g`` contiguous and aligned,
 ``u`` contiguous, ``e`` through a descriptor, ``n`` as loads.  ``pf`` asks for what a load will
 read."""
 
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 9
+FORM = 10
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
@@ -151,6 +167,23 @@ class Word:
         return " ".join([text, *filter(None, given)])
 
 
+class Descriptor(NamedTuple):
+    """Where elements of the space are in an operand.
+
+    Attributes:
+        dims: (size, stride in bytes) of each dimension, innermost first.
+        table: of what is looked up, the number of positions, the bytes between them, and the
+            columns of a row that is one position's.
+    """
+
+    dims: tuple[tuple[int, int], ...]
+    table: tuple[int, int, int] = (0, 0, 0)
+
+    def __str__(self) -> str:
+        text = str(self.dims)
+        return text if not any(self.table) else f"{text} of a table {self.table}"
+
+
 @dataclass(slots=True)
 class Image:
     """What one launch needs: the kernel's parameter and its configuration.
@@ -161,7 +194,6 @@ class Image:
         group: warps of a row.
         inputs: of the stages: argument, bytes an element, offset in the stage; the last of them,
             ``row_inputs``, have an element for a row.
-        descriptors: (size, stride in bytes) of each dimension, innermost first.
         first, rest: of each pass, the word that a row begins with, and that its later chunks do.
         prologue: the word that a block begins with, if any.
         weights: vectors that it keeps.
@@ -186,7 +218,7 @@ class Image:
     inputs: list[tuple[int, int, int]] = field(default_factory=list)
     row_inputs: int = 0
     words: list[Word] = field(default_factory=list)
-    descriptors: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
+    descriptors: list[Descriptor] = field(default_factory=list)
     numbers: int = 0
     accumulators: int = 0
     scratch: int = 0
@@ -224,12 +256,12 @@ class Image:
     @property
     def program_bytes(self) -> int:
         """Of words and descriptors."""
-        return 16 * (len(self.words) + sum(1 + len(one) for one in self.descriptors))
+        return 16 * (len(self.words) + sum(1 + len(one.dims) for one in self.descriptors))
 
     def descriptor_at(self, number: int) -> int:
         """Where a descriptor is in shared memory, which the program begins."""
         before = self.descriptors[:number]
-        return 16 * (len(self.words) + sum(1 + len(one) for one in before))
+        return 16 * (len(self.words) + sum(1 + len(one.dims) for one in before))
 
     def pack(self, addresses: Sequence[int], counter: int = 0) -> bytes:
         """The kernel's parameter, given the addresses of arguments and of the tile counter."""
@@ -248,8 +280,9 @@ class Image:
             head = NUMBER[word.first] | NUMBER[word.second] << 8 | word.x << 16 | word.y << 20
             parts.append(struct.pack("<4I", head | NUMBER[behind] << 24, word.w1, word.w2, word.w3))
         for one in self.descriptors:
-            parts.append(struct.pack("<4I", len(one), 0, 0, 0))
-            for size, stride in one:
+            bound, step, cols = one.table
+            parts.append(struct.pack("<2IiI", len(one.dims), bound, step, cols))
+            for size, stride in one.dims:
                 magic, shift = divisor(size)
                 parts.append(struct.pack("<3Ii", size, magic, shift, stride))
         return b"".join(parts)

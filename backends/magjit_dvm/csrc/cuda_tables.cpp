@@ -1,0 +1,115 @@
+/* Positions along dimensions, and what is looked up at positions: see cuda/rows.py and cuda/shapes.py. */
+#include <algorithm>
+
+#include "cuda_encoder.h"
+
+namespace magjit_dvm::cuda {
+
+namespace {
+
+constexpr int64_t LEAST_ROW = 64; /* columns from which on what lies at one position is a row */
+
+} // namespace
+
+bool Encoder::has_positions() const
+{
+    return std::any_of(program.nodes.begin(), program.nodes.end(), [](const Node &node) {
+        return node.kind == NODE_iota || node.kind == NODE_index;
+    });
+}
+
+/* Without reductions, what is looked up at positions that all columns share are rows. */
+void Encoder::rows_of_tables()
+{
+    uint32_t at = 0;
+    for (const Node &node : program.nodes) {
+        at |= node.kind == NODE_index ? has[node.args[0]] : 0;
+    }
+    if (reduced || !at) {
+        return;
+    }
+    const Operand *like = nullptr;
+    for (int o = 0; o < n_outputs() && !like; o++) {
+        like = has[program.outputs[o].node] == active ? &outputs[o] : nullptr;
+    }
+    uint32_t columns = active & ~at;
+    int64_t cols = 1, least = INT64_MAX;
+    for (int d = 0; d < program.rank; d++) {
+        if (columns >> d & 1) {
+            multiply(cols, size[d]);
+        } else if (like && at >> d & 1) {
+            least = std::min(least, like->strides[d]);
+        }
+    }
+    int64_t bytes = cols;
+    if (like) {
+        multiply(bytes, like->size);
+    }
+    if (like && cols >= LEAST_ROW && least >= bytes) {
+        reduced = columns;
+    }
+}
+
+/* Of no argument: the address of an element is its position along a dimension. */
+Operand Encoder::line(int d) const
+{
+    Operand one{};
+    one.strides[d] = 1;
+    one.argument = -1;
+    one.size = 1;
+    return one;
+}
+
+/* Whether columns of a table are side by side, and each row begins with four of them. */
+bool Encoder::has_rows(const Operand &one) const
+{
+    int64_t four = std::min(4 * one.size, 16), expected = one.size;
+    bool known = one.size == 2 || one.size == 4;
+    if (!known || image.cols % 4 || one.low % four || one.step % four) {
+        return false;
+    }
+    for (int k = n_order; k-- > 0;) {
+        int d = dims_in_order[k];
+        if (k < n_kept ? one.strides[d] % four != 0 : one.strides[d] != expected) {
+            return false;
+        }
+        expected *= k < n_kept ? 1 : size[d];
+    }
+    return true;
+}
+
+/* One element for a row. */
+void Encoder::look_up_row_value(int n)
+{
+    const Node &node = program.nodes[n];
+    int y = register_of(node.args[0]);
+    Where where = row_view(inputs[node.aux]);
+    int x = new_register(n);
+    Word &word = put(words.row_table[facts[n].loaded]);
+    word.x = (uint8_t)x;
+    word.y = (uint8_t)y;
+    word.set_place(where);
+}
+
+/* A ← elements of a table: rows of it where all columns share a position, else each. */
+void Encoder::look_up(int n)
+{
+    const Node &node = program.nodes[n];
+    const Operand &one = inputs[node.aux];
+    int position = node.args[0], what = facts[n].loaded;
+    if (reduced && in_row(position) && has_rows(one)) {
+        int y = register_of(position);
+        Where where = row_view(one, (int)image.cols);
+        give_up();
+        Word &word = put(words.load_few[WAY_row - N_WAYS][what], words.take);
+        word.y = (uint8_t)y;
+        word.set_place(where);
+    } else {
+        generate(position);
+        give_up(1);
+        put(words.table[what]).set_place(viewed(one, dims_in_order, n_order));
+    }
+    done_with(position);
+}
+
+} // namespace magjit_dvm::cuda
