@@ -112,6 +112,20 @@ def log_softmax(x: Tensor) -> Tensor:
     return x.log_softmax(-1)
 
 
+def embedding_norm(table: Tensor, ids: Tensor) -> Tensor:
+    return F.layer_norm(F.embedding(ids, table), table.shape[-1:])
+
+
+def losses(x: Tensor, classes: Tensor) -> Tensor:
+    return F.cross_entropy(x, classes, reduction="none")
+
+
+def causal_softmax(x: Tensor) -> Tensor:
+    places = torch.arange(x.shape[-1], device=x.device)
+    below = places[None, :] <= places[: x.shape[-2], None]
+    return x.masked_fill(~below, float("-inf")).softmax(-1)
+
+
 def gate(x: Tensor, y: Tensor) -> Tensor:
     return F.silu(x) * y
 
@@ -164,6 +178,36 @@ def square(how: str) -> Make:
     return make
 
 
+def looked_up(width: int) -> Make:
+    """A table, and as many positions in random order as it has rows."""
+
+    def make(size: int, dtype: torch.dtype) -> list[Tensor]:
+        table = rows(width)(size, dtype)[0]
+        return [table, torch.randperm(len(table), device="cuda")]
+
+    return make
+
+
+def scores(classes: int) -> Make:
+    """Of classes, and the right one of each row."""
+
+    def make(size: int, dtype: torch.dtype) -> list[Tensor]:
+        given = rows(classes)(size, dtype)[0]
+        return [given, torch.randint(0, classes, (len(given),), device="cuda")]
+
+    return make
+
+
+def squares(width: int) -> Make:
+    """Matrices, one behind another."""
+
+    def make(size: int, dtype: torch.dtype) -> list[Tensor]:
+        count = max(size // dtype.itemsize // width**2, 1)
+        return [_drawn((count, width, width), dtype)]
+
+    return make
+
+
 def _drawn(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.randn(*shape, device="cuda").to(dtype)
 
@@ -189,6 +233,11 @@ def cases() -> Iterator[Case]:
     for special in (torch.exp, torch.tanh, torch.sigmoid, F.gelu, F.silu, torch.log, torch.sin):
         yield Case("special", f"{special.__name__} of a product", _of_product(special), line(1))
     yield Case("special", "6 special, 6 cheap", mixed, line(1))
+    for width in (768, 4096):
+        yield Case("tables", f"embedding, layer_norm {width}", embedding_norm, looked_up(width))
+    for classes in (1024, 32_000):
+        yield Case("tables", f"losses of {classes} classes", losses, scores(classes))
+    yield Case("tables", "softmax 1024 below the diagonal", causal_softmax, squares(1024))
     for how in ("transposed", "a row", "a column"):
         yield Case("views", f"add, {how}", add, square(how))
     yield Case("offsets", "4 operators, from element 1", chain(4), line(1, 1))
@@ -259,7 +308,8 @@ def replayed(
     found = compiled(*given)
     if magjit.stats(compiled).replays == before:
         return found, "magjit: runs eagerly"
-    wrong = not agrees(found, case.function(*(one.float() for one in given)))
+    wide = [one.float() if one.is_floating_point() else one for one in given]
+    wrong = not agrees(found, case.function(*wide))
     return found, "magjit: not eager's result in float32" if wrong else ""
 
 

@@ -164,7 +164,7 @@ class _Warp:
             elif opcode == "brx.idx.uni":
                 index = self.get(operands[0])
                 assert (index == index[0]).all(), "a jump that lanes do not take together"
-                at = labels[f"L{index[0]}"]
+                at = labels[f"{'B' if operands[1] == 'BY' else 'L'}{index[0]}"]
             elif opcode == "bar.sync":
                 yield "waits"
             else:

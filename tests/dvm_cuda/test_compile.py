@@ -22,10 +22,10 @@ _REGISTERS = {64: 168, 32: 128, 16: 102, 8: 102}
 _SPILLS = {
     ("sm_80", 16): 16,
     ("sm_80", 32): 96,
-    ("sm_90", 64): 128,
+    ("sm_90", 64): 64,
     ("sm_100", 16): 8,
     ("sm_100", 32): 128,
-    ("sm_100", 64): 160,
+    ("sm_100", 64): 64,
 }
 """Bytes that a lane may spill; 0 elsewhere.  They are addresses that words reload: with more cases
 there are more of them, whichever cases those are."""

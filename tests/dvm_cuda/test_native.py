@@ -71,12 +71,12 @@ def test_another_form_is_left_to_python() -> None:
     given = words.NUMBER, native._rows(), native.LIMITS
     for limits in ((words.FORM + 1, *native.LIMITS[1:]), (*native.LIMITS[:-1], 7)):
         with pytest.raises(ValueError, match="another form"):
-            vm.cuda_words(*given[:2], limits)
+            vm.cuda_words(*given[:2], limits, b"")
     fewer = {name: number for name, number in words.NUMBER.items() if name != "lt.b.u8"}
     with pytest.raises(ValueError, match=r"lt\.b\.u8"):
-        vm.cuda_words(fewer, *given[1:])
+        vm.cuda_words(fewer, *given[1:], b"")
     with pytest.raises(ValueError, match="each instruction"):
-        vm.cuda_words(given[0], given[1][1:], given[2])
+        vm.cuda_words(given[0], given[1][1:], given[2], b"")
     assert check_encoders(softmax(), [values(F32, 3, 40)], BIG) == "encoded", "as it was"
 
 

@@ -95,6 +95,8 @@ struct Words {
     uint8_t reduce[N_REDUCTIONS], finish[N_REDUCTIONS];
     uint8_t row_reduce[N_REDUCTIONS], row_squares, row_stat; /* of a row in one stage */
     uint8_t row_norm, row_softmax;
+    uint8_t by_row, by_row_number, and_ints; /* s.by and sk.by; i.bitwise_and */
+    bool is_by_row[256];                     /* what these two do */
     uint8_t scaled_rsqrt, sub_exp_small, sub_exp_small_number;
     uint8_t row_number, row_take, row_in, row_load[N_LOADED], row_store[N_STORED];
     uint8_t to_half, to_bfloat, to_int, to_byte, to_bool, int_to_float, int_to_bool, low_bits;
@@ -107,7 +109,7 @@ struct Words {
 };
 extern Words words;
 
-/* cuda_words(numbers, rows, limits): see cuda/native.py. */
+/* cuda_words(numbers, rows, limits, by_row): see cuda/native.py. */
 PyObject *py_cuda_words(PyObject *, PyObject *args);
 
 /* ---- a program, whatever its sizes ---- */
@@ -415,6 +417,8 @@ struct Encoder {
     void load_row_value(int n);
     bool by_scalar_word(int n);
     bool with_number(int n);
+    bool cast_by_scalar_word(int n);
+    bool scalar_word(int n, bool number, bool turned, uint8_t &first, uint8_t &second) const;
     void put_scaled_rsqrt(int n, const Scaled &parts);
     int register_of(int n);
     int new_register(int n);

@@ -45,16 +45,16 @@ void Encoder::arrange()
     bool by_stages = image.n_inputs && image.by_rows && !chunked && !stopped();
     for (int number : prepared.loads) {
         if (by_stages && image.n_inputs < MAX_STAGED && is_of_rows(inputs[number])) {
-            image.inputs[image.n_inputs++] = {(int16_t)number, 4, 0};
+            image.inputs[image.n_inputs++] = {(int16_t)number, inputs[number].size, 0};
             image.row_inputs++;
         }
     }
 }
 
-/* Whether a tensor has 32 bits for each row, side by side in their order. */
+/* Whether a tensor has 32 bits or 64 for each row, side by side in their order. */
 bool Encoder::is_of_rows(const Operand &one) const
 {
-    return one.size == 4 && image.rows > 1 && contiguous(one, ~reduced);
+    return one.size >= 4 && image.rows > 1 && contiguous(one, ~reduced);
 }
 
 /* Whether an operand has other elements along each dimension. */
@@ -131,13 +131,15 @@ int64_t Encoder::each_for_rows(int64_t wanted, int64_t together) const
     int64_t elements_of = 16 * std::max<int64_t>(together + 2 * kept, 1);
     int64_t room = machine.shared_bytes * 7 / elements_of;
     room = kept && 2 * image.cols > room ? image.cols : room;
+    bool narrower = kept || has_positions();
+    int64_t widest = narrower ? std::min<int64_t>(machine.widest, 32) : machine.widest;
     std::pair<int64_t, int64_t> best = {0, 0};
     int64_t found = 0;
     for (int64_t each : {8, 16, 32, 64}) {
         int64_t group = quotient_up(image.cols, 32 * each);
         int64_t rows = std::min(most_warps(each) / group, wanted);
         std::pair<int64_t, int64_t> score = {std::min(rows * image.cols, room), -group * each};
-        if (rows && score > best && each <= (kept ? std::min<int64_t>(machine.widest, 32) : machine.widest)) {
+        if (rows && score > best && each <= widest) {
             best = score;
             found = each;
         }

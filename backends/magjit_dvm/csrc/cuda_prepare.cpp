@@ -96,6 +96,9 @@ void find_singles(Names &names, Words &found)
     names.find(found.add_scaled, "mad.r");
     names.find(found.sub_scaled, "nmad.r");
     names.find(found.row_in, "s.in");
+    names.find(found.by_row, "s.by");
+    names.find(found.by_row_number, "sk.by");
+    names.find(found.and_ints, "i.bitwise_and");
     names.find(found.scalar_row, "lk.r");
     names.find(found.ask_near, "pf.n");
     names.find(found.ask_transposed, "pf.t");
@@ -287,12 +290,17 @@ PyObject *py_cuda_words(PyObject *, PyObject *args)
                                 MAX_STAGED, MAX_PASSES,   MAX_REGISTERS, MAX_ACCUMULATORS, MOST_WORDS,
                                 SUMS_AT,    MOST_SUMS};
     int limits[12];
-    if (!PyArg_ParseTuple(args, "O!O!(iiiiiiiiiiii):cuda_words", &PyDict_Type, &numbers,
+    Py_buffer by_row;
+    if (!PyArg_ParseTuple(args, "O!O!(iiiiiiiiiiii)y*:cuda_words", &PyDict_Type, &numbers,
                           &PyList_Type, &rows, &limits[0], &limits[1], &limits[2], &limits[3],
                           &limits[4], &limits[5], &limits[6], &limits[7], &limits[8], &limits[9],
-                          &limits[10], &limits[11])) {
+                          &limits[10], &limits[11], &by_row)) {
         return nullptr;
     }
+    Words found{};
+    Py_ssize_t known = std::min<Py_ssize_t>(by_row.len, 256);
+    std::copy((const char *)by_row.buf, (const char *)by_row.buf + known, found.is_by_row);
+    PyBuffer_Release(&by_row);
     if (!std::equal(limits, limits + 12, expected)) {
         PyErr_SetString(PyExc_ValueError, "an image of another form");
         return nullptr;
@@ -301,7 +309,6 @@ PyObject *py_cuda_words(PyObject *, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "a row for each instruction");
         return nullptr;
     }
-    Words found{};
     Names names{numbers};
     find_tables(names, found);
     find_singles(names, found);

@@ -45,6 +45,7 @@ void Encoder::load_row_value(int n)
         int x = new_register(n);
         Word &word = put(words.row_in);
         word.x = (uint8_t)x;
+        word.y = what == LOADED_i64s ? 1 : what == LOADED_i64f ? 2 : what == LOADED_i64 ? 3 : 0;
         word.pointer = (int16_t)number;
         word.staged = true;
     } else if (words.row_load[what]) {
@@ -66,33 +67,75 @@ void Encoder::load_row_value(int n)
 bool Encoder::by_scalar_word(int n)
 {
     const Node &node = program.nodes[n];
-    if (node.kind != NODE_compute || !words.scalar[node.op] || !facts[n].floating) {
-        return false;
+    if (node.kind == NODE_cast) {
+        return cast_by_scalar_word(n);
     }
-    int registers[3] = {0, 0, 0}, count = 0;
-    for (int arg : node.args) {
-        if (arg >= 0 && !facts[arg].floating) {
-            return false;
-        }
+    if (node.kind != NODE_compute || (words.wraps[node.op] && node.dtype == DT_u8)) {
+        return false;
     }
     Scaled parts;
     if (node.op == OP_rsqrt && find_scaled(n, parts)) {
         put_scaled_rsqrt(n, parts);
         return true;
     }
-    if (node.args[1] >= 0 && with_number(n)) {
+    if (node.args[1] >= 0 && node.args[2] < 0 && with_number(n)) {
         return true;
     }
+    uint8_t first, second;
+    if (!scalar_word(n, false, false, first, second)) {
+        return false;
+    }
+    int registers[3] = {0, 0, 0}, count = 0;
     for (int arg : node.args) {
         if (arg >= 0) {
             registers[count++] = register_of(arg);
         }
     }
     int x = new_register(n);
-    Word &word = put(words.scalar[node.op]);
+    Word &word = put(first, second);
     word.x = (uint8_t)x;
     word.y = (uint8_t)registers[0];
     word.w1 = (uint32_t)registers[1];
+    word.w2 = (uint32_t)registers[2];
+    return true;
+}
+
+/* The operators of a word on row registers, or on one and a number; whether there is one. */
+bool Encoder::scalar_word(int n, bool number, bool turned, uint8_t &first, uint8_t &second) const
+{
+    const Node &node = program.nodes[n];
+    bool floating = facts[node.args[0]].floating;
+    const Operators &op = words.of[node.op][floating ? REGISTERS_f : REGISTERS_i];
+    first = !floating || (turned && !number) ? 0
+            : !number                        ? words.scalar[node.op]
+            : turned                         ? words.number_scalar[node.op]
+                                             : words.scalar_number[node.op];
+    second = words.nop;
+    if (first) {
+        return true;
+    }
+    first = number ? words.by_row_number : words.by_row;
+    second = node.op == OP_select ? words.select : turned ? op.reversed : op.plain;
+    if (node.op == OP_bitwise_not && node.dtype == DT_bool) {
+        second = words.logical_not;
+    }
+    return second && words.is_by_row[second];
+}
+
+/* A cast that is one operator. */
+bool Encoder::cast_by_scalar_word(int n)
+{
+    if (facts[n].n_casts != 1) {
+        return false;
+    }
+    uint8_t op = facts[n].casts[0];
+    int y = register_of(program.nodes[n].args[0]);
+    int x = new_register(n);
+    bool low = op == words.low_bits;
+    Word &word = put(low ? words.by_row_number : words.by_row, low ? words.and_ints : op);
+    word.x = (uint8_t)x;
+    word.y = (uint8_t)y;
+    word.w2 = low ? 255 : 0;
     return true;
 }
 
@@ -136,19 +179,20 @@ bool Encoder::with_number(int n)
     if (first == second) {
         return false;
     }
+    uint8_t op, by;
+    if (!scalar_word(n, true, first, op, by)) {
+        return false;
+    }
     int y = register_of(node.args[first]);
     uint32_t value = bits(node.args[!first]);
-    uint8_t op = first ? words.number_scalar[node.op] : words.scalar_number[node.op];
-    uint32_t inverse = !first && node.op == OP_div ? exact_inverse(value) : 0;
+    bool divides = op == words.scalar_number[OP_div];
+    uint32_t inverse = divides ? exact_inverse(value) : 0;
     if (inverse) {
         op = words.scalar_number[OP_mul];
         value = inverse;
     }
-    if (!op) {
-        leave();
-    }
     int x = new_register(n);
-    Word &word = put(op);
+    Word &word = put(op, by);
     word.x = (uint8_t)x;
     word.y = (uint8_t)y;
     word.w2 = value;

@@ -15,6 +15,7 @@ __all__ = [
     "CONVERT",
     "IDENTITY",
     "from_global",
+    "from_long",
     "from_shared",
     "one_from_global",
     "one_to_global",
@@ -57,11 +58,12 @@ def from_shared(what: str, to: list[str], at: int, aligned: bool) -> str:
             return f"ld.shared.v4.b32 {{{{{','.join(to)}}}}},[ad+{at}];"
         return "".join(f"ld.shared.b32 {one},[ad+{at + 4 * i}]; " for i, one in enumerate(to))
     return "".join(
-        f"ld.shared.b64 e,[ad+{at + 8 * i}]; {_from_long(what, one)} " for i, one in enumerate(to)
+        f"ld.shared.b64 e,[ad+{at + 8 * i}]; {from_long(what, one)} " for i, one in enumerate(to)
     )
 
 
-def _from_long(what: str, to: str) -> str:
+def from_long(what: str, to: str) -> str:
+    """The int64 in ``e`` as a register has it."""
     if what == "i64":
         return f"cvt.u32.u64 {to},e;"
     if what == "i64f":
@@ -98,7 +100,7 @@ def one_from_global(what: str, to: str, at: str, test: str) -> Iterator[str]:
         )
     else:
         yield f"mov.b64 e,0; @{test} ld.global.b64 e,[{at}];"
-        yield _from_long(what, to)
+        yield from_long(what, to)
 
 
 def _packed(what: str, a: list[str]) -> str:

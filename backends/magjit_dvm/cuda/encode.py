@@ -20,7 +20,7 @@ from typing import Any
 from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
 from magjit_dvm.cuda.parts import MOST_SUMS
 from magjit_dvm.cuda.plan import Machine, arrange
-from magjit_dvm.cuda.rows import MOST_REGISTERS, MOST_WORDS, REVERSED, image_arguments
+from magjit_dvm.cuda.rows import MOST_REGISTERS, MOST_WORDS, REVERSED, WRAPS, image_arguments
 from magjit_dvm.cuda.shapes import Layout, laid_out
 from magjit_dvm.cuda.sums import SumsEncoder
 from magjit_dvm.cuda.support import may_be_short
@@ -32,10 +32,8 @@ from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, NodeKind, Program
 from magjit_dvm.vm import NotEncodable
 
-__all__ = ["LIMITS", "WRAPS", "Encoded", "Machine", "encode"]
+__all__ = ["LIMITS", "Encoded", "Machine", "encode"]
 
-WRAPS = frozenset({"neg", "add", "sub", "mul", "shift_left", "bitwise_not"})
-"""Results that may leave the 8 bits of a uint8."""
 _MOST_ACCUMULATORS = 16
 _DESCRIBED = (
     *("lt.v", "lt.b", "lt.e", "lt.n", "lt.t", "lt.row", "st.e", "st.n", "pf"),

@@ -14,13 +14,19 @@ from collections.abc import Callable
 
 import numpy as np
 
-from magjit_dvm.cuda.elements import BYTES, one_from_global, one_to_global, to_global
+from magjit_dvm.cuda.elements import (
+    BYTES,
+    from_long,
+    one_from_global,
+    one_to_global,
+    to_global,
+)
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
 from magjit_dvm.cuda.loads import Loads
 from magjit_dvm.cuda.ptx import single
 from magjit_dvm.cuda.shell import ENTRY, SHELL
 from magjit_dvm.cuda.short_functions import LARGEST
-from magjit_dvm.cuda.words import NUMBER, OPCODES
+from magjit_dvm.cuda.words import BY_ROW, NUMBER, OF_STAGE, OPCODES
 
 __all__ = ["EACH", "OWN_TABLE", "inner_loop", "kernel_name", "source"]
 
@@ -52,6 +58,9 @@ _HEAVY, _LIGHT, _MEDIUM, _TOGETHER = 4, 9, 17, 8
 above which it loops over some of them: ptxas would have so many under way that it spilled.  The
 lines between are those of functions that choose, where R is 64."""
 _SLOW = ("div.rn", "sqrt.rn")
+_NARROWER = ("lt.t.", "lt.n.", "st.n.", "pf.", "at.", "lt.row.", "lt.e.at", "s.at.", "s.ld.at")
+"""What a program with R = 64 never has, since encoders choose a smaller one for squares and tables:
+with more cases, fewer registers are left for what goes from tile to tile."""
 
 OWN_TABLE = frozenset(
     f"{head}.{name}"
@@ -66,7 +75,7 @@ OWN_TABLE = frozenset(
         "row": "f.sum f.max f.squares f.norm f.softmax",
         "red": "f.sum f.max",
         "fin": "f.sum",
-        "s": "add sub mul rsqrt k",
+        "s": "add sub mul rsqrt k by",
         "sk": "add mul scaled_rsqrt",
     }.items()
     for name in names.split()
@@ -123,6 +132,8 @@ def inner_loop(each: int, approximate: bool = False) -> list[str]:
 
 
 class _Loop(Loads):
+    made_by_row = False
+
     def lines(self) -> list[str]:
         """All of it."""
         names = {name: f"%{k}" for k, name in enumerate(_OPERANDS)}
@@ -140,7 +151,10 @@ class _Loop(Loads):
         )
         for number, name in enumerate(OPCODES):
             self.put(f"L{number}: // {name}")
-            self.case(name)
+            if self.R > 32 and name.startswith(_NARROWER):
+                self.put("trap;")
+            else:
+                self.case(name)
         self.put("NEXT: brx.idx.uni d,TABLE;", "DONE:")
         return [self._named(line, names) for line in self.made]
 
@@ -336,6 +350,11 @@ class _Loop(Loads):
     def scalar(self, name: str) -> None:
         """Operators on the numbers of a row."""
         head, _, rest = name.partition(".")
+        if name == "by":
+            self.row_register("S0", 20)
+            self.put("shl.b32 d,i1,7; add.u32 d,d,{ROWS}; ld.shared.b32 S1,[d];")
+            self.by_row()
+            return
         if head in ("ld", "at"):
             if head == "at":
                 self.element_of_row("o0")
@@ -367,16 +386,56 @@ class _Loop(Loads):
         self.fetch()
 
     def from_row_of_stage(self) -> None:
-        """The row's 32 bits of what the producer has copied, from its 16-byte boundary on."""
+        """The row's number of what the producer has copied, from its 16-byte boundary on."""
+        done = self.label("ROW")
         self.put(
-            "bfe.u32 c0,{GW},16,8; sub.u32 c1,{ROW},c0; shl.b32 c1,c1,2; add.u32 c1,c1,F0; "
-            "and.b32 c1,c1,15; shl.b32 c0,c0,2; add.u32 c0,c0,c1; add.u32 c0,c0,i1; "
-            "add.u32 c0,c0,{STAGE}; ld.shared.b32 S0,[c0];"
+            "bfe.u32 k0,i0,20,4; setp.ne.u32 q,k0,0; mov.b32 k1,2; @q mov.b32 k1,3; "
+            "bfe.u32 c0,{GW},16,8; sub.u32 c1,{ROW},c0; shl.b32 c1,c1,k1; add.u32 c1,c1,F0; "
+            "and.b32 c1,c1,15; shl.b32 c0,c0,k1; add.u32 c0,c0,c1; add.u32 c0,c0,i1; "
+            f"add.u32 c0,c0,{{STAGE}}; ld.shared.b32 S0,[c0]; @!q bra.uni {done};",
+            "ld.shared.b64 e,[c0];",
         )
+        for y, what in enumerate(OF_STAGE[1:], 1):
+            self.put(f"{from_long(what, 'S1')} setp.eq.u32 q,k0,{y}; @q mov.b32 S0,S1;")
+        self.put(f"{done}:")
+
+    def by_row(self) -> None:
+        """S[x] ← the second operator of S0 and S1; of a choice, of another row register too.
+
+        Cases are made once, for both words that come here.
+        """
+        if self.made_by_row:
+            self.put("bra.uni BY_ROW;")
+            return
+        self.made_by_row = True
+        targets = (f"B{k}" if name in BY_ROW else "BY_NONE" for k, name in enumerate(OPCODES))
+        self.put(
+            f"BY: .branchtargets {', '.join(targets)};",
+            "BY_ROW: bfe.u32 d,i0,8,8; brx.idx.uni d,BY;",
+            "BY_NONE: trap;",
+        )
+        for number, name in enumerate(OPCODES):
+            if name not in BY_ROW:
+                continue
+            self.put(f"B{number}: // by row: {name}")
+            if name == "select":
+                self.put("shl.b32 d,F0,7; add.u32 d,d,{ROWS}; ld.shared.b32 F0,[d];")
+                self.put("setp.ne.s32 q,S0,0; selp.b32 S0,S1,F0,q;")
+            else:
+                kind, _, op = name.partition(".")
+                self.apply(elementwise(op, kind, self.approximate), [("S0", "S1")])
+            self.put("bra.uni BY_DONE;")
+        self.put("BY_DONE:")
+        self.set_row_register("S0")
+        self.fetch()
 
     def scalar_and_number(self, name: str) -> None:
         """S[x] ← op(S[y], F0)."""
         self.row_register("S0", 20)
+        if name == "by":
+            self.put("mov.b32 S1,F0;")
+            self.by_row()
+            return
         if name == "scaled_rsqrt":
             self.put("mul.rn.f32 S0,S0,F0; add.rn.f32 S0,S0,F1; rsqrt.approx.f32 S0,S0;")
         else:

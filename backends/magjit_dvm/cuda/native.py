@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from magjit_dvm.cuda import encode, words
+from magjit_dvm.cuda import encode, rows, words
 from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
-from magjit_dvm.cuda.rows import REVERSED
 from magjit_dvm.cuda.support import reduction_name
 from magjit_dvm.instructions import INSTRUCTIONS, DType
 from magjit_dvm.program import MAX_DIMS, Program
@@ -47,8 +46,8 @@ def _rows() -> list[Any]:
             _operators(one.name, "i", DType.I32),
             words.NUMBER.get(f"s.{one.name}", 0) if one.name in words.SCALARS else 0,
             words.NUMBER.get(f"sk.{one.name}", 0),
-            words.NUMBER.get(f"sk.{REVERSED.get(one.name, '')}", 0),
-            one.name in encode.WRAPS,
+            words.NUMBER.get(f"sk.{rows.REVERSED.get(one.name, '')}", 0),
+            one.name in rows.WRAPS,
             words.NUMBER.get(f"f.{one.name}_short", 0),
         )
         for one in INSTRUCTIONS
@@ -57,7 +56,7 @@ def _rows() -> list[Any]:
 
 def _operators(name: str, kind: str, dtype: DType) -> tuple[int, ...]:
     """Numbers of a function: plain, with an immediate, both reversed; if binary; reduction."""
-    turned = REVERSED.get(name, "")
+    turned = rows.REVERSED.get(name, "")
     names = (f"{kind}.{name}", f"{kind}k.{name}", f"{kind}.{turned}", f"{kind}k.{turned}")
     known = name in (FLOATS if kind == "f" else INTS)
     numbers = [words.NUMBER.get(one, 0) if known else 0 for one in names]
@@ -66,9 +65,12 @@ def _operators(name: str, kind: str, dtype: DType) -> tuple[int, ...]:
     return (*numbers, int(known and is_binary(name, kind)), number)
 
 
+_BY_ROW = bytes(name in words.BY_ROW for name in words.OPCODES)
+
+
 def _handed_over() -> bool:
     try:
-        cuda_words(words.NUMBER, _rows(), LIMITS)
+        cuda_words(words.NUMBER, _rows(), LIMITS, _BY_ROW)
     except ValueError:
         return False
     return True

@@ -103,16 +103,22 @@ def arrange(space: Space, image: Image, machine: Machine) -> bool:
     _divide(space, image, machine, widest, sum(size for _, size in staged))
     if staged and image.by_rows and image.chunks == 1:
         rows = [n for n in loads if _is_of_rows(space, n)][: MAX_INPUTS - len(staged)]
-        image.inputs += [(number, 4, 0) for number in rows]
+        image.inputs += [(number, _size_of(space, number), 0) for number in rows]
         image.row_inputs = len(rows)
     return image.chunks > 1
 
 
 def _is_of_rows(space: Space, number: int) -> bool:
-    """Whether a tensor has 32 bits for each row, side by side in their order."""
+    """Whether a tensor has 32 bits or 64 for each row, side by side in their order."""
     one = space.inputs[number]
     assert one is not None
-    return one.size == 4 and space.rows > 1 and space.contiguous(one, space.kept)
+    return one.size >= 4 and space.rows > 1 and space.contiguous(one, space.kept)
+
+
+def _size_of(space: Space, number: int) -> int:
+    one = space.inputs[number]
+    assert one is not None
+    return one.size
 
 
 def _refuse_slow(
@@ -151,13 +157,14 @@ def _divide(space: Space, image: Image, machine: Machine, widest: int, together:
         image.group, image.warps = 1, max(1, min(_WARPS[image.each], wanted))
     else:
         wanted = -(-image.rows // machine.multiprocessors)
-        image.each = _each_for_rows(image, wanted, together, machine) or most
+        widest = min(machine.widest, 32) if image.sums or space.has_positions else machine.widest
+        image.each = _each_for_rows(image, wanted, together, machine, widest) or most
         image.group = min(_WARPS[image.each], -(-image.cols // image.slice))
         image.warps = image.group * max(1, min(_WARPS[image.each] // image.group, wanted))
     _count(image, machine)
 
 
-def _each_for_rows(image: Image, wanted: int, together: int, machine: Machine) -> int:
+def _each_for_rows(image: Image, wanted: int, together: int, machine: Machine, widest: int) -> int:
     """R for rows that fit a block's warps, and shared memory with two tiles saved; 0 without one.
 
     The most elements under way at once, as far as there is room for two stages of them, and for
@@ -174,7 +181,7 @@ def _each_for_rows(image: Image, wanted: int, together: int, machine: Machine) -
         group = -(-cols // (32 * each))
         rows = min(warps // group, wanted)
         score = min(rows * cols, room), -group * each
-        if rows and score > best and each <= (min(machine.widest, 32) if kept else machine.widest):
+        if rows and score > best and each <= widest:
             best, found = score, each
     return found
 

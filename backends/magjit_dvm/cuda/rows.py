@@ -9,11 +9,20 @@ from magjit_dvm.cuda.plan import Machine
 from magjit_dvm.cuda.shapes import Operand, Space
 from magjit_dvm.cuda.tiling import is_near, is_transposed
 from magjit_dvm.cuda.values import WHAT, Values, exact_inverse, float_bits
-from magjit_dvm.cuda.words import OF_COLUMNS, SCALARS, Descriptor, Image, Word
+from magjit_dvm.cuda.words import BY_ROW, NUMBER, OF_COLUMNS, OF_STAGE, Descriptor, Image, Word
+from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, NodeKind
 from magjit_dvm.vm import NotEncodable
 
-__all__ = ["MOST_REGISTERS", "MOST_WORDS", "REVERSED", "Place", "RowEncoder", "image_arguments"]
+__all__ = [
+    "MOST_REGISTERS",
+    "MOST_WORDS",
+    "REVERSED",
+    "WRAPS",
+    "Place",
+    "RowEncoder",
+    "image_arguments",
+]
 
 REVERSED = {
     "sub": "rsub",
@@ -27,6 +36,8 @@ REVERSED = {
     **{name: name for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
 }
 """Operators by what they are with their operands exchanged."""
+WRAPS = frozenset({"neg", "add", "sub", "mul", "shift_left", "bitwise_not"})
+"""Results that may leave the 8 bits of a uint8."""
 MOST_REGISTERS, MOST_WORDS = 16, 224
 
 Place = tuple[int, int, int]
@@ -103,7 +114,8 @@ class RowEncoder(Values):
     def load_row_value(self, n: int) -> None:
         number, what = self.loaded(n)
         if number in image_arguments(self.image):
-            self.put("s.in", x=self.new_register(n), place=(0, number, 0))
+            y = OF_STAGE.index(what)
+            self.put("s.in", x=self.new_register(n), y=y, place=(0, number, 0))
         elif what in (*OF_COLUMNS, "i64s"):
             place = self.row_view(self.operand(number))
             self.put(f"s.ld.{what}", x=self.new_register(n), place=place)
@@ -116,18 +128,43 @@ class RowEncoder(Values):
     def by_scalar_word(self, n: int) -> bool:
         """One word on row registers, where there is one."""
         node = self.nodes[n]
-        if node.op not in SCALARS or self.kind(n) != "f" or node.kind is not NodeKind.COMPUTE:
-            return False
-        if any(self.kind(arg) != "f" for arg in node.args):
+        if node.kind is NodeKind.CAST:
+            return self.cast_by_scalar_word(n)
+        if node.kind is not NodeKind.COMPUTE or (node.op in WRAPS and node.dtype is DType.U8):
             return False
         if node.op == "rsqrt" and self.scaled(n):
             self.scaled_rsqrt(n)
             return True
         if len(node.args) == 2 and self.with_number(n, *node.args):
             return True
-        registers = [self.register_of(arg) for arg in node.args]
-        second = registers[1] if len(registers) > 1 else 0
-        self.put(f"s.{node.op}", x=self.new_register(n), y=registers[0], w1=second)
+        first, second = self.scalar_word("s", n, node.op)
+        if not first:
+            return False
+        y, w1, w2 = (*(self.register_of(arg) for arg in node.args), 0, 0)[:3]
+        self.put(first, second, self.new_register(n), y, w1, w2)
+        return True
+
+    def scalar_word(self, head: str, n: int, op: str) -> tuple[str, str]:
+        """The operators of a word on row registers, or on one and a number; empty without one."""
+        node = self.nodes[n]
+        kind = self.kind(node.args[0])
+        if op == "bitwise_not" and node.dtype is DType.BOOL:
+            op = "logical_not"
+        if kind == "f" and f"{head}.{op}" in NUMBER:
+            return f"{head}.{op}", "nop"
+        name = op if op == "select" else f"{kind}.{op}"
+        return (f"{head}.by", name) if name in BY_ROW else ("", "")
+
+    def cast_by_scalar_word(self, n: int) -> bool:
+        """A cast that is one operator."""
+        ops = self.cast_ops(n)
+        if len(ops) != 1:
+            return False
+        y = self.register_of(self.nodes[n].args[0])
+        if ops[0] == "ik.bitwise_and":
+            self.put("sk.by", "i.bitwise_and", self.new_register(n), y, w2=255)
+        else:
+            self.put("s.by", ops[0], self.new_register(n), y)
         return True
 
     def scaled_rsqrt(self, n: int) -> None:
@@ -142,13 +179,16 @@ class RowEncoder(Values):
         """One word on a row register and a number."""
         op = self.nodes[n].op
         if self.is_number(left):
-            left, right, op = right, left, REVERSED[op]
+            left, right, op = right, left, REVERSED.get(op, "")
         if self.is_number(left) or not self.is_number(right):
             return False
+        first, second = self.scalar_word("sk", n, op)
+        if not first:
+            return False
         y, bits = self.register_of(left), self.bits(right)
-        inverse = exact_inverse(bits) if op == "div" else 0
-        op, bits = ("mul", inverse) if inverse else (op, bits)
-        self.put(f"sk.{op}", x=self.new_register(n), y=y, w2=bits)
+        inverse = exact_inverse(bits) if first == "sk.div" else 0
+        first, bits = ("sk.mul", inverse) if inverse else (first, bits)
+        self.put(first, second, self.new_register(n), y, w2=bits)
         return True
 
     def register_of(self, n: int) -> int:

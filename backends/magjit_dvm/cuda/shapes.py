@@ -123,6 +123,11 @@ class Space:
         return True
 
     @property
+    def has_positions(self) -> bool:
+        """Whether there are positions along dimensions, or tables."""
+        return any(node.kind in (NodeKind.IOTA, NodeKind.INDEX) for node in self.program.nodes)
+
+    @property
     def kept(self) -> frozenset[int]:
         """The dimensions of rows."""
         return self.active - self.reduced

@@ -22,7 +22,7 @@ from magjit_dvm.cuda.short_functions import LARGEST
 from magjit_dvm.cuda.simulate_addresses import Addresses
 from magjit_dvm.cuda.simulate_memory import BYTES, HEADER_FIELDS, ImageError, Memory, memory_of
 from magjit_dvm.cuda.simulate_rows import FOLD, fused, identity, normalized, softmax
-from magjit_dvm.cuda.words import HEADER_BYTES, NO_WORD, OF_ROWS, OPCODES, SUMS_AT
+from magjit_dvm.cuda.words import BY_ROW, HEADER_BYTES, NO_WORD, OF_ROWS, OPCODES, SUMS_AT
 
 __all__ = ["ImageError", "run_image"]
 
@@ -259,6 +259,8 @@ class _Kernel(Addresses):
             if first.startswith(("lt.", "la.", "lk.")):
                 self.load(first)
                 self.operate(OPCODES[head >> 8 & 255])
+            elif first in ("s.by", "sk.by"):
+                self.by_row(OPCODES[head >> 8 & 255], first)
             else:
                 self.operate(first)
             word += 1
@@ -459,6 +461,21 @@ class _Kernel(Addresses):
         else:
             value = self.scalars(name, t)
         self.set_number(self.x, value)
+
+    def by_row(self, name: str, how: str) -> None:
+        """The second operator, of row registers or of one and a number."""
+        if name not in BY_ROW:
+            raise ImageError(f"{name} is none of row registers")
+        first = self.number(self.y)
+        if name == "select":
+            self.set_number(self.x, np.where(first, self.number(self.w1), self.number(self.F0)))
+            return
+        kind, _, op = name.partition(".")
+        t = np.full(self.group, self.F0, np.uint32)
+        if how == "s.by" and is_binary(op, kind):
+            t = self.number(self.w1)
+        made = evaluate(elementwise(op, kind).lines, {"a": first, "t": t}, tables())["a"]
+        self.set_number(self.x, made)
 
     def scalars(self, name: str, t: Array) -> Array:
         operands = {"a": self.number(self.y), "t": t}

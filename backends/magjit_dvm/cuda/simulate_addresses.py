@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from magjit_dvm.cuda.simulate_memory import BYTES, ImageError
+from magjit_dvm.cuda.words import OF_STAGE
 
 __all__ = ["Addresses"]
 
@@ -27,6 +28,7 @@ class Addresses:
     valid: Array
     empty: Array
     F0: int
+    y: int
     staged: dict[int, Any]
     of_rows: set[int]
 
@@ -134,11 +136,11 @@ class Addresses:
         return value
 
     def from_row_of_stage(self) -> Array:
-        """The row's 32 bits of what has been copied."""
+        """The row's number of what has been copied."""
         if self.w1 not in self.of_rows:
             raise ImageError("a stage without this input")
         low, high, size, address = self.staged[self.w1]
         place = np.array([address + self.row * size])
         if not low <= place[0] < high or address & 0xFFFFFFFF != self.F0:
             raise ImageError("an element that was not copied")
-        return self.read(place, "32")
+        return self.read(place, OF_STAGE[self.y])

@@ -21,7 +21,6 @@ from magjit_dvm.program import NodeKind
 
 __all__ = ["SIDE", "in_squares", "is_near", "is_transposed"]
 
-_POSITIONS = (NodeKind.IOTA, NodeKind.INDEX)
 SIDE, PARTS = 64, 6
 """Elements of a square's side; dimensions that take the place of two."""
 _LEAST = 1 << 16
@@ -34,7 +33,7 @@ def in_squares(space: Space) -> None:
     inputs = [one for number in loads if (one := space.inputs[number]) is not None]
     if space.reduced or len(space.order) < 2 or space.rows < _LEAST:
         return
-    if any(node.kind in _POSITIONS for node in space.program.nodes):
+    if space.has_positions:
         return
     sizes = {one.size for one in (*inputs, *space.outputs)}
     if not sizes <= {2, 4} or not space.outputs:

@@ -18,7 +18,8 @@ Beside them are row registers S, one number for a warp's row, accumulators of re
 scratch memory of whole tiles.
 
 Names of operators: ``f.`` and ``i.`` are elementwise over A (and T) of floats and of ints, ``fk.``
-and ``ik.`` have F0 for T, ``s.`` works on row registers: S[x] from S[y] and S[w1].
+and ``ik.`` have F0 for T, ``s.`` works on row registers: S[x] from S[y] and S[w1]; of ``sk.`` F0 is
+the second.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from magjit_dvm.cuda.functions import FLOATS, INTS
 from magjit_dvm.cuda.parts import Parts
 
 __all__ = [
+    "BY_ROW",
     "COUNTER_AT",
     "FORM",
     "HEADER_BYTES",
@@ -45,6 +47,7 @@ __all__ = [
     "NUMBER",
     "OF_COLUMNS",
     "OF_ROWS",
+    "OF_STAGE",
     "OPCODES",
     "REDUCTIONS",
     "SCALARS",
@@ -70,11 +73,21 @@ LOOKED_UP = (*NARROW, "i64s")
 REDUCTIONS = ("f.sum", "f.prod", "f.max", "f.min", "i.max", "i.min")
 ROW_REDUCTIONS = (*REDUCTIONS, "f.squares", "f.stat", "f.norm", "f.softmax")
 """Of a row in one stage, all at once."""
-SCALARS = (
-    *("add", "sub", "rsub", "mul", "div", "rdiv", "maximum", "minimum"),
-    *("neg", "reciprocal", "sqrt", "rsqrt", "exp", "log"),
+SCALARS = ("add", "sub", "mul", "div", "rsqrt", "log")
+"""Float operators on row registers that have a word of their own."""
+BY_ROW = frozenset(
+    (
+        *(f"i.{name}" for name in INTS),
+        *(f"f.{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum")),
+        *(f"f.{name}" for name in ("rsub", "rdiv", "neg", "abs", "sign", "relu", "reciprocal")),
+        *(f"f.{name}" for name in ("sqrt", "exp", "is_nan", "is_inf", "is_finite")),
+        *(f"f.{name}" for name in ("to_int", "to_byte", "to_bool", "to_half", "to_bfloat")),
+        "select",
+    )
 )
-"""Float operators on row registers; others go through A."""
+"""What ``s.by`` does to row registers; all else goes through A."""
+OF_STAGE = ("32", "i64s", "i64f", "i64")
+"""What ``s.in`` makes of a row's number."""
 WITH_IMMEDIATE = {
     "f": (
         *("add", "sub", "rsub", "mul", "div", "rdiv", "maximum", "minimum"),
@@ -105,10 +118,9 @@ OPCODES: tuple[str, ...] = (
     *(f"red.{name}" for name in REDUCTIONS),
     *(f"fin.{name}" for name in REDUCTIONS),
     *(f"row.{name}" for name in ROW_REDUCTIONS),
-    *(f"s.{name}" for name in SCALARS if name not in ("rsub", "rdiv")),
+    *(f"s.{name}" for name in SCALARS),
     *(f"sk.{name}" for name in SCALARS if name in WITH_IMMEDIATE["f"]),
-    "sk.scaled_rsqrt",
-    *("s.k", "s.take", "s.in"),
+    *("sk.scaled_rsqrt", "s.by", "sk.by", "s.k", "s.take", "s.in"),
     *(f"s.ld.{what}" for what in (*OF_COLUMNS, "i64s", "at")),
     *(f"s.at.{what}" for what in OF_COLUMNS),
     *(f"s.st.{what}" for what in STORED),
@@ -122,9 +134,10 @@ row at a time, ``t`` those of a lane's column; ``w`` a vector that the prologue 
 of its address, which are a position where no pointer is added; ``at`` is A ← the table's elements
 at positions A, ``s.at`` S[x] ← the one at S[y], ``lt.row`` its row at S[y].  ``mad.r`` is
 A ← A + T · S[y], ``nmad.r`` A − T · S[y]; ``acc`` adds A to a slot of scratch memory, and A stays;
-``s.in`` is a row's number from a stage.  Stores are ``g`` contiguous and aligned,
-``u`` contiguous, ``e`` through a descriptor, ``n`` as loads.  ``pf`` asks for what a load will
-read."""
+``s.by`` is S[x] ← the word's second operator of S[y], S[w1] and S[w2], ``sk.by`` of S[y] and F0;
+``s.in`` is a row's number from a stage, of which y says what it is there.  Stores are ``g``
+contiguous and aligned, ``u`` contiguous, ``e`` through a descriptor, ``n`` as loads.
+``pf`` asks for what a load will read."""
 
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
