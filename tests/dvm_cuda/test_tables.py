@@ -144,7 +144,7 @@ def test_losses_of_classes(classes: int) -> None:
     x, at = values(F16, 6, classes), positions(classes, 6)
     at[2] = -100
     found = words_of(check_words(loss(), [x, at, x], FEW))
-    assert {"s.at.f16", "s.by", "lt.e.at", "s.in" if classes < 20_000 else "s.ld.i64s"} <= found
+    assert {"s.at.f16", "s.by", "lt.col.at", "s.in" if classes < 20_000 else "s.ld.i64s"} <= found
     check_words(loss(), [x, at, x.t().contiguous().t()], FEW)
 
 
@@ -204,10 +204,58 @@ def mask(op: str) -> Program:
 def test_masks_of_positions(op: str, shape: tuple[int, int]) -> None:
     for offset in (0, 3, -7):
         found = check_words(mask(op), [values(F32, *shape), offset], FEW)
-        assert "lt.e.at" in words_of(found)
+        assert ("lt.col.at" if shape[1] > 64 else "lt.e.at") in words_of(found)
     check_words(mask(op), [values(F32, *shape).t().contiguous().t(), 1], FEW)
     assert check_encoders(mask(op), [values(F32, *shape), (1 << 31) - 2], BIG) == REFUSED
     assert check_encoders(mask(op), [values(F32, *shape), 1 << 40], BIG) == REFUSED
+
+
+def loss_backward() -> Program:
+    """The gradient of ``loss`` by logarithms, where a row's is given and classes may be ignored."""
+    nodes = (
+        *(load(0, F32), load(1, I64), load(2, F32), number(-100), compute("ne", BOOL, 1, 3)),
+        *(compute("neg", F32, 2), number(0.0, F32), compute("select", F32, 4, 5, 6)),
+        *(iota(1), compute("eq", BOOL, 8, 1), compute("select", F32, 9, 7, 6)),
+        *(compute("exp", F32, 0), compute("mul", F32, 11, 7), compute("sub", F32, 10, 12)),
+    )
+    inputs = tensor(F32, 0, 1), tensor(I64, 0), tensor(F32, 0)
+    return Program(2, inputs, nodes, (output(13, 0, 1),))
+
+
+@pytest.mark.parametrize("classes", [10, 64, 400, 20_000])
+def test_gradients_of_losses_of_classes(classes: int) -> None:
+    """Without any reduction, what rows have one number of is computed once for each."""
+    at = positions(classes, 6)
+    at[2] = -100
+    given = [values(F32, 6, classes), at, values(F32, 6)]
+    image = check_words(loss_backward(), given, FEW)
+    assert image is not None and image.by_rows == (classes >= 64)
+    turned = given[0].t().contiguous().t()
+    image = check_words(loss_backward(), [turned, *given[1:]], FEW)
+    assert image is not None and image.by_rows == (classes >= 64), "results lie in rows"
+
+
+def test_masks_of_several_matrices() -> None:
+    """Rows are those of all matrices; where columns are of two dimensions, positions are slow."""
+    nodes = (
+        *(iota(1), iota(2), compute("le", BOOL, 1, 0), load(0, F32), number(-1e9, F32)),
+        compute("select", F32, 2, 3, 4),
+    )
+    program = Program(3, (tensor(F32, 0, 1, 2),), nodes, (output(5, 0, 1, 2),))
+    image = check_words(program, [values(F32, 3, 5, 72)], FEW)
+    assert image is not None and image.rows == 15 and "lt.col.at" in words_of(image)
+    image = check_words(program, [values(F32, 3, 5, 7)], FEW)
+    assert image is not None and not image.by_rows
+    nodes = (load(0, F32), iota(1), cast(F32, 1), compute("add", F32, 0, 2))
+    program = Program(3, (tensor(F32, 0, 1, 2),), nodes, (output(3, 0, 1, 2),))
+    image = check_words(program, [values(F32, 3, 5, 72)], FEW)
+    assert image is not None and image.rows == 15 and "s.ld.at" in words_of(image)
+    nodes = (load(0, F32), iota(1), cast(F32, 1), compute("add", F32, 0, 2), load(1, I64))
+    nodes = (*nodes, cast(F32, 4), compute("mul", F32, 3, 5))
+    inputs = tensor(F32, 0, 1, 2), tensor(I64, 0)
+    program = Program(3, inputs, nodes, (output(6, 0, 1, 2),))
+    image = check_words(program, [values(F32, 3, 9, 8), positions(9, 3)], FEW)
+    assert image is not None and not image.by_rows
 
 
 def test_a_softmax_below_the_diagonal() -> None:

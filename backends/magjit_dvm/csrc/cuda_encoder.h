@@ -86,7 +86,7 @@ struct Words {
     uint8_t number, row[2], scratch[2]; /* of each bank */
     uint8_t scalar_row;                    /* lk.r */
     uint8_t load[N_WAYS][N_LOADED], load_a[3]; /* 0: there is none */
-    uint8_t position, row_position;           /* along a dimension */
+    uint8_t position, column, row_position;   /* along a dimension, that of columns */
     uint8_t table[N_LOADED], row_table[N_OF_COLUMNS]; /* what is looked up */
     uint8_t store[N_STORES][N_STORED];
     uint8_t load_few[N_ALL_WAYS - N_WAYS][N_OF_COLUMNS], store_near[N_OF_COLUMNS];
@@ -326,7 +326,8 @@ struct Encoder {
     bool over_nothing() const;
 
     /* cuda_tables.cpp */
-    void rows_of_tables();
+    void rows_of_positions();
+    uint32_t dims_of_positions() const;
     bool has_positions() const;
     bool has_rows(const Operand &one) const;
     Operand line(int d) const;

@@ -33,10 +33,18 @@ void Encoder::bring_load(int n, Bank bank, uint8_t second, int y)
     int what = facts[n].loaded, number = facts[n].input;
     Where where{};
     if (program.nodes[n].kind == NODE_iota) {
-        where = viewed(line(program.nodes[n].aux), dims_in_order, n_order);
-        Word &word = put(words.position, bank == BANK_a ? words.take : second);
+        bool column = reduced == 1u << program.nodes[n].aux;
+        if (!column) {
+            where = viewed(line(program.nodes[n].aux), dims_in_order, n_order);
+        }
+        Word &word = put(column ? words.column : words.position, bank == BANK_a ? words.take : second);
         word.y = (uint8_t)y;
-        return word.set_place(where);
+        if (column) {
+            word.w1 = (uint32_t)image.cols;
+        } else {
+            word.set_place(where);
+        }
+        return;
     }
     Way way = way_of(number, where);
     bool direct = bank == BANK_a && way == WAY_staged && what <= LOADED_bf16;

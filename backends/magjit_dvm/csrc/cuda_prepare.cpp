@@ -83,6 +83,7 @@ void find_singles(Names &names, Words &found)
     names.find(found.end, "end");
     names.find(found.number, "lt.k");
     names.find(found.position, "lt.e.at");
+    names.find(found.column, "lt.col.at");
     names.find(found.row_position, "s.ld.at");
     names.find(found.row_load[LOADED_i64s], "s.ld.i64s");
     names.find(found.nop, "nop");

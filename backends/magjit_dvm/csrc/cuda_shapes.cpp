@@ -69,7 +69,7 @@ void Encoder::lay_out()
         place(o);
     }
     if (!stopped()) {
-        rows_of_tables();
+        rows_of_positions();
         order();
     }
 }

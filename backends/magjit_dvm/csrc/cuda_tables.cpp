@@ -7,7 +7,7 @@ namespace magjit_dvm::cuda {
 
 namespace {
 
-constexpr int64_t LEAST_ROW = 64; /* columns from which on what lies at one position is a row */
+constexpr int64_t LEAST_ROW = 64; /* columns from which on what shares a position is a row */
 
 } // namespace
 
@@ -18,35 +18,46 @@ bool Encoder::has_positions() const
     });
 }
 
-/* Without reductions, what is looked up at positions that all columns share are rows. */
-void Encoder::rows_of_tables()
+/* Along which int64 of memory, and what tables are looked up at, varies. */
+uint32_t Encoder::dims_of_positions() const
 {
-    uint32_t at = 0;
-    for (const Node &node : program.nodes) {
-        at |= node.kind == NODE_index ? has[node.args[0]] : 0;
+    uint32_t found = 0;
+    for (int n = 0; n < n_nodes(); n++) {
+        const Node &node = program.nodes[n];
+        found |= node.kind == NODE_load && node.dtype == DT_i64 ? has[n] : 0;
+        found |= node.kind == NODE_index ? has[node.args[0]] : 0;
     }
-    if (reduced || !at) {
-        return;
-    }
+    return found;
+}
+
+/* Without reductions, what shares a position, or an int64, is a row if it lies side by side. */
+void Encoder::rows_of_positions()
+{
     const Operand *like = nullptr;
     for (int o = 0; o < n_outputs() && !like; o++) {
         like = has[program.outputs[o].node] == active ? &outputs[o] : nullptr;
     }
-    uint32_t columns = active & ~at;
-    int64_t cols = 1, least = INT64_MAX;
-    for (int d = 0; d < program.rank; d++) {
-        if (columns >> d & 1) {
-            multiply(cols, size[d]);
-        } else if (like && at >> d & 1) {
-            least = std::min(least, like->strides[d]);
+    if (reduced || !like || !has_positions()) {
+        return;
+    }
+    uint32_t found = 0, at = dims_of_positions(), lines = 0;
+    for (const Node &node : program.nodes) {
+        lines |= node.kind == NODE_iota ? 1u << node.aux : 0;
+    }
+    int64_t bytes = like->size;
+    while (!(found & lines)) { /* with positions along them, the innermost alone are columns */
+        int inner = -1;
+        for (int d = 0; d < program.rank; d++) {
+            inner = active >> d & 1 && like->strides[d] == bytes ? d : inner;
         }
+        if (inner < 0 || (at | found | (found ? lines : 0)) >> inner & 1) {
+            break;
+        }
+        found |= 1u << inner;
+        multiply(bytes, size[inner]);
     }
-    int64_t bytes = cols;
-    if (like) {
-        multiply(bytes, like->size);
-    }
-    if (like && cols >= LEAST_ROW && least >= bytes) {
-        reduced = columns;
+    if (found != active && bytes >= LEAST_ROW * like->size) {
+        reduced = found;
     }
 }
 

@@ -180,8 +180,7 @@ class _Encoder(SumsEncoder):
 
     def bring_load(self, n: int, bank: str, second: str, y: int = 0) -> None:
         if self.nodes[n].kind is NodeKind.IOTA:
-            how, what = "e", "at"
-            place = self.viewed(self.line(self.nodes[n].aux), self.space.order)
+            (how, place), what = self.placed_line(self.nodes[n].aux), "at"
         else:
             number, what = self.loaded(n)
             how, place = self.placed(number)

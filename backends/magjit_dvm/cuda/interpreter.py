@@ -58,7 +58,18 @@ _HEAVY, _LIGHT, _MEDIUM, _TOGETHER = 4, 9, 17, 8
 above which it loops over some of them: ptxas would have so many under way that it spilled.  The
 lines between are those of functions that choose, where R is 64."""
 _SLOW = ("div.rn", "sqrt.rn")
-_NARROWER = ("lt.t.", "lt.n.", "st.n.", "pf.", "at.", "lt.row.", "lt.e.at", "s.at.", "s.ld.at")
+_NARROWER = (
+    "lt.e.at",
+    "lt.col.at",
+    "s.ld.at",
+    "lt.t.",
+    "lt.n.",
+    "st.n.",
+    "pf.",
+    "at.",
+    "lt.row.",
+    "s.at.",
+)
 """What a program with R = 64 never has, since encoders choose a smaller one for squares and tables:
 with more cases, fewer registers are left for what goes from tile to tile."""
 

@@ -40,6 +40,10 @@ class Loads(Reductions):
             self.of_columns(bank, what)
         elif how == "row":
             self.row_of_table(bank, what)
+        elif how == "col":
+            self.put("cvt.u32.u64 c0,{EL}; mul.lo.u32 c1,{ROW},i1; sub.u32 c0,c0,c1;")
+            places = (128 * j + i for j in range(self.J) for i in range(4))
+            self.put(*(f"add.u32 {bank}{r},c0,{at};" for r, at in enumerate(places)))
         elif how == "n":
             self.near_global(bank, what)
         elif how == "t":

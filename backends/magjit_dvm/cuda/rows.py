@@ -276,6 +276,12 @@ class RowEncoder(Values):
         strides = [int(k == d) for k in range(len(self.space.size))]
         return Operand(-1, strides, 0, 0, 1)
 
+    def placed_line(self, d: int) -> tuple[str, Place]:
+        """How positions along a dimension are made: of a row's columns, or anywhere."""
+        if self.space.reduced == {d}:
+            return "col", (self.space.cols, -1, 0)
+        return "e", self.viewed(self.line(d), self.space.order)
+
     def what_of(self, node: Node) -> str:
         """What a look-up makes of a table's elements."""
         return WHAT[node.dtype]

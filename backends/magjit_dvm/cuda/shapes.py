@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from magjit_dvm.vm import NotEncodable
 __all__ = ["Layout", "Operand", "Space", "laid_out"]
 
 _LEAST_ROW = 64
-"""Columns from which on what lies at one position of a table is a row."""
+"""Columns from which on what shares a position is a row."""
 
 
 @dataclass(slots=True)
@@ -167,25 +166,43 @@ def laid_out(program: Program, arguments: Sequence[Any]) -> Space:
         )
     for number in range(len(program.outputs)):
         _place(space, number, arguments)
-    _rows_of_tables(space)
+    _rows_of_positions(space)
     _order(space)
     return space
 
 
-def _rows_of_tables(space: Space) -> None:
-    """Without reductions, what is looked up at positions that all columns share are rows."""
+def _rows_of_positions(space: Space) -> None:
+    """Without reductions, what shares a position, or an int64, is a row if it lies side by side.
+
+    What rows have one number of is then computed once for each.
+    """
     program = space.program
-    tables = [node for node in program.nodes if node.kind is NodeKind.INDEX]
-    if space.reduced or not tables:
-        return
-    at = frozenset[int]().union(*(space.has[node.args[0]] for node in tables))
-    columns = space.active - at
     full = (k for k, one in enumerate(program.outputs) if space.has[one.node] == space.active)
     like = next((space.outputs[k] for k in full), None)
-    cols = prod(space.size[d] for d in columns)
-    if like is not None and at and cols >= _LEAST_ROW:
-        if all(like.strides[d] >= cols * like.size for d in at):
-            space.reduced = columns
+    if space.reduced or like is None or not space.has_positions:
+        return
+    found, size, at = set[int](), like.size, _dims_of_positions(space)
+    lines = {node.aux for node in program.nodes if node.kind is NodeKind.IOTA}
+    inner = {stride: d for d, stride in enumerate(like.strides) if d in space.active}
+    # With positions along them, the innermost alone are columns.
+    while size in inner and inner[size] not in at | found and found.isdisjoint(lines):
+        if found and inner[size] in lines:
+            break
+        found.add(inner[size])
+        size *= space.size[inner[size]]
+    if len(found) < len(space.active) and size >= _LEAST_ROW * like.size:
+        space.reduced = frozenset(found)
+
+
+def _dims_of_positions(space: Space) -> set[int]:
+    """Along which int64 of memory, and what tables are looked up at, varies."""
+    found = set[int]()
+    for n, node in enumerate(space.program.nodes):
+        if node.kind is NodeKind.LOAD and node.dtype is DType.I64:
+            found |= space.has[n]
+        elif node.kind is NodeKind.INDEX:
+            found |= space.has[node.args[0]]
+    return found
 
 
 def _sizes(program: Program, arguments: Sequence[Any]) -> list[int]:

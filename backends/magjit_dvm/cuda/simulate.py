@@ -284,6 +284,8 @@ class _Kernel(Addresses):
             value = self.from_stage(rest[0], how == "s")
         elif how == "c":
             value = self.from_columns(rest[0])
+        elif how == "col":
+            value = (self.element - self.row * self.w1).astype(np.uint32)
         elif how == "row":
             value = self.row_of_table(rest[0], self.number(self.y))
         else:

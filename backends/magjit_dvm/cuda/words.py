@@ -106,7 +106,7 @@ OPCODES: tuple[str, ...] = (
     *(f"lt.{how}.{what}" for how in "suvbe" for what in NARROW),
     *(f"lt.{how}.{what}" for how in "se" for what in LOADED[4:]),
     *(f"lt.{how}.{what}" for how in ("c", "n", "t", "row") for what in OF_COLUMNS),
-    "lt.e.at",
+    *("lt.e.at", "lt.col.at"),
     *("la.s.32", "la.s.f16", "la.s.bf16"),
     *("lt.scratch", "la.scratch", "lt.k", "lt.r", "la.r", "lk.r", "lt.w"),
     *(f"st.{how}.{what}" for how in "gue" for what in NARROW),
@@ -131,9 +131,10 @@ time, ``b`` one element for four, ``e`` each by itself; ``c`` contiguous along c
 in all rows, with the number of columns in w1; of squares, see ``tiling``, ``n`` four elements of a
 row at a time, ``t`` those of a lane's column; ``w`` a vector that the prologue has kept, as
 ``w.affine``: A ← A · the vector at w1 + the one at w2.  ``e.at`` is no element but the low 32 bits
-of its address, which are a position where no pointer is added; ``at`` is A ← the table's elements
-at positions A, ``s.at`` S[x] ← the one at S[y], ``lt.row`` its row at S[y].  ``mad.r`` is
-A ← A + T · S[y], ``nmad.r`` A − T · S[y]; ``acc`` adds A to a slot of scratch memory, and A stays;
+of its address, which are a position where no pointer is added, ``col.at`` the column of a row;
+``at`` is A ← the table's elements at positions A, ``s.at`` S[x] ← the one at S[y], ``lt.row`` its
+row at S[y].  ``mad.r`` is A ← A + T · S[y], ``nmad.r`` A − T · S[y]; ``acc`` adds A to a slot of
+scratch memory, and A stays;
 ``s.by`` is S[x] ← the word's second operator of S[y], S[w1] and S[w2], ``sk.by`` of S[y] and F0;
 ``s.in`` is a row's number from a stage, of which y says what it is there.  Stores are ``g``
 contiguous and aligned, ``u`` contiguous, ``e`` through a descriptor, ``n`` as loads.
