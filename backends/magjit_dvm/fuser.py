@@ -21,7 +21,7 @@ from magjit_dvm.alone import elements, gains_alone
 from magjit_dvm.builder import Builder, NotFusable
 from magjit_dvm.groups import VIEWS, FusedGroup, Fusion
 from magjit_dvm.joining import join_parts
-from magjit_dvm.program import NodeKind
+from magjit_dvm.look_ups import only_looks_up, repeated
 from magjit_dvm.size_classes import SizeClasses
 from magjit_dvm.translate import handles, translate
 
@@ -199,6 +199,9 @@ class _Fuser:
             group.outputs = self.outputs(group)
             group.program, arguments = builder.finish(group.outputs, self.outside(group))
             group.arguments = list(arguments)
+            again = repeated(group) if group.on_gpu else None
+            if again is not None:
+                raise NotFusable("a look-up for each element, repeated", again)
             if _is_one_kernel(group):
                 self.reasons[group.nodes[0]] = "alone: ATen has a kernel for it"
                 self.group_of.pop(group.nodes[0])
@@ -325,14 +328,7 @@ def _is_one_kernel(group: FusedGroup) -> bool:
         return False
     pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
     alone = pointwise and not gains_alone(node)
-    return may_go_across(node) or alone or _only_looks_up(group)
-
-
-def _only_looks_up(group: FusedGroup) -> bool:
-    """Whether nothing is computed of what is looked up, or of positions."""
-    kinds = {one.kind for one in group.program.nodes} if group.program is not None else set()
-    computes = {NodeKind.COMPUTE, NodeKind.REDUCE, NodeKind.SCAN}
-    return kinds.isdisjoint(computes) and not kinds.isdisjoint({NodeKind.IOTA, NodeKind.INDEX})
+    return may_go_across(node) or alone or only_looks_up(group)
 
 
 def _elements(node: FxNode) -> int:
