@@ -22,7 +22,7 @@ from magjit_dvm.cuda.launch import DeviceFused, _allocate
 from magjit_dvm.cuda.native import as_lists
 from magjit_dvm.cuda.parts import SUMS
 from magjit_dvm.cuda.simulate import run_image
-from magjit_dvm.cuda.words import HEADER_BYTES
+from magjit_dvm.cuda.words import COUNTER_AT, HEADER_BYTES
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Input, InputKind, Node, NodeKind, Output, Program
 from magjit_dvm.vm import CudaFused, DeviceError
@@ -142,9 +142,12 @@ def test_counters_are_drawn_where_there_are_more_tiles_than_blocks() -> None:
     fused = OnCpu(negated())
     fused(torch.zeros(4_000_000))
     assert KEPT[2] == 132
-    assert int.from_bytes(bytes(PARAMETER[136:144]), "little") == COUNTERS.data_ptr()
+    assert (
+        int.from_bytes(bytes(PARAMETER[COUNTER_AT : COUNTER_AT + 8]), "little")
+        == COUNTERS.data_ptr()
+    )
     fused(torch.zeros(1000))
-    assert bytes(PARAMETER[136:144]) == bytes(8)
+    assert bytes(PARAMETER[COUNTER_AT : COUNTER_AT + 8]) == bytes(8)
 
 
 def test_the_context_is_the_kernels_and_the_one_before_comes_back() -> None:

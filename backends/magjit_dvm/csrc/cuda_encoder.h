@@ -25,10 +25,10 @@ enum : int {
     FORM = 10, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
-    COUNTER_AT = 136,
-    INPUTS_AT = 144,
+    COUNTER_AT = 144,
+    INPUTS_AT = 152,
     OF_ROWS = 256, /* added to the size of an element of which a row has one */
-    SUMS_AT = 336,
+    PARTS_AT = 344,
     MAX_STAGED = 12,
     MAX_PASSES = 4,
     MAX_REGISTERS = 16,

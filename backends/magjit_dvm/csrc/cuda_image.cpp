@@ -41,7 +41,7 @@ void Encoder::pack_header()
     std::copy(image.first, image.first + image.n_first, passes);
     std::copy(image.rest, image.rest + std::min<int>(image.n_rest, MAX_PASSES),
               passes + MAX_PASSES);
-    const int64_t fields[30] = {image.n_words,
+    const int64_t fields[32] = {image.n_words,
                                 image.program_bytes(),
                                 image.n_inputs,
                                 image.stages,
@@ -70,7 +70,9 @@ void Encoder::pack_header()
                                 image.scratch_at,
                                 image.ring_at,
                                 image.scratch * 128 * image.each,
-                                image.prologue};
+                                image.prologue,
+                                image.sums,
+                                0};
     memset(encoded.image, 0, HEADER_BYTES);
     char *to = encoded.image;
     for (int64_t field : fields) {
@@ -80,7 +82,6 @@ void Encoder::pack_header()
     }
     memcpy(to, &image.elements, 8);
     memcpy(to + 8, &image.rows, 8);
-    memcpy(encoded.image + SUMS_AT, &image.sums, 4);
     for (int k = 0; k < image.n_inputs; k++) {
         const Stage &stage = image.inputs[k];
         uint32_t of_rows = k >= image.n_inputs - image.row_inputs ? OF_ROWS : 0;
@@ -118,7 +119,7 @@ void Encoder::pack_words()
         }
     }
     if (image.sums) {
-        encoded.patches[encoded.n_patches++] = {SUMS_AT + 8, (uint32_t)(n_inputs() + n_outputs()), 0};
+        encoded.patches[encoded.n_patches++] = {PARTS_AT, (uint32_t)(n_inputs() + n_outputs()), 0};
     }
     for (int k = 0; k < image.n_descriptors; k++) {
         const auto &one = image.descriptors[k];

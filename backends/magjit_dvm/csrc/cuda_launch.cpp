@@ -57,7 +57,7 @@ bool loaded = false;
 PyObject *device_error;
 
 /* As words.py packs them. */
-enum : int { IMAGE_BYTES = 4096, COUNTER_AT = 136 };
+enum : int { IMAGE_BYTES = 4096, COUNTER_AT = 144 };
 enum : int { COUNTER_BYTES = 8 };
 struct Patch {
     uint32_t at, argument;

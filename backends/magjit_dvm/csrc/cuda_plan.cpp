@@ -99,7 +99,9 @@ void Encoder::divide(int64_t widest, int64_t together)
     int64_t most = widest >= 4 || together > 8 ? 16 : 32;
     if (!image.by_rows) {
         image.each = each_of_squares ? each_of_squares : most;
-        while (!each_of_squares && image.each > 8 && image.elements < 32 * image.each * machine.multiprocessors) {
+        int64_t least = has_positions() ? 16 : 8;
+        while (!each_of_squares && image.each > least &&
+               image.elements < 32 * image.each * machine.multiprocessors) {
             image.each /= 2;
         }
         int64_t slices = quotient_up(image.elements, image.slice());
@@ -131,15 +133,18 @@ int64_t Encoder::each_for_rows(int64_t wanted, int64_t together) const
     int64_t elements_of = 16 * std::max<int64_t>(together + 2 * kept, 1);
     int64_t room = machine.shared_bytes * 7 / elements_of;
     room = kept && 2 * image.cols > room ? image.cols : room;
-    bool narrower = kept || has_positions();
-    int64_t widest = narrower ? std::min<int64_t>(machine.widest, 32) : machine.widest;
+    bool positions = has_positions();
+    int64_t widest = kept || positions ? std::min<int64_t>(machine.widest, 32) : machine.widest;
     std::pair<int64_t, int64_t> best = {0, 0};
     int64_t found = 0;
     for (int64_t each : {8, 16, 32, 64}) {
+        if (each > widest || (positions && each < 16)) {
+            continue;
+        }
         int64_t group = quotient_up(image.cols, 32 * each);
         int64_t rows = std::min(most_warps(each) / group, wanted);
         std::pair<int64_t, int64_t> score = {std::min(rows * image.cols, room), -group * each};
-        if (rows && score > best && each <= widest) {
+        if (rows && score > best) {
             best = score;
             found = each;
         }

@@ -289,7 +289,7 @@ PyObject *py_cuda_words(PyObject *, PyObject *args)
     PyObject *numbers, *rows;
     constexpr int expected[] = {FORM,       HEADER_BYTES, IMAGE_BYTES,   COUNTER_AT,       INPUTS_AT,
                                 MAX_STAGED, MAX_PASSES,   MAX_REGISTERS, MAX_ACCUMULATORS, MOST_WORDS,
-                                SUMS_AT,    MOST_SUMS};
+                                PARTS_AT,   MOST_SUMS};
     int limits[12];
     Py_buffer by_row;
     if (!PyArg_ParseTuple(args, "O!O!(iiiiiiiiiiii)y*:cuda_words", &PyDict_Type, &numbers,

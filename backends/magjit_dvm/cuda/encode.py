@@ -27,7 +27,7 @@ from magjit_dvm.cuda.support import may_be_short
 from magjit_dvm.cuda.tiling import in_squares, is_near, is_transposed
 from magjit_dvm.cuda.values import float_bits
 from magjit_dvm.cuda.weights import keep_weights, place_weights
-from magjit_dvm.cuda.words import SUMS_AT, WITH_IMMEDIATE, Image
+from magjit_dvm.cuda.words import PARTS_AT, WITH_IMMEDIATE, Image
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, NodeKind, Program
 from magjit_dvm.vm import NotEncodable
@@ -39,7 +39,7 @@ _DESCRIBED = (
     *("lt.v", "lt.b", "lt.e", "lt.n", "lt.t", "lt.row", "st.e", "st.n", "pf"),
     *("at.", "s.ld", "s.at", "s.st"),
 )
-LIMITS = (MOST_REGISTERS, _MOST_ACCUMULATORS, MOST_WORDS, SUMS_AT, MOST_SUMS)
+LIMITS = (MOST_REGISTERS, _MOST_ACCUMULATORS, MOST_WORDS, PARTS_AT, MOST_SUMS)
 
 
 @dataclass(frozen=True, slots=True)

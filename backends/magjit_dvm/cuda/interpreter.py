@@ -58,20 +58,13 @@ _HEAVY, _LIGHT, _MEDIUM, _TOGETHER = 4, 9, 17, 8
 above which it loops over some of them: ptxas would have so many under way that it spilled.  The
 lines between are those of functions that choose, where R is 64."""
 _SLOW = ("div.rn", "sqrt.rn")
-_NARROWER = (
-    "lt.e.at",
-    "lt.col.at",
-    "s.ld.at",
-    "lt.t.",
-    "lt.n.",
-    "st.n.",
-    "pf.",
-    "at.",
-    "lt.row.",
-    "s.at.",
+_SELDOM = (
+    *("lt.e.at", "lt.col.at", "s.ld.at", "at.", "lt.row.", "s.at."),
+    *("lt.t.", "lt.n.", "st.n.", "pf."),
 )
-"""What a program with R = 64 never has, since encoders choose a smaller one for squares and tables:
-with more cases, fewer registers are left for what goes from tile to tile."""
+"""What a program has with R = 16 or 32 alone: encoders choose one of these for squares and tables.
+With more cases, fewer registers are left for what goes from tile to tile, which is slow where R is
+64, and a kernel begins later, which is much of its time where R is 8."""
 
 OWN_TABLE = frozenset(
     f"{head}.{name}"
@@ -162,7 +155,7 @@ class _Loop(Loads):
         )
         for number, name in enumerate(OPCODES):
             self.put(f"L{number}: // {name}")
-            if self.R > 32 and name.startswith(_NARROWER):
+            if self.R not in (16, 32) and name.startswith(_SELDOM):
                 self.put("trap;")
             else:
                 self.case(name)

@@ -146,9 +146,10 @@ def _divide(space: Space, image: Image, machine: Machine, widest: int, together:
     most = 16 if widest >= 4 or together > 8 else 32
     if not image.by_rows:
         image.each = space.each or most
+        least = 16 if space.has_positions else 8
         while (
             not space.each
-            and image.each > 8
+            and image.each > least
             and image.elements < 32 * image.each * machine.multiprocessors
         ):
             image.each //= 2
@@ -157,14 +158,13 @@ def _divide(space: Space, image: Image, machine: Machine, widest: int, together:
         image.group, image.warps = 1, max(1, min(_WARPS[image.each], wanted))
     else:
         wanted = -(-image.rows // machine.multiprocessors)
-        widest = min(machine.widest, 32) if image.sums or space.has_positions else machine.widest
-        image.each = _each_for_rows(image, wanted, together, machine, widest) or most
+        image.each = _each_for_rows(space, image, wanted, together, machine) or most
         image.group = min(_WARPS[image.each], -(-image.cols // image.slice))
         image.warps = image.group * max(1, min(_WARPS[image.each] // image.group, wanted))
     _count(image, machine)
 
 
-def _each_for_rows(image: Image, wanted: int, together: int, machine: Machine, widest: int) -> int:
+def _each_for_rows(space: Space, image: Image, wanted: int, together: int, machine: Machine) -> int:
     """R for rows that fit a block's warps, and shared memory with two tiles saved; 0 without one.
 
     The most elements under way at once, as far as there is room for two stages of them, and for
@@ -177,11 +177,14 @@ def _each_for_rows(image: Image, wanted: int, together: int, machine: Machine, w
         return found
     room = machine.shared_bytes * 7 // (16 * max(together + 2 * kept, 1))
     room = cols if kept and 2 * cols > room else room
+    widest = min(machine.widest, 32) if kept or space.has_positions else machine.widest
     for each, warps in sorted(_WARPS.items()):
+        if each > widest or (space.has_positions and each < 16):
+            continue
         group = -(-cols // (32 * each))
         rows = min(warps // group, wanted)
         score = min(rows * cols, room), -group * each
-        if rows and score > best and each <= widest:
+        if rows and score > best:
             best, found = score, each
     return found
 

@@ -43,10 +43,9 @@ struct Head {
     u32 first[4];
     u32 rest[4];
     u32 numbers, accumulators, barriers_at, rows_at;
-    u32 partials_at, scratch_at, ring_at, scratch_bytes, prologue;
+    u32 partials_at, scratch_at, ring_at, scratch_bytes, prologue, sums, unused;
     u64 elements, rows, counter;
     In in[12];
-    u32 sums, unused;
     u64 parts;
 };
 struct __align__(16) Quad { u32 x, y, z, w; };

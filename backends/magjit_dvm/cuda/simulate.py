@@ -15,14 +15,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from magjit_dvm.cuda.formats import elements_of, registers_of
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
 from magjit_dvm.cuda.ptx import evaluate
 from magjit_dvm.cuda.short_functions import LARGEST
 from magjit_dvm.cuda.simulate_addresses import Addresses
 from magjit_dvm.cuda.simulate_memory import BYTES, HEADER_FIELDS, ImageError, Memory, memory_of
 from magjit_dvm.cuda.simulate_rows import FOLD, fused, identity, normalized, softmax
-from magjit_dvm.cuda.words import BY_ROW, HEADER_BYTES, NO_WORD, OF_ROWS, OPCODES, SUMS_AT
+from magjit_dvm.cuda.words import (
+    BY_ROW,
+    HEADER_BYTES,
+    INPUTS_AT,
+    NO_WORD,
+    OF_ROWS,
+    OPCODES,
+    PARTS_AT,
+)
 
 __all__ = ["ImageError", "run_image"]
 
@@ -60,11 +67,11 @@ class _Kernel(Addresses):
     def __init__(self, image: bytes, each: int, shared_bytes: int, memories: list[Memory]) -> None:
         if len(image) > 4096:
             raise ImageError("an image of more than 4 KB")
-        values = struct.unpack_from("<30I3Q", image)
+        values = struct.unpack_from("<31I4x3Q", image)
         self.h = dict(zip(HEADER_FIELDS, values, strict=True))
-        self.h["sums"], _, self.h["parts"] = struct.unpack_from("<IIQ", image, SUMS_AT)
+        (self.h["parts"],) = struct.unpack_from("<Q", image, PARTS_AT)
         self.inputs = [
-            struct.unpack_from("<QII", image, 144 + 16 * k) for k in range(self.h["n_in"])
+            struct.unpack_from("<QII", image, INPUTS_AT + 16 * k) for k in range(self.h["n_in"])
         ]
         self.program = np.frombuffer(image[HEADER_BYTES:], np.uint32).reshape(-1, 4)
         if 16 * len(self.program) != self.h["program_bytes"]:
@@ -80,36 +87,6 @@ class _Kernel(Addresses):
         self.weights_at = 0
         self.sums: dict[tuple[int, int], dict[int, Array]] = {}
         self.of_rows = {at for _, size, at in self.inputs if size & OF_ROWS}
-
-    # -- memory --
-
-    def places(self, addresses: Array, size: int, write: bool = False) -> tuple[Memory, Array]:
-        for one in self.memories:
-            low, high = int(addresses.min()), int(addresses.max()) + size
-            if one.address <= low and high <= one.address + len(one.data):
-                if write and not one.writable:
-                    continue
-                return one, (addresses - one.address)[..., None] + np.arange(size)
-        raise ImageError("an access out of bounds, or a write to an input")
-
-    def read(self, addresses: Array, what: str) -> Array:
-        """Elements at addresses, as registers have them."""
-        size = BYTES[what]
-        if not addresses.size:
-            return np.zeros(0, np.uint32)
-        if (addresses % size).any():
-            raise ImageError("an element that is not aligned")
-        memory, places = self.places(addresses, size)
-        return registers_of(memory.data[places], what)
-
-    def write(self, addresses: Array, what: str, values: Array) -> None:
-        """Registers to elements at addresses."""
-        if not addresses.size:
-            return
-        if (addresses % BYTES[what]).any():
-            raise ImageError("an element that is not aligned")
-        memory, places = self.places(addresses, BYTES[what], write=True)
-        memory.data[places] = elements_of(values, what)
 
     # -- tiles --
 
@@ -291,23 +268,6 @@ class _Kernel(Addresses):
         else:
             value = self.from_global(how, rest[0])
         setattr(self, "A" if bank == "la" else "T", value)
-
-    def from_stage(self, what: str, aligned: bool) -> Array:
-        if self.w1 not in self.staged:
-            raise ImageError("a stage without this input")
-        low, high, size, address = self.staged[self.w1]
-        if self.w1 in self.of_rows or size != BYTES[what] or address & 0xFFFFFFFF != self.F0:
-            raise ImageError("a load of another input")
-        addresses = low + self.local * size
-        if aligned and what in ("32", "f16", "bf16", "u8"):
-            if (addresses[:, ::4] % (4 * size)).any():
-                raise ImageError("four elements that are not aligned")
-        inside = self.valid & (addresses + size <= high)
-        if (inside != self.valid).any():
-            raise ImageError("elements that were not copied")
-        value = self.empty.copy()
-        value[inside] = self.read(addresses[inside], what)
-        return value
 
     def number(self, k: int) -> Array:
         if k not in self.numbers or k >= self.h["numbers"]:

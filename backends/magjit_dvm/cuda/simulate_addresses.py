@@ -1,4 +1,4 @@
-"""What the interpreter in plain Python reads from global memory: by descriptors, by columns."""
+"""What the interpreter in plain Python reads: by descriptors, by columns, of tables and stages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from magjit_dvm.cuda.simulate_memory import BYTES, ImageError
+from magjit_dvm.cuda.formats import elements_of, registers_of
+from magjit_dvm.cuda.simulate_memory import BYTES, ImageError, Memory
 from magjit_dvm.cuda.words import OF_STAGE
 
 __all__ = ["Addresses"]
@@ -29,12 +30,38 @@ class Addresses:
     empty: Array
     F0: int
     y: int
+    memories: list[Memory]
+    local: Array
     staged: dict[int, Any]
     of_rows: set[int]
 
+    def places(self, addresses: Array, size: int, write: bool = False) -> tuple[Memory, Array]:
+        for one in self.memories:
+            low, high = int(addresses.min()), int(addresses.max()) + size
+            if one.address <= low and high <= one.address + len(one.data):
+                if write and not one.writable:
+                    continue
+                return one, (addresses - one.address)[..., None] + np.arange(size)
+        raise ImageError("an access out of bounds, or a write to an input")
+
     def read(self, addresses: Array, what: str) -> Array:
         """Elements at addresses, as registers have them."""
-        raise NotImplementedError
+        size = BYTES[what]
+        if not addresses.size:
+            return np.zeros(0, np.uint32)
+        if (addresses % size).any():
+            raise ImageError("an element that is not aligned")
+        memory, places = self.places(addresses, size)
+        return registers_of(memory.data[places], what)
+
+    def write(self, addresses: Array, what: str, values: Array) -> None:
+        """Registers to elements at addresses."""
+        if not addresses.size:
+            return
+        if (addresses % BYTES[what]).any():
+            raise ImageError("an element that is not aligned")
+        memory, places = self.places(addresses, BYTES[what], write=True)
+        memory.data[places] = elements_of(values, what)
 
     def described(self, elements: Array) -> Array:
         """Addresses through the word's descriptor."""
@@ -144,3 +171,21 @@ class Addresses:
         if not low <= place[0] < high or address & 0xFFFFFFFF != self.F0:
             raise ImageError("an element that was not copied")
         return self.read(place, OF_STAGE[self.y])
+
+    def from_stage(self, what: str, aligned: bool) -> Array:
+        """Elements of what has been copied."""
+        if self.w1 not in self.staged:
+            raise ImageError("a stage without this input")
+        low, high, size, address = self.staged[self.w1]
+        if self.w1 in self.of_rows or size != BYTES[what] or address & 0xFFFFFFFF != self.F0:
+            raise ImageError("a load of another input")
+        addresses = low + self.local * size
+        if aligned and what in ("32", "f16", "bf16", "u8"):
+            if (addresses[:, ::4] % (4 * size)).any():
+                raise ImageError("four elements that are not aligned")
+        inside = self.valid & (addresses + size <= high)
+        if (inside != self.valid).any():
+            raise ImageError("elements that were not copied")
+        value = self.empty.copy()
+        value[inside] = self.read(addresses[inside], what)
+        return value

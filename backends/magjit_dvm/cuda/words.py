@@ -49,10 +49,10 @@ __all__ = [
     "OF_ROWS",
     "OF_STAGE",
     "OPCODES",
+    "PARTS_AT",
     "REDUCTIONS",
     "SCALARS",
     "STORED",
-    "SUMS_AT",
     "WITH_IMMEDIATE",
     "Descriptor",
     "Image",
@@ -147,7 +147,7 @@ FORM = 10
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
-HEADER_BYTES, IMAGE_BYTES, COUNTER_AT, INPUTS_AT, SUMS_AT = 352, 4096, 136, 144, 336
+HEADER_BYTES, IMAGE_BYTES, COUNTER_AT, INPUTS_AT, PARTS_AT = 352, 4096, 144, 152, 344
 OF_ROWS = 256
 """Added to the size of an element of which a row has one."""
 _PATCH = "<IIq"
@@ -310,13 +310,13 @@ class Image:
             if word.pointer >= 0
         ]
         if self.parts is not None:
-            found.append((SUMS_AT + 8, self.parts.argument, 0))
+            found.append((PARTS_AT, self.parts.argument, 0))
         return b"".join(struct.pack(_PATCH, *one) for one in found)
 
     def _header(self) -> bytes:
         passes = [(*one, 0, 0, 0, 0)[:MAX_PASSES] for one in (self.first, self.rest)]
         packed = struct.pack(
-            "<30I3Q",
+            "<32I3Q",
             *(len(self.words), self.program_bytes, len(self.inputs), self.stages),
             *(self.stage_bytes, self.warps, self.group, self.cols),
             *(self.chunks, self.tiles, int(self.by_rows), len(self.first)),
@@ -325,14 +325,15 @@ class Image:
             *passes[1],
             *(self.numbers, self.accumulators, self.barriers_at, self.rows_at),
             *(self.partials_at, self.scratch_at, self.ring_at),
-            *(self.scratch * 128 * self.each, self.prologue),
+            # What a block reads before its first tile is side by side: other parts of the
+            # parameter are not in the constant cache yet.
+            *(self.scratch * 128 * self.each, self.prologue, self.sums, 0),
             *(self.elements, self.rows, 0),
         )
         tiles = len(self.inputs) - self.row_inputs
         for number, (_, size, at) in enumerate(self.inputs):
             packed += struct.pack("<QII", 0, size | OF_ROWS * (number >= tiles), at)
-        packed += bytes(SUMS_AT - len(packed))
-        return packed + struct.pack("<IIQ", self.sums, 0, 0)
+        return packed + bytes(HEADER_BYTES - len(packed))
 
     def __str__(self) -> str:
         shape = f"rows {self.rows} x {self.cols}" if self.by_rows else f"{self.elements} elements"
