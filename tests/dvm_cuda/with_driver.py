@@ -127,6 +127,24 @@ def test_sums_across_rows_take_a_second_launch() -> None:
     assert KEPT[0] == before + 4 and asked.count((0, SUMS, 0)) == 1
 
 
+def test_launches_from_python() -> None:
+    """What adds up parts has a short parameter, and no counter in it."""
+    x, w = values(F16, 3000, 256), values(F32, 3000)
+    image = encode(beside_rows(F16), [x, w], BIG).image
+    assert image is not None and image.parts is not None
+    short = image.parts.pack(64, [8 * k for k in range(5)])
+    assert len(short) < COUNTER_AT + 8
+    vm.cuda_launch(1000 + SUMS, 4, 1024, 0, 0, short, b"", (), 0, 0)
+    assert bytes(PARAMETER)[: KEPT_SIZE.value] == short
+    for given, counters in ((short, 3), (bytes(4097), 0), (b"", 0)):
+        try:
+            vm.cuda_launch(1000 + SUMS, 4, 1024, 0, 0, given, b"", (), 0, counters)
+        except ValueError as error:
+            assert "another length" in str(error)
+        else:
+            raise AssertionError("a parameter without room for a counter, or of more than 4 KB")
+
+
 def test_gpus_and_kernels_are_asked_for_once() -> None:
     fused, x = OnCpu(negated()), values(F32, 100)
     fused(x)

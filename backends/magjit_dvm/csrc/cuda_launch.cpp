@@ -265,7 +265,8 @@ PyObject *py_cuda_launch(PyObject *, PyObject *args)
         load_driver()) {
         return nullptr;
     }
-    if (n < COUNTER_AT + COUNTER_BYTES || n > IMAGE_BYTES || n_patches % (Py_ssize_t)sizeof(Patch)) {
+    Py_ssize_t least = n_counters ? COUNTER_AT + COUNTER_BYTES : 1; /* parts of sums have no counter */
+    if (n < least || n > IMAGE_BYTES || n_patches % (Py_ssize_t)sizeof(Patch)) {
         PyErr_SetString(PyExc_ValueError, "an image or patches of another length");
         return nullptr;
     }
