@@ -309,6 +309,20 @@ def test_comparisons_with_numbers(op: str) -> None:
     assert check_encoders(both, [EDGES, EDGES], BIG) == REFUSED
 
 
+@pytest.mark.parametrize("op", ["eq", "ne", "lt", "le", "gt", "ge"])
+def test_comparisons_with_int32(op: str) -> None:
+    """The largest int32 is not what is beyond it, whose nearest int32 it is."""
+    inputs = tensor(I64, 0), tensor(I32, 0)
+    nodes = (load(0, I64), load(1, I32), cast(I64, 1), compute(op, BOOL, 0, 2))
+    program = Program(1, inputs, nodes, (output(3, 0),))
+    given = [EDGES, EDGES.clamp(-(2**31), 2**31 - 1).to(torch.int32)]
+    assert check_encoders(program, given, BIG) == REFUSED
+    nodes = (load(1, I32), cast(I64, 0), iota(0), compute(op, BOOL, 1, 2))
+    check_words(Program(1, inputs, nodes, (output(3, 0),)), given, FEW)
+    nodes = (load(1, I32), cast(I64, 0), compute("bitwise_not", I64, 1), compute(op, BOOL, 1, 2))
+    check_words(Program(1, inputs, nodes, (output(3, 0),)), given, FEW)
+
+
 def test_whether_any_bit_is_set() -> None:
     check_words(longs(load(0, I64), compute("logical_not", BOOL, 0)), [EDGES], FEW)
     check_words(longs(load(0, I64), cast(BOOL, 0)), [EDGES], FEW)

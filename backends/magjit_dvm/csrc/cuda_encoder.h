@@ -267,6 +267,7 @@ struct Number {
 struct Range {
     int64_t low, high;
     bool exact; /* it is the number itself, not the nearest int32 */
+    bool between() const { return low > INT32_MIN && high < INT32_MAX; }
 };
 
 /* Of rsqrt(given / number + number). */

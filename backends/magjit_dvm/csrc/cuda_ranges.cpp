@@ -146,11 +146,15 @@ void Encoder::check_cast(int n)
 /* A result that is bool. */
 void Encoder::check_test(const Node &node)
 {
-    bool exact = false;
+    bool exact = true, between = false;
     for (int arg : node.args) {
-        exact |= arg >= 0 && range(arg).exact;
+        if (arg >= 0) {
+            Range one = range(arg);
+            exact &= one.exact;
+            between |= one.between();
+        }
     }
-    if (compares(node.op) ? !exact : node.op != OP_logical_not) {
+    if (compares(node.op) ? !exact && !between : node.op != OP_logical_not) {
         not_held();
     }
 }
@@ -209,7 +213,7 @@ Range Encoder::computed_range(const Node &node)
     int64_t low = 0, high = 0;
     bool known = ends(node.op, a, b, low, high);
     if (keeps_nearest(node.op)) {
-        return {low, high, exact || (low > LEAST && high < MOST)};
+        return {low, high, exact || Range{low, high, exact}.between()};
     }
     return exact && known && low >= LEAST && high <= MOST ? Range{low, high, true} : not_held();
 }

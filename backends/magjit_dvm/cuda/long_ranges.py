@@ -39,9 +39,10 @@ class _Range:
     high: int
     exact: bool
 
-    @staticmethod
-    def of(low: int, high: int, exact: bool) -> _Range:
-        return _Range(low, high, exact or (low > LEAST and high < MOST))
+    @property
+    def between(self) -> bool:
+        """Whether it is neither the least nor the largest int32."""
+        return self.low > LEAST and self.high < MOST
 
 
 class LongRanges:
@@ -113,9 +114,8 @@ class LongRanges:
     def test(self, node: Node) -> None:
         """A result that is bool."""
         found = [self.of(arg) for arg in node.args]
-        if node.op in _COMPARES and not any(one.exact for one in found):
-            raise NotHeld
-        if node.op not in _COMPARES and node.op != "logical_not":
+        held = all(one.exact for one in found) or any(one.between for one in found)
+        if not held if node.op in _COMPARES else node.op != "logical_not":
             raise NotHeld
 
     def of(self, n: int) -> _Range:
@@ -158,7 +158,8 @@ class LongRanges:
         found = [self.of(arg) for arg in args]
         exact = all(one.exact for one in found)
         if node.op in _SAME:
-            return _Range.of(*_ends(node.op, found), exact)
+            held = _Range(*_ends(node.op, found), exact)
+            return _Range(held.low, held.high, exact or held.between)
         if not exact:
             raise NotHeld
         low, high = _ends(node.op, found)
