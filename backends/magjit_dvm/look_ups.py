@@ -45,7 +45,7 @@ def _repeats(program: Program) -> bool:
     varies = program.varies
     loops = frozenset[int]().union(*varies)
     rows = [one.dims for one in program.nodes if one.kind is NodeKind.REDUCE]
-    full = [one for one in program.outputs if varies[one.node] == loops]
+    full = [one for one in program.outputs if one.order and varies[one.node] == loops]
     inner = frozenset[int]().union(*rows) or frozenset(one.dims[one.order[-1]] for one in full)
     return any(
         node.kind is NodeKind.INDEX and varies[node.args[0]] & inner and varies[number] != loops

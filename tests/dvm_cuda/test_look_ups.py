@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from magjit_dvm.fuser import fuse
 from magjit_dvm.groups import Fusion
 from magjit_dvm.lowering import decompositions
-from magjit_dvm.program import NodeKind
+from magjit_dvm.program import NodeKind, Program
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 aten = torch.ops.aten
@@ -31,7 +31,11 @@ def fusion_of(function: Any, *given: tuple[tuple[int, ...], torch.dtype]) -> Fus
 
 def kinds(fusion: Fusion) -> list[set[NodeKind]]:
     """Of the nodes of each group's program."""
-    return [{node.kind for node in one.program.nodes} for one in fusion.groups if one.program]
+    return [kinds_of(one.program) for one in fusion.groups if one.program]
+
+
+def kinds_of(program: Program) -> set[NodeKind]:
+    return {node.kind for node in program.nodes}
 
 
 def test_embeddings_join_a_norm() -> None:
@@ -51,6 +55,14 @@ def test_a_look_up_alone_is_atens() -> None:
     assert not fusion.groups
     fusion = fusion_of(lambda x, i: x.gather(1, i), ((5, 9), torch.float32), ((5, 4), LONG))
     assert not fusion.groups
+
+
+def test_look_ups_of_one_element() -> None:
+    def one(x: Any, i: Any) -> Any:
+        return x.gather(1, i).view(()) * 2
+
+    (group,) = fusion_of(one, ((1, 9), torch.float32), ((1, 1), LONG)).groups
+    assert group.program is not None and NodeKind.INDEX in kinds_of(group.program)
 
 
 def test_a_look_up_that_would_be_repeated_is_made_once() -> None:
