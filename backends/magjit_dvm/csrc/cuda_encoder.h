@@ -132,6 +132,7 @@ struct Prepared {
     std::vector<uint8_t> loads; /* inputs that are loaded, in order */
     std::vector<uint8_t> reads; /* those, and tables */
     bool reduces;               /* some node does */
+    bool has_positions;         /* along dimensions, or tables */
 };
 
 /* `floats`: of each node, whether its number is a float. */
@@ -329,7 +330,6 @@ struct Encoder {
     /* cuda_tables.cpp */
     void rows_of_positions();
     uint32_t dims_of_positions() const;
-    bool has_positions() const;
     bool has_rows(const Operand &one) const;
     Operand line(int d) const;
     void look_up(int n);

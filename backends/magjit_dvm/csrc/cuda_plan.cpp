@@ -99,7 +99,7 @@ void Encoder::divide(int64_t widest, int64_t together)
     int64_t most = widest >= 4 || together > 8 ? 16 : 32;
     if (!image.by_rows) {
         image.each = each_of_squares ? each_of_squares : most;
-        int64_t least = has_positions() ? 16 : 8;
+        int64_t least = prepared.has_positions ? 16 : 8;
         while (!each_of_squares && image.each > least &&
                image.elements < 32 * image.each * machine.multiprocessors) {
             image.each /= 2;
@@ -133,7 +133,7 @@ int64_t Encoder::each_for_rows(int64_t wanted, int64_t together) const
     int64_t elements_of = 16 * std::max<int64_t>(together + 2 * kept, 1);
     int64_t room = machine.shared_bytes * 7 / elements_of;
     room = kept && 2 * image.cols > room ? image.cols : room;
-    bool positions = has_positions();
+    bool positions = prepared.has_positions;
     int64_t widest = kept || positions ? std::min<int64_t>(machine.widest, 32) : machine.widest;
     std::pair<int64_t, int64_t> best = {0, 0};
     int64_t found = 0;

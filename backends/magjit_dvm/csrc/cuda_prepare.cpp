@@ -326,7 +326,7 @@ PyObject *py_cuda_words(PyObject *, PyObject *args)
 
 Prepared prepare(const Program &program, const char *floats)
 {
-    Prepared prepared{&program, {}, {}, {}, false};
+    Prepared prepared{&program, {}, {}, {}, false, false};
     int n_nodes = (int)program.nodes.size();
     std::vector<bool> used((size_t)n_nodes);
     bool loaded[MAX_INPUTS] = {}, read[MAX_INPUTS] = {};
@@ -341,6 +341,7 @@ Prepared prepare(const Program &program, const char *floats)
             read[node.aux] = true;
         }
         prepared.reduces |= node.kind == NODE_reduce;
+        prepared.has_positions |= node.kind == NODE_iota || node.kind == NODE_index;
     }
     for (int n = 0; n < n_nodes; n++) {
         prepared.facts.push_back(fact_of(prepared, n, !used[n]));

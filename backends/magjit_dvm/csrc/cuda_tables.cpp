@@ -11,13 +11,6 @@ constexpr int64_t LEAST_ROW = 64; /* columns from which on what shares a positio
 
 } // namespace
 
-bool Encoder::has_positions() const
-{
-    return std::any_of(program.nodes.begin(), program.nodes.end(), [](const Node &node) {
-        return node.kind == NODE_iota || node.kind == NODE_index;
-    });
-}
-
 /* Along which int64 of memory, and what tables are looked up at, varies. */
 uint32_t Encoder::dims_of_positions() const
 {
@@ -37,7 +30,7 @@ void Encoder::rows_of_positions()
     for (int o = 0; o < n_outputs() && !like; o++) {
         like = has[program.outputs[o].node] == active ? &outputs[o] : nullptr;
     }
-    if (reduced || !like || !has_positions()) {
+    if (reduced || !like || !prepared.has_positions) {
         return;
     }
     uint32_t found = 0, at = dims_of_positions(), lines = 0;

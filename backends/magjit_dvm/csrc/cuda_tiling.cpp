@@ -17,7 +17,8 @@ bool known(const Operand &one) { return one.size == 2 || one.size == 4; }
 /* Divide the space into squares, if an operand asks for it and the sizes allow it. */
 void Encoder::in_squares()
 {
-    if (reduced || n_order < 2 || image.rows < LEAST || n_outputs() == 0 || has_positions()) {
+    if (reduced || n_order < 2 || image.rows < LEAST || n_outputs() == 0 ||
+        prepared.has_positions) {
         return;
     }
     int across = dims_in_order[n_order - 1], widest = 2, down = -1;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from magjit_dvm.cuda.shapes import Space
+from magjit_dvm.cuda.shapes import Operand, Space
 from magjit_dvm.cuda.words import HEADER_BYTES, IMAGE_BYTES, MAX_INPUTS, MAX_PASSES, Image
 from magjit_dvm.program import NodeKind
 from magjit_dvm.vm import NotEncodable
@@ -102,23 +102,17 @@ def arrange(space: Space, image: Image, machine: Machine) -> bool:
     widest = max((size for _, size in staged), default=4)
     _divide(space, image, machine, widest, sum(size for _, size in staged))
     if staged and image.by_rows and image.chunks == 1:
-        rows = [n for n in loads if _is_of_rows(space, n)][: MAX_INPUTS - len(staged)]
-        image.inputs += [(number, _size_of(space, number), 0) for number in rows]
+        operands = [(n, one) for n in loads if (one := space.inputs[n])]
+        rows = [(n, one.size, 0) for n, one in operands if _is_of_rows(space, one)]
+        rows = rows[: MAX_INPUTS - len(staged)]
+        image.inputs += rows
         image.row_inputs = len(rows)
     return image.chunks > 1
 
 
-def _is_of_rows(space: Space, number: int) -> bool:
+def _is_of_rows(space: Space, one: Operand) -> bool:
     """Whether a tensor has 32 bits or 64 for each row, side by side in their order."""
-    one = space.inputs[number]
-    assert one is not None
     return one.size >= 4 and space.rows > 1 and space.contiguous(one, space.kept)
-
-
-def _size_of(space: Space, number: int) -> int:
-    one = space.inputs[number]
-    assert one is not None
-    return one.size
 
 
 def _refuse_slow(

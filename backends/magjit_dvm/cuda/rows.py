@@ -101,7 +101,7 @@ class RowEncoder(Values):
             self.put("s.ld.at", x=self.new_register(n), place=self.row_view(self.line(node.aux)))
         elif self.is_load(n):
             self.load_row_value(n)
-        elif node.kind is NodeKind.INDEX and self.what_of(node) in OF_COLUMNS:
+        elif node.kind is NodeKind.INDEX and WHAT[node.dtype] in OF_COLUMNS:
             self.look_up_row_value(n, node)
         elif node.kind is NodeKind.REDUCE:
             fin = f"fin.{self.reduction(n)}"
@@ -282,18 +282,14 @@ class RowEncoder(Values):
             return "col", (self.space.cols, -1, 0)
         return "e", self.viewed(self.line(d), self.space.order)
 
-    def what_of(self, node: Node) -> str:
-        """What a look-up makes of a table's elements."""
-        return WHAT[node.dtype]
-
     def look_up_row_value(self, n: int, node: Node) -> None:
         """One element for a row."""
         y, place = self.register_of(node.args[0]), self.row_view(self.operand(node.aux))
-        self.put(f"s.at.{self.what_of(node)}", x=self.new_register(n), y=y, place=place)
+        self.put(f"s.at.{WHAT[node.dtype]}", x=self.new_register(n), y=y, place=place)
 
     def look_up(self, node: Node) -> None:
         """A ← elements of a table: rows of it where all columns share a position, else each."""
-        one, what, (position,) = self.operand(node.aux), self.what_of(node), node.args
+        one, what, (position,) = self.operand(node.aux), WHAT[node.dtype], node.args
         if self.space.reduced and self.in_row(position) and self.has_rows(one):
             y, place = self.register_of(position), self.row_view(one, self.space.cols)
             self.give_up()

@@ -63,6 +63,12 @@ class Addresses:
         memory, places = self.places(addresses, BYTES[what], write=True)
         memory.data[places] = elements_of(values, what)
 
+    def where_valid(self, addresses: Array, what: str) -> Array:
+        """A tile of the elements at addresses, one for each that is there; 0 elsewhere."""
+        value = np.zeros(self.empty.shape, np.uint32)
+        value[self.valid] = self.read(addresses, what)
+        return value
+
     def described(self, elements: Array) -> Array:
         """Addresses through the word's descriptor."""
         at = self.w1 // 16
@@ -78,16 +84,12 @@ class Addresses:
         return addresses
 
     def from_global(self, how: str, what: str) -> Array:
-        value = np.zeros(self.empty.shape, np.uint32)
         if what == "at":
             return self.described(self.element).astype(np.uint32)
         if how == "e":
-            addresses = self.described(self.element)
-            value[self.valid] = self.read(addresses[self.valid], what)
-            return value
+            return self.where_valid(self.described(self.element)[self.valid], what)
         if how in ("n", "t"):
-            value[:] = self.read(self.of_squares(how, BYTES[what]), what)
-            return value
+            return self.read(self.of_squares(how, BYTES[what]), what)
         if (self.valid.sum(1) % 4).any():
             raise ImageError("a part of four elements")
         first = self.described(self.element).reshape(self.group, -1, 4)[..., :1]
@@ -95,9 +97,8 @@ class Addresses:
         if how == "v" and (first[self.valid[:, ::4]] % min(4 * size, 16)).any():
             raise ImageError("four elements that are not aligned")
         step = np.arange(4) * (size if how == "v" else 0)
-        addresses = (first + step).reshape(value.shape)
-        value[self.valid] = self.read(addresses[self.valid], what)
-        return value
+        addresses = (first + step).reshape(self.valid.shape)
+        return self.where_valid(addresses[self.valid], what)
 
     def of_squares(self, how: str, size: int) -> Array:
         """Addresses of a whole slice: rows equally far apart, of a lane's columns no space between.
@@ -132,11 +133,8 @@ class Addresses:
 
     def from_table(self, what: str, positions: Array) -> Array:
         """Each element at a position of its own."""
-        value = np.zeros(self.empty.shape, np.uint32)
-        given = positions[self.valid]
-        addresses = self.at_positions(self.described(self.element)[self.valid], given)
-        value[self.valid] = self.read(addresses, what)
-        return value
+        first = self.described(self.element)[self.valid]
+        return self.where_valid(self.at_positions(first, positions[self.valid]), what)
 
     def row_of_table(self, what: str, positions: Array) -> Array:
         """A row that lies side by side."""
@@ -147,9 +145,7 @@ class Addresses:
         if (first % min(4 * BYTES[what], 16)).any():
             raise ImageError("four elements that are not aligned")
         addresses = first + (self.element - self.row * cols) * BYTES[what]
-        value = np.zeros(self.empty.shape, np.uint32)
-        value[self.valid] = self.read(addresses[self.valid], what)
-        return value
+        return self.where_valid(addresses[self.valid], what)
 
     def from_columns(self, what: str) -> Array:
         """A vector that all rows share."""
@@ -158,9 +154,7 @@ class Addresses:
         if (self.pointer % (4 * BYTES[what])) != 0:
             raise ImageError("four elements that are not aligned")
         addresses = self.pointer + (self.element - self.row * self.w1) * BYTES[what]
-        value = np.zeros(self.empty.shape, np.uint32)
-        value[self.valid] = self.read(addresses[self.valid], what)
-        return value
+        return self.where_valid(addresses[self.valid], what)
 
     def from_row_of_stage(self) -> Array:
         """The row's number of what has been copied."""

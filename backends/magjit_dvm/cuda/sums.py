@@ -33,9 +33,6 @@ class SumsEncoder(RowEncoder):
     sums: dict[int, int]
     pending: dict[int, list[int]]
 
-    def generate(self, n: int) -> None:
-        raise NotImplementedError
-
     def done_with(self, n: int) -> None:
         raise NotImplementedError
 
