@@ -6,20 +6,19 @@ objects to set off several, each of which takes longer than a small capture.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+import contextlib
+
+try:
+    from magjit import _C
+except ImportError:  # an interpreter for which MagJIT is not built, as `check_versions` says
+    _C = None  # type: ignore[assignment]
 
 __all__ = ["uncollected"]
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Leave garbage where it is; afterwards the collector is on if it was."""
-    collecting = gc.isenabled()
-    try:  # Ctrl-C is heard after any call, that of `disable` as well.
-        gc.disable()
-        yield
-    finally:
-        if collecting:
-            gc.enable()
+def uncollected() -> contextlib.AbstractContextManager[None]:
+    """Leave garbage where it is; afterwards the collector is on if it was.
+
+    Several threads may be inside at once: the last one to leave switches it on.
+    """
+    return contextlib.nullcontext() if _C is None else _C.Uncollected()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import zlib
 from collections.abc import Iterator
@@ -70,7 +71,11 @@ def stance() -> str:
 
 def process_state() -> dict[str, object]:
     """State that a capture or a failed capture must leave as it was."""
-    state: dict[str, object] = {"trace": sys.gettrace(), "profile": sys.getprofile()}
+    state: dict[str, object] = {
+        "trace": sys.gettrace(),
+        "profile": sys.getprofile(),
+        "collector": gc.isenabled(),
+    }
     if monitoring := getattr(sys, "monitoring", None):
         state["tools"] = tuple(monitoring.get_tool(tool) for tool in range(6))
     if torch is not None:

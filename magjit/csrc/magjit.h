@@ -35,6 +35,7 @@ int mj_init_hook(PyObject *module);
 int mj_init_thunk(PyObject *module);
 int mj_init_step(PyObject *module);
 int mj_init_reading(PyObject *module);
+int mj_init_garbage(PyObject *module);
 
 /* Singletons, alive as long as the process, created by mj_init_frames before any other file is
  * initialised: _C.NULL stands for an empty stack slot, _C.OPAQUE and _C.SKIP_ALWAYS are verdicts of

@@ -16,7 +16,7 @@ PyInit__C(void)
     static const init_function inits[] = {
         mj_init_frames,   mj_init_tracer, mj_init_guard, mj_init_dispatch,
         mj_init_shell,    mj_init_hook,   mj_init_thunk, mj_init_step,
-        mj_init_reading,
+        mj_init_reading,  mj_init_garbage,
     };
     PyObject *module = PyModule_Create(&module_def);
     if (module == NULL) {

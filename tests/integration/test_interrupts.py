@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 import magjit
-from magjit.garbage import uncollected
 from magjit.observe import capture_lock
 
 from ..conftest import ROOT, process_state
@@ -104,18 +103,3 @@ def test_interrupts(alarm: None) -> None:
         assert torch.equal(compiled(x), expected)
     assert magjit.stats(compiled).captures == 1
     assert not capture_lock
-
-
-def test_an_interrupt_right_behind_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Python raises it: after the call that switches the collector off."""
-
-    switch = gc.disable
-
-    def disable() -> None:
-        switch()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(gc, "disable", disable)
-    with pytest.raises(KeyboardInterrupt), uncollected():
-        pass
-    assert gc.isenabled()
