@@ -9,7 +9,9 @@ alias them, gradients flow.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +22,11 @@ from magjit.plugin.functional import can_be_functional
 from magjit.plugin.fx_helpers import runnable
 from magjit.plugin.fx_nodes import keep_checks
 from magjit.plugin.generated_source import sources_tied_to_result
+from magjit.plugin.inference import needs_gradients
+from magjit.plugin.layers import Layers, once
 from magjit.plugin.protocol import CompiledGraph
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["AtenCompiler", "aot", "core_aten_decompositions", "dump_graph"]
 
@@ -70,16 +76,44 @@ def aot(
 
     backward = backward or forward
     inference = inference or forward
-    compiler = aot_autograd(
-        fw_compiler=_boxed(forward, context, "aten_forward.py"),
-        bw_compiler=_boxed(backward, context, "aten_backward.py"),
-        inference_compiler=_boxed(inference, context, "aten_inference.py"),
-        decompositions=dict(decompositions or {}),
-        partition_fn=partition_fn or min_cut_rematerialization_partition,
-        keep_inference_input_mutations=mutations_in_graph,
-    )
-    compiled: CompiledGraph = compiler(gm, list(example_inputs))
-    return compiled
+    split = partition_fn or min_cut_rematerialization_partition
+
+    def compiled(gm: GraphModule, split: Callable[..., Any]) -> CompiledGraph:
+        compiler = aot_autograd(
+            fw_compiler=_boxed(forward, context, "aten_forward.py"),
+            bw_compiler=_boxed(backward, context, "aten_backward.py"),
+            inference_compiler=_boxed(inference, context, "aten_inference.py"),
+            decompositions=dict(decompositions or {}),
+            partition_fn=split,
+            keep_inference_input_mutations=mutations_in_graph,
+        )
+        result: CompiledGraph = compiler(gm, list(example_inputs))
+        return result
+
+    layers = None
+    if needs_gradients(example_inputs, context):
+        layers = once(gm, example_inputs, context.fake_mode, decompositions or {})
+    while layers is not None:
+        try:
+            with layers.traced():
+                return compiled(layers.graph, partial(_expand_and_split, layers, split))
+        except Exception as error:
+            if layers.expanded:
+                raise
+            logger.debug("layers are not traced once", exc_info=error)
+        layers = layers.without_refused()
+    return compiled(gm, split)
+
+
+def _expand_and_split(
+    layers: Layers,
+    split: Callable[..., Any],
+    joint: GraphModule,
+    inputs: Sequence[Any],
+    **options: Any,
+) -> Any:
+    layers.expand(joint)
+    return split(joint, inputs, **options)
 
 
 def _boxed(compiler: AtenCompiler, context: BackendContext, name: str) -> Callable[..., Any]:

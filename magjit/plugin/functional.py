@@ -15,7 +15,7 @@ import torch
 from torch._C._dynamo.guards import compute_overlapping_tensors
 from torch.fx import GraphModule, Node
 
-__all__ = ["can_be_functional"]
+__all__ = ["can_be_functional", "changes"]
 
 _OTHER_SIZES = (
     "as_strided_",
@@ -42,8 +42,7 @@ def can_be_functional(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
     names = [_name(node) for node in gm.graph.nodes]
     if any(name in _OTHER_SIZES for name in names):
         return False
-    changes = any(_changes(node) for node in gm.graph.nodes)
-    if not changes:
+    if not any(changes(node) for node in gm.graph.nodes):
         return True
     return "as_strided" not in names and not _overlap(example_inputs)
 
@@ -56,7 +55,8 @@ def _name(node: Node) -> str:
     return str(getattr(node.target, "__name__", "")).split(".")[0]
 
 
-def _changes(node: Node) -> bool:
+def changes(node: Node) -> bool:
+    """Whether a call of a torch-level graph writes a tensor that it is given."""
     if node.target is operator.setitem or "out" in node.kwargs:
         return True
     name = _name(node)

@@ -1,0 +1,384 @@
+"""Which layers come again, and what AOTAutograd makes of one of them alone."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
+
+from magjit.plugin.functional import changes
+from magjit.plugin.layers.expansion import Expansion
+from magjit.plugin.layers.operators import (
+    Form,
+    Unfit,
+    described,
+    fresh,
+    new_number,
+    refused,
+    run_layer,
+    storage_of,
+    traced,
+)
+from magjit.plugin.layers.repeats import Repeat, Window, find_repeats
+
+__all__ = ["Layers", "once"]
+
+logger = logging.getLogger(__name__)
+
+Decompositions = Mapping[Any, Callable[..., Any]]
+
+FORMS = 3
+"""How many traces of a layer there may be, for inputs that differ in layout or in gradients."""
+
+
+TRIES = 2
+"""How often layers are traced once before the program is traced as a whole."""
+
+
+class _Traced(Exception):
+    """Ends AOTAutograd where it has traced the layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A window that is one operator: what it consists of, and its inputs, tensors first."""
+
+    window: Window
+    form: Form
+    tensors: tuple[Node, ...]
+    sizes: tuple[Node, ...]
+
+
+@dataclass(slots=True)
+class Layers:
+    """A program with layers in one piece, and what they consist of; for one compilation.
+
+    Attributes:
+        graph: what AOTAutograd is to trace, within `traced`.
+        expanded: whether the joint graph is what it would have been without them.
+    """
+
+    gm: GraphModule
+    pieces: dict[int, Piece]
+    graph: GraphModule = field(init=False)
+    expanded: bool = False
+    refused: frozenset[int] = frozenset()
+    tries: int = 1
+
+    def __post_init__(self) -> None:
+        self.graph = _in_pieces(self.gm, self.pieces)
+
+    @contextmanager
+    def traced(self) -> Iterator[None]:
+        """Within it, AOTAutograd can trace the graph."""
+        try:
+            with traced({number: piece.form for number, piece in self.pieces.items()}):
+                yield
+        finally:
+            self.refused = frozenset(refused)
+            if self.expanded:  # What is compiled refers to the function that split its joint graph.
+                self.pieces = {}
+
+    def expand(self, joint: GraphModule) -> None:
+        """Put the traced nodes in the place of the layers' operators, in place.
+
+        Raises:
+            Unfit: a layer's backward is another than was traced.
+        """
+        for reason in refused.values():
+            raise Unfit(reason)
+        Expansion(joint.graph, {number: one.form for number, one in self.pieces.items()}).run()
+        joint.graph.lint()
+        joint.recompile()
+        self.expanded = True
+
+    def without_refused(self) -> Layers | None:
+        """For another try, after one that has failed; None: the program is one whole."""
+        if not self.refused or self.tries == TRIES:
+            return None
+        kept = {number: one for number, one in self.pieces.items() if number not in self.refused}
+        return Layers(self.gm, kept, tries=self.tries + 1) if len(kept) > 1 else None
+
+
+def once(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    fake_mode: FakeTensorMode | None,
+    decompositions: Decompositions,
+) -> Layers | None:
+    """The program with repeated layers in one piece; None where this is of no use.
+
+    Args:
+        gm: torch-level, as ``Backend.compile`` is given it; it is left as it is.
+        example_inputs: fake tensors and symbols, as ``Backend.compile`` is given them.
+        fake_mode: theirs.
+        decompositions: as AOTAutograd is given them.
+    """
+    if fake_mode is None or any(map(_forbids, gm.graph.nodes)):
+        return None
+    repeats = find_repeats(gm.graph, _may_repeat)
+    if not repeats:
+        return None
+    walk = _Walk(gm, fake_mode, decompositions)
+    grad_enabled = torch.is_grad_enabled()
+    try:
+        pieces = walk.run(repeats, example_inputs)
+    except Exception as error:  # The program as a whole may still be traced, or say what is wrong.
+        logger.debug("layers are not traced once", exc_info=error)
+        return None
+    finally:
+        torch._C._set_grad_enabled(grad_enabled)
+    return Layers(gm, pieces) if pieces else None
+
+
+_PURE = ("torch", "torch.nn.functional", "torch._C._nn", "torch._C._linalg", "_operator")
+_EFFECTS = ("backward", "register_hook", "retain_grad")
+
+
+def _forbids(node: Node) -> bool:
+    """Whether a call has an effect on those behind it, but for the switching of gradients."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return False
+    if node.op == "call_method" and node.target in _EFFECTS:
+        return True
+    return changes(node) or bool(node.kwargs.get("inplace")) or _home(node).startswith("torch.amp")
+
+
+def _may_repeat(node: Node) -> bool:
+    """Whether a call is that of an operator, or switches gradients."""
+    if node.op == "call_method" or node.target is torch._C._set_grad_enabled:
+        return True
+    return node.op == "call_function" and _home(node) in _PURE
+
+
+def _home(node: Node) -> str:
+    return str(getattr(node.target, "__module__", None))
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Goes over the program, to find out what the layers' inputs are like."""
+
+    gm: GraphModule
+    fake_mode: FakeTensorMode
+    decompositions: Decompositions
+    values: dict[Node, Any] = field(default_factory=dict)
+
+    def run(self, repeats: Sequence[Repeat], example_inputs: Sequence[Any]) -> dict[int, Piece]:
+        """By number, the windows whose form others have, too."""
+        begins = {one.nodes[0]: (k, one) for k, each in enumerate(repeats) for one in each.windows}
+        forms: list[dict[Any, Form | None]] = [{} for _ in repeats]
+        pieces: list[Piece] = []
+        given = iter(example_inputs)
+        inside: set[Node] = set()
+        left = len(begins)
+        for node in self.gm.graph.nodes:
+            if node in begins:
+                left -= 1
+                k, window = begins[node]
+                piece = self._piece(window, forms[k])
+                if piece is not None:
+                    pieces.append(piece)
+                    inside.update(window.nodes)
+            if node.op == "placeholder":
+                self.values[node] = next(given)
+            elif node.op != "get_attr" and node not in inside:
+                if not left:
+                    break
+                self.values[node] = self._computed(node)
+        uses = Counter(id(piece.form) for piece in pieces)
+        return {new_number(): piece for piece in pieces if uses[id(piece.form)] > 1}
+
+    def _computed(self, node: Node) -> Any:
+        args = map_arg(node.args, self._value)
+        kwargs = map_arg(node.kwargs, self._value)
+        with self._on_fakes():
+            if isinstance(node.target, str):
+                return getattr(args[0], node.target)(*args[1:], **kwargs)
+            return node.target(*args, **kwargs)
+
+    @contextmanager
+    def _on_fakes(self) -> Iterator[None]:
+        # Composite operators in C++ ask for sizes as numbers; their Python counterparts do not.
+        with ExitStack() as stack:
+            stack.enter_context(self.fake_mode)
+            if (shape_env := self.fake_mode.shape_env) is not None:
+                stack.enter_context(enable_python_dispatcher())
+                stack.enter_context(shape_env.ignore_fresh_unbacked_symbols())
+            yield
+
+    def _value(self, node: Node) -> Any:
+        if node not in self.values:
+            raise Unfit(f"{node.name} is a constant")
+        return self.values[node]
+
+    def _piece(self, window: Window, forms: dict[Any, Form | None]) -> Piece | None:
+        """One with values for its outputs, unless it is to remain as it is."""
+        if not torch.is_grad_enabled():
+            return None
+        tensors: list[Node] = []
+        sizes: list[Node] = []
+        try:
+            for node in window.inputs:
+                one = self._value(node)
+                (tensors if isinstance(one, Tensor) else sizes).append(node)
+            values = [self.values[node] for node in (*tensors, *sizes)]
+            kinds = described(values)
+            if kinds not in forms and len(forms) < FORMS:
+                forms[kinds] = None
+                forms[kinds] = self._traced(window, (*tensors, *sizes), values)
+        except Unfit as reason:
+            logger.debug("a layer is traced as a part of the whole: %s", reason)
+            return None
+        form = forms.get(kinds)
+        if form is None:
+            return None
+        with self.fake_mode:
+            for node, result in zip(window.outputs, form.results, strict=True):
+                self.values[node] = fresh(result, result.requires_grad)
+        return Piece(window, form, tuple(tensors), tuple(sizes))
+
+    def _traced(self, window: Window, inputs: Sequence[Node], values: Sequence[Any]) -> Form:
+        """What AOTAutograd makes of the layer alone."""
+        graph = Graph()
+        copies = {node: graph.placeholder(f"input_{k}") for k, node in enumerate(inputs)}
+        for node in window.nodes:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(tuple(copies[node] for node in window.outputs))
+        with self.fake_mode:
+            examples = [
+                fresh(one, one.requires_grad) if isinstance(one, Tensor) else one for one in values
+            ]
+        layer = GraphModule(torch.nn.Module(), graph)
+        with self._on_fakes():
+            results = layer(*examples)
+        if not torch.is_grad_enabled():
+            torch._C._set_grad_enabled(True)
+            raise Unfit("a layer ends without gradients")
+        memory = Counter(
+            storage_of(one) for one in (*examples, *results) if isinstance(one, Tensor)
+        )
+        if any(not isinstance(one, Tensor) or memory[storage_of(one)] > 1 for one in results):
+            raise Unfit("a layer has a result that shares memory or is no tensor")
+        joint = _joint_graph(layer, examples, len(results), self.fake_mode, self.decompositions)
+        with self.fake_mode:
+            results = tuple(fresh(one, one.requires_grad) for one in results)
+        return _form_of(joint, values, results)
+
+
+def _joint_graph(
+    gm: GraphModule,
+    examples: list[Any],
+    outputs: int,
+    fake_mode: FakeTensorMode,
+    decompositions: Decompositions,
+) -> GraphModule:
+    from torch._functorch.aot_autograd import aot_module_simplified
+
+    found: list[tuple[GraphModule, int]] = []
+
+    def partition(joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
+        found.append((joint, num_fwd_outputs))
+        raise _Traced
+
+    def unreached(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
+        raise Unfit("a layer has no gradients")
+
+    with tracing(TracingContext(fake_mode)):
+        try:
+            aot_module_simplified(
+                gm,
+                examples,
+                fw_compiler=unreached,
+                bw_compiler=unreached,
+                inference_compiler=unreached,
+                partition_fn=partition,
+                decompositions=dict(decompositions),
+            )
+        except _Traced:
+            pass
+    if not found or found[0][1] != outputs:
+        raise Unfit("a layer writes a tensor, or its results share memory")
+    return found[0][0]
+
+
+def _form_of(joint: GraphModule, values: Sequence[Any], results: tuple[Tensor, ...]) -> Form:
+    placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
+    nodes = [node for node in joint.graph.nodes if node.op not in ("placeholder", "output")]
+    if any(node.op != "call_function" for node in nodes):
+        raise Unfit("a layer has constants")
+    known = _symbols(values)
+    if not _symbols([node.meta.get("val") for node in nodes]) <= known:
+        raise Unfit("sizes of a layer depend on its data")
+    (output,) = (node for node in joint.graph.nodes if node.op == "output")
+    found = output.args[0]
+    form = Form(
+        described(values),
+        results,
+        tuple(placeholders[: len(values)]),
+        tuple(placeholders[len(values) :]),
+        tuple(nodes),
+        tuple(found[: len(results)]),
+        tuple(found[len(results) :]),
+        _escaping(nodes, [one for one in found if one is not None]),
+    )
+    if sum(form.differentiable) != len(form.tangents) or len(form.gradients) != len(values):
+        raise Unfit("a layer's joint graph has other inputs or results than were expected")
+    return form
+
+
+def _escaping(nodes: Sequence[Node], results: Sequence[Node]) -> frozenset[Node]:
+    storages = {storage_of(one.meta["val"]) for one in results}
+    return frozenset(
+        node
+        for node in nodes
+        if isinstance(one := node.meta.get("val"), Tensor) and storage_of(one) in storages
+    )
+
+
+def _symbols(values: Sequence[Any]) -> set[Any]:
+    found: set[Any] = set()
+    for value in tree_leaves(list(values)):
+        if isinstance(value, Tensor):
+            found |= _symbols([*value.size(), *value.stride()])
+        elif isinstance(value, SymInt):
+            found |= value.node.expr.free_symbols
+    return found
+
+
+def _in_pieces(gm: GraphModule, pieces: Mapping[int, Piece]) -> GraphModule:
+    graph = Graph()
+    copies: dict[Node, Any] = {}
+    ends = {piece.window.nodes[-1]: number for number, piece in pieces.items()}
+    inside = {node for piece in pieces.values() for node in piece.window.nodes}
+    for node in gm.graph.nodes:
+        if node not in inside:
+            copies[node] = copy = graph.node_copy(node, copies.__getitem__)
+            if hasattr(node, "_dynamo_source"):
+                copy._dynamo_source = node._dynamo_source
+        elif node in ends:
+            number = ends[node]
+            piece = pieces[number]
+            tensors = [copies[one] for one in piece.tensors]
+            sizes = [copies[one] for one in piece.sizes]
+            call = graph.call_function(run_layer, (number, tensors, sizes))
+            for k, output in enumerate(piece.window.outputs):
+                copies[output] = graph.call_function(operator.getitem, (call, k))
+    whole = GraphModule(gm, graph)
+    for name, value in vars(gm).items():  # What AOTAutograd is to know of the inputs.
+        vars(whole).setdefault(name, value)
+    whole.meta = dict(gm.meta)
+    return whole

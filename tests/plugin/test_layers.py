@@ -1,0 +1,572 @@
+"""Layers that are traced once: what is compiled is what it would have been."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import magjit
+from magjit.plugin import layers
+from magjit.plugin.aot import aot
+from magjit.plugin.layers import operators, repeats, tracing
+
+WIDTH = 8
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Short layers are worth it, too; and nothing is kept of them."""
+    monkeypatch.setattr(repeats, "LEAST_NODES", 2)
+    monkeypatch.setattr(repeats, "LEAST_SAVED", 4)
+    yield
+    magjit.reset()
+    assert not operators._forms
+
+
+class Recorder:
+    """Runs ATen graphs as they are, and keeps them."""
+
+    name = "recorder"
+    exact_random = True
+
+    def __init__(self) -> None:
+        self.graphs: list[list[Any]] = []
+
+    def supports(self, gm):
+        return []
+
+    def compile(self, gm, example_inputs, context):
+        def compile_aten(aten, inputs):
+            self.graphs.append(calls(aten.graph))
+            return aten.forward
+
+        return aot(gm, example_inputs, context, forward=compile_aten)
+
+
+def calls(graph: torch.fx.Graph) -> list[Any]:
+    """Targets, constants, and which earlier nodes are read; what is equal if graphs are."""
+    places = {node: k for k, node in enumerate(graph.nodes)}
+    found = []
+    for node in graph.nodes:
+        args = torch.fx.node.map_arg((node.args, node.kwargs), lambda one: f"%{places[one]}")
+        name = str(node.target) if node.op == "call_function" else ""
+        found.append((node.op, name, str(args)))
+    return found
+
+
+class Stack(nn.Module):
+    """Layers one after another; what they pass on is theirs."""
+
+    def __init__(self, layer: Callable[[], nn.Module], count: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer() for _ in range(count))
+
+    def forward(self, x: Tensor) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, 2 * WIDTH)
+        self.outer = nn.Linear(2 * WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.outer(F.gelu(self.inner(x))))
+
+
+class Plain(nn.Module):
+    """Its inputs' gradient is laid out anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.outer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(F.gelu(self.inner(x)))
+
+
+class Attention(nn.Module):
+    """With a mask of all layers', sizes as numbers, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, 2, WIDTH // 2).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.transpose(-1, -2) / 2 + mask).softmax(-1)
+        mixed = F.dropout(scores, 0.2, self.training) @ v
+        return x + self.out(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
+
+
+class Attentions(Stack):
+    def __init__(self) -> None:
+        super().__init__(Attention)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.ones(x.shape[1], x.shape[1]).triu(1) * -1e9
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x
+
+
+class Carrying(nn.Module):
+    """Two values pass from layer to layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(nn.Linear(WIDTH, 2 * WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        c = torch.zeros_like(x)
+        for step in self.steps:
+            a, b = step(x).chunk(2, -1)
+            c = c * a.sigmoid() + b.tanh()
+            x = x + c.tanh() * b
+        return x, c
+
+
+class Partly(Stack):
+    """Weights of some layers have no gradients."""
+
+    def __init__(self, *frozen: int) -> None:
+        super().__init__(Block, 6)
+        for k in frozen:
+            self.layers[k].requires_grad_(False)
+
+
+class Shared(Stack):
+    """One layer's weights, many times."""
+
+    def __init__(self) -> None:
+        super().__init__(Block, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = self.layers[0](x)
+        return x
+
+
+class Scaled(nn.Module):
+    """A part of each layer is computed without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = x.abs().amax(-1, keepdim=True) + 1
+        return torch.tanh(self.linear(x / scale)) * scale + x
+
+
+class Beginning(Stack):
+    """The first layers have no gradients."""
+
+    def __init__(self) -> None:
+        super().__init__(Block, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for layer in self.layers[:3]:
+                x = layer(x)
+        for layer in self.layers[3:]:
+            x = layer(x)
+        return x
+
+
+class Presents(Stack):
+    """What the layers made on the way are results, too; not all of them need a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(Block)
+
+    def forward(self, x: Tensor) -> Any:
+        states, best = [], []
+        for layer in self.layers:
+            x = layer(x)
+            states.append(x)
+            best.append(x.argmax(-1))
+        return x, states, best
+
+
+class Chosen(Stack):
+    """Of what the layers give, some decides only, and has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: nn.Linear(WIDTH, 2 * WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        votes = 0
+        for layer in self.layers:
+            a, b = layer(x).relu().add(1).chunk(2, -1)
+            x = (a * 2).tanh() + x
+            votes = votes + (b * 3).sigmoid()
+        return x * votes.argmax(-1, keepdim=True)
+
+
+class Turned(nn.Module):
+    """Passes a view on, whose strides are not those of a new tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.linear(x).transpose(0, 1) * 1.5).transpose(0, 1)
+
+
+class Pooled(Stack):
+    """The last layer's gradient has other strides than its result."""
+
+    def __init__(
+        self, pool: Callable[[Tensor], Tensor], layer: Callable[[], nn.Module] = Block
+    ) -> None:
+        super().__init__(layer)
+        self.pool = pool
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.pool(super().forward(x))
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).tanh() + 1
+        y += x
+        return y.mul_(2).sigmoid() + x
+
+
+class Normed(nn.Module):
+    """Writes its running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.norm(self.linear(x).flatten(0, 1)).view(x.shape).relu()
+
+
+class Cast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.linear(x).relu() @ self.linear.weight
+        return x + y.float().tanh()
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.block, x, use_reentrant=False).tanh() + x
+
+
+class Filtered(nn.Module):
+    """How large tensors inside of it are depends on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).tanh()
+        return x + y * y.masked_select(y > 0).mean() + y.sigmoid() * 3
+
+
+class Numbered(Stack):
+    """Layers that differ in a number alone."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for k, layer in enumerate(self.layers):
+            x = (layer(x).tanh() * (k + 0.5)).sigmoid() + x
+        return x
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
+    # Name: how it is built, and how many of its layers are one operator.  Where sizes are symbols,
+    # the first layer's input differs from the others': its width is one, too.
+    "blocks": (lambda: Stack(Block), 4, 3),
+    "attention": (Attentions, 4, 3),
+    "two values carried": (Carrying, 3, 3),
+    "first frozen": (lambda: Partly(0, 1), 6, 4),
+    "one frozen in the middle": (lambda: Partly(3), 5, 4),
+    "all but one frozen": (lambda: Partly(0, 1, 2, 4, 5), 5, 4),
+    "shared weights": (Shared, 4, 3),
+    "no_grad in each layer": (lambda: Stack(Scaled, 5), 5, 4),
+    "no_grad for some layers": (Beginning, 2, 2),
+    "results on the way": (Presents, 4, 3),
+    "a result without gradient": (Chosen, 0, 0),
+    "views passed on": (lambda: Stack(Turned, 5), 5, 4),
+    "gradient of a mean": (lambda: Pooled(lambda x: x.mean(1)), 4, 3),
+    "gradient of a transposed": (lambda: Pooled(lambda x: x.transpose(0, 2) * 2), 4, 0),
+    "gradient of a transposed, but for the last": (
+        lambda: Pooled(lambda x: x.transpose(0, 2) * 2, Plain),
+        4,
+        2,
+    ),
+    "gradient of one element": (lambda: Pooled(lambda x: x[:, 0]), 4, 3),
+    "in place": (lambda: Stack(InPlace), 0, 0),
+    "running statistics": (lambda: Stack(Normed), 0, 0),
+    "autocast in each layer": (lambda: Stack(Cast), 0, 0),
+    "checkpoints": (lambda: Stack(Checkpointed), 0, 0),
+    "sizes of data": (lambda: Stack(Filtered), 0, 0),
+    "other numbers": (Numbered, 0, 0),
+}
+ROUNDED = {"autocast in each layer": {"rtol": 0.02, "atol": 0.2}}
+
+
+def stepped(model: nn.Module, call: Callable[[Tensor], Any], x: Tensor) -> list[Any]:
+    """Results, and gradients of the input and of all weights; None where there is none."""
+    x = x.clone().requires_grad_()
+    model.zero_grad()
+    torch.manual_seed(1)
+    results = call(x)
+    flat = torch.utils._pytree.tree_leaves(results)
+    floating = [one for one in flat if one.is_floating_point() and one.requires_grad]
+    sum((k + one).square().sum() for k, one in enumerate(floating[:2])).backward()
+    return [*flat, x.grad, *(one.grad for one in model.parameters())]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_graphs(
+    name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """As without, and results and gradients of eager mode."""
+    build, *counts = MODELS[name]
+    expected = counts[dynamic]
+    model = build()
+    twin = copy.deepcopy(model)
+    pieces: list[int] = []
+    expand = layers.Layers.expand
+
+    def expanded(self: layers.Layers, joint: torch.fx.GraphModule) -> None:
+        expand(self, joint)
+        pieces.append(len(self.pieces))
+
+    monkeypatch.setattr(layers.Layers, "expand", expanded)
+    found = Recorder()
+    call = magjit.compile(model, backend=found, dynamic=dynamic)
+    inputs = [torch.randn(3, 5, WIDTH), torch.randn(3, 5, WIDTH)]
+    if dynamic:
+        inputs.append(torch.randn(2, 7, WIDTH))
+    for x in inputs:
+        wanted = stepped(twin, twin, x)
+        for one, other in zip(stepped(model, call, x), wanted, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None:
+                torch.testing.assert_close(one, other, **ROUNDED.get(name, {}))
+    assert max(pieces, default=0) == expected
+    assert not recwarn.list
+    if not expected:
+        return
+
+    monkeypatch.setattr("magjit.plugin.aot.once", lambda *_: None)
+    whole = Recorder()
+    magjit.reset()
+    fresh = copy.deepcopy(twin)
+    call = magjit.compile(fresh, backend=whole, dynamic=dynamic)
+    for x in inputs:
+        stepped(fresh, call, x)
+    assert [sorted(one[:2] for one in graph) for graph in found.graphs] == [
+        sorted(one[:2] for one in graph) for graph in whole.graphs
+    ]
+
+
+def test_autocast_around_it() -> None:
+    model = Stack(Block)
+    twin = copy.deepcopy(model)
+    call = magjit.compile(model, backend="aot_eager")
+    recorded = magjit.compile(model, backend=Recorder())
+    x = torch.randn(3, 5, WIDTH)
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = stepped(twin, twin, x)
+        for found in (stepped(model, call, x), stepped(model, recorded, x)):
+            for one, other in zip(found, wanted, strict=True):
+                torch.testing.assert_close(one, other)
+
+
+def test_dropout_draws_as_it_would() -> None:
+    model = Stack(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.GELU()), 5)
+    twin = copy.deepcopy(model)
+    x = torch.randn(3, WIDTH)
+    call = magjit.compile(model, backend=Recorder())
+    for one, other in zip(stepped(model, call, x), stepped(twin, twin, x), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_an_error_on_the_way_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The program is traced as a whole then."""
+
+    def fails(*_: Any) -> Any:
+        torch._C._set_grad_enabled(False)
+        raise ValueError("planted")
+
+    model = Stack(Block)
+    twin = copy.deepcopy(model)
+    x = torch.randn(3, 5, WIDTH)
+    wanted = stepped(twin, twin, x)
+    for place in ("magjit.plugin.layers.tracing._joint_graph", f"{operators.__name__}.described"):
+        with monkeypatch.context() as planted, caplog.at_level(logging.DEBUG, "magjit.plugin"):
+            planted.setattr(place, fails)
+            magjit.reset()
+            call = magjit.compile(model, backend=Recorder(), fullgraph=True)
+            for one, other in zip(stepped(model, call, x), wanted, strict=True):
+                torch.testing.assert_close(one, other)
+        assert torch.is_grad_enabled()
+        assert "planted" in caplog.text
+        caplog.clear()
+
+
+def test_an_error_of_the_backend_is_reported_once() -> None:
+    """What fails behind the trace does not fail a second time."""
+    failures = []
+
+    class Failing(Recorder):
+        def compile(self, gm, example_inputs, context):
+            def compile_aten(aten, inputs):
+                failures.append(len(aten.graph.nodes))
+                raise ValueError("no kernel")
+
+            return aot(gm, example_inputs, context, forward=compile_aten)
+
+    call = magjit.compile(Stack(Block), backend=Failing(), fullgraph=True)
+    with pytest.raises(magjit.errors.BackendError, match="no kernel"):
+        call(torch.randn(3, WIDTH))
+    assert len(failures) == 1
+
+
+def test_nothing_is_kept() -> None:
+    """Not even by what is compiled: it refers to the function that split the joint graph."""
+    kept: list[weakref.ref[Any]] = []
+    once = tracing.once
+
+    def kept_once(*args: Any) -> Any:
+        found = once(*args)
+        kept.extend(weakref.ref(node) for one in found.pieces.values() for node in one.form.nodes)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("magjit.plugin.aot.once", kept_once)
+        model = Stack(Block)
+        call = magjit.compile(model, backend=Recorder())
+        stepped(model, call, torch.randn(3, WIDTH))
+    gc.collect()
+    assert kept
+    assert not [one() for one in kept if one() is not None]
+
+
+# -- what comes again -----------------------------------------------------------------------------
+
+
+def found_in(program: Callable[..., Any]) -> list[list[list[str]]]:
+    graph = torch.fx.symbolic_trace(program).graph
+    found = repeats.find_repeats(graph, lambda node: node.target != "never")
+    return [[[node.name for node in one.nodes] for one in each.windows] for each in found]
+
+
+def test_it_is_cut_where_the_fewest_values_pass() -> None:
+    def program(x: Tensor) -> Tensor:
+        for _ in range(4):
+            a = x.tanh()
+            b = x.sigmoid()
+            x = a + b
+        return x
+
+    (windows,) = found_in(program)
+    assert windows == [
+        ["tanh", "sigmoid", "add"],
+        *([f"tanh_{k}", f"sigmoid_{k}", f"add_{k}"] for k in (1, 2, 3)),
+    ]
+
+
+def test_the_same_inputs_have_the_same_place() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.addcmul(x.tanh(), x, y)
+        for _ in range(3):
+            x = torch.addcmul(x.tanh(), y, x)
+        return x
+
+    first, second = found_in(program)
+    assert [len(first), len(second)] == [3, 3]
+    assert first[0] == ["tanh", "addcmul"]
+    assert second[0] == ["tanh_3", "addcmul_3"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(0.0, -0.0), (1, 1.0), (1, True), (1, 2), ("floor", "trunc"), ((1, 2), [1, 2])],
+)
+def test_numbers_that_differ(one: Any, other: Any) -> None:
+    def program(x: Tensor) -> Tensor:
+        for number in (one, one, other, other):
+            x = torch.abs(x)
+            x = x.unknown(number)
+            x = torch.neg(x)
+        return x
+
+    assert all(len(windows) <= 2 for windows in found_in(program))
+
+
+def test_what_is_used_otherwise() -> None:
+    """The last layer's second value goes nowhere."""
+
+    def program(x: Tensor) -> Tensor:
+        y = x
+        for k in range(5):
+            a = (x * y).tanh()
+            x = a.sigmoid() + x
+            y = a if k < 3 else y
+        return x
+
+    for windows in found_in(program):
+        assert len(windows) <= 4
+
+
+def test_what_may_not_be_a_part() -> None:
+    def program(x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = x.tanh().never().sigmoid()
+        return x
+
+    assert found_in(program) == []
+
+
+def test_short_programs_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert found_in(lambda x: x.tanh().tanh().tanh()) == []
+    assert found_in(lambda x: x) == []
