@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 from torch import SymInt, Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx import Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
     "Form",
@@ -93,14 +95,20 @@ def storage_of(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def run_layer(number: int, tensors: list[Tensor], sizes: list[Any]) -> Sequence[Tensor]:
+def run_layer(number: int, inputs: list[Any]) -> Sequence[Tensor]:
     """What stands for a layer in the graph that AOTAutograd is given.
+
+    Args:
+        number: of the layer.
+        inputs: tensors, and then sizes.
 
     Raises:
         Unfit: the inputs are not like those that the layer was traced for.
     """
-    if described([*tensors, *sizes]) != _forms[number].given:
+    if described(inputs) != _forms[number].given:
         raise Unfit("a layer's inputs are others than were expected")
+    tensors = [one for one in inputs if isinstance(one, Tensor)]
+    sizes = inputs[len(tensors) :]
     results: Sequence[Tensor] = _Layer.apply(number, sizes, *tensors)
     return results
 
@@ -189,11 +197,19 @@ def described(values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _tensor(value: Tensor) -> tuple[Any, ...]:
-    if value.layout != torch.strided or value.is_quantized:
+    if not _is_plain(value):
         raise Unfit("a layer has an input that is no plain tensor")
     sizes = tuple(map(_expression, value.size()))
     strides = tuple(map(_expression, value.stride()))
     return sizes, strides, value.dtype, value.device, value.requires_grad
+
+
+def _is_plain(value: Tensor) -> bool:
+    wrapped: bool = is_traceable_wrapper_subclass(value)
+    if wrapped and not isinstance(value, FunctionalTensor):
+        return False
+    lazy = value.is_conj() or value.is_neg()
+    return value.layout == torch.strided and not value.is_quantized and not lazy
 
 
 def _expression(size: Any) -> Any:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import numpy as np
-from torch.fx import Graph, Node
+import torch
+from torch.fx import Graph, GraphModule, Node
 
-__all__ = ["Repeat", "Window", "find_repeats"]
+from magjit.plugin.functional import changes
+
+__all__ = ["Repeat", "Window", "apart", "find_repeats", "in_pieces", "repeats_of"]
 
 LEAST_NODES = 8
 LEAST_SAVED = 48
@@ -31,6 +35,37 @@ class Repeat:
     """Stretches of the same calls; the k-th inputs (and outputs) of all have the same place."""
 
     windows: tuple[Window, ...]
+
+
+def repeats_of(graph: Graph) -> list[Repeat]:
+    """Repeats of a torch-level graph; none where a call has an effect on those behind it."""
+    if any(map(_has_effect, graph.nodes)):
+        return []
+    return find_repeats(graph, _may_repeat)
+
+
+_PURE = ("torch", "torch.nn.functional", "torch._C._nn", "torch._C._linalg", "_operator")
+_EFFECTS = ("backward", "register_hook", "retain_grad")
+
+
+def _has_effect(node: Node) -> bool:
+    """Whether a call does more than compute its result, but for the switching of gradients."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return False
+    if node.op == "call_method" and node.target in _EFFECTS:
+        return True
+    return changes(node) or bool(node.kwargs.get("inplace")) or _home(node).startswith("torch.amp")
+
+
+def _may_repeat(node: Node) -> bool:
+    """Whether a call is that of an operator, or switches gradients."""
+    if node.op == "call_method" or node.target is torch._C._set_grad_enabled:
+        return True
+    return node.op == "call_function" and _home(node) in _PURE
+
+
+def _home(node: Node) -> str:
+    return str(getattr(node.target, "__module__", None))
 
 
 def find_repeats(graph: Graph, may_repeat: Callable[[Node], bool]) -> list[Repeat]:
@@ -145,3 +180,49 @@ def _window(nodes: Sequence[Node]) -> tuple[Any, Window]:
     used = tuple(k for k, node in enumerate(nodes) if any(one not in inside for one in node.users))
     window = Window(tuple(nodes), tuple(inputs), tuple(nodes[k] for k in used))
     return (calls, used), window
+
+
+# -- graphs ---------------------------------------------------------------------------------------
+
+
+def apart(window: Window, inputs: Sequence[Node]) -> GraphModule:
+    """What a window computes, as a function of its inputs, in this order."""
+    graph = Graph()
+    copies = {node: graph.placeholder(f"input_{k}") for k, node in enumerate(inputs)}
+    for node in window.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in window.outputs))
+    return GraphModule(torch.nn.Module(), graph)
+
+
+def in_pieces(
+    gm: GraphModule,
+    windows: Mapping[int, tuple[Window, Sequence[Node]]],
+    function: Callable[[int, list[Any]], Sequence[Any]],
+) -> GraphModule:
+    """A copy of a program in which windows are calls of ``function(number, inputs)``.
+
+    Args:
+        gm: torch-level; it is left as it is.
+        windows: by number, with their inputs in the order in which they are to be given.
+        function: gives the outputs of the window of a number.
+    """
+    graph = Graph()
+    copies: dict[Node, Any] = {}
+    ends = {window.nodes[-1]: number for number, (window, _) in windows.items()}
+    inside = {node for window, _ in windows.values() for node in window.nodes}
+    for node in gm.graph.nodes:
+        if node not in inside:
+            copies[node] = copy = graph.node_copy(node, copies.__getitem__)
+            if hasattr(node, "_dynamo_source"):
+                copy._dynamo_source = node._dynamo_source
+        elif node in ends:
+            window, inputs = windows[ends[node]]
+            call = graph.call_function(function, (ends[node], [copies[one] for one in inputs]))
+            for k, output in enumerate(window.outputs):
+                copies[output] = graph.call_function(operator.getitem, (call, k))
+    whole = GraphModule(gm, graph)
+    for name, value in vars(gm).items():  # What AOTAutograd is to know of the inputs.
+        vars(whole).setdefault(name, value)
+    whole.meta = dict(gm.meta)
+    return whole

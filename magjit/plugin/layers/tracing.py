@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,11 +14,10 @@ from torch import SymInt, Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from magjit.plugin.functional import changes
 from magjit.plugin.layers.expansion import Expansion
 from magjit.plugin.layers.operators import (
     Form,
@@ -32,7 +30,7 @@ from magjit.plugin.layers.operators import (
     storage_of,
     traced,
 )
-from magjit.plugin.layers.repeats import Repeat, Window, find_repeats
+from magjit.plugin.layers.repeats import Repeat, Window, apart, in_pieces, repeats_of
 
 __all__ = ["Layers", "once"]
 
@@ -58,8 +56,7 @@ class Piece:
 
     window: Window
     form: Form
-    tensors: tuple[Node, ...]
-    sizes: tuple[Node, ...]
+    inputs: tuple[Node, ...]
 
 
 @dataclass(slots=True)
@@ -79,7 +76,8 @@ class Layers:
     tries: int = 1
 
     def __post_init__(self) -> None:
-        self.graph = _in_pieces(self.gm, self.pieces)
+        windows = {number: (one.window, one.inputs) for number, one in self.pieces.items()}
+        self.graph = in_pieces(self.gm, windows, run_layer)
 
     @contextmanager
     def traced(self) -> Iterator[None]:
@@ -127,10 +125,8 @@ def once(
         fake_mode: theirs.
         decompositions: as AOTAutograd is given them.
     """
-    if fake_mode is None or any(map(_forbids, gm.graph.nodes)):
-        return None
-    repeats = find_repeats(gm.graph, _may_repeat)
-    if not repeats:
+    repeats = repeats_of(gm.graph) if fake_mode is not None else []
+    if fake_mode is None or not repeats:
         return None
     walk = _Walk(gm, fake_mode, decompositions)
     grad_enabled = torch.is_grad_enabled()
@@ -142,30 +138,6 @@ def once(
     finally:
         torch._C._set_grad_enabled(grad_enabled)
     return Layers(gm, pieces) if pieces else None
-
-
-_PURE = ("torch", "torch.nn.functional", "torch._C._nn", "torch._C._linalg", "_operator")
-_EFFECTS = ("backward", "register_hook", "retain_grad")
-
-
-def _forbids(node: Node) -> bool:
-    """Whether a call has an effect on those behind it, but for the switching of gradients."""
-    if node.op in ("placeholder", "get_attr", "output"):
-        return False
-    if node.op == "call_method" and node.target in _EFFECTS:
-        return True
-    return changes(node) or bool(node.kwargs.get("inplace")) or _home(node).startswith("torch.amp")
-
-
-def _may_repeat(node: Node) -> bool:
-    """Whether a call is that of an operator, or switches gradients."""
-    if node.op == "call_method" or node.target is torch._C._set_grad_enabled:
-        return True
-    return node.op == "call_function" and _home(node) in _PURE
-
-
-def _home(node: Node) -> str:
-    return str(getattr(node.target, "__module__", None))
 
 
 @dataclass(slots=True)
@@ -249,20 +221,15 @@ class _Walk:
         with self.fake_mode:
             for node, result in zip(window.outputs, form.results, strict=True):
                 self.values[node] = fresh(result, result.requires_grad)
-        return Piece(window, form, tuple(tensors), tuple(sizes))
+        return Piece(window, form, (*tensors, *sizes))
 
     def _traced(self, window: Window, inputs: Sequence[Node], values: Sequence[Any]) -> Form:
         """What AOTAutograd makes of the layer alone."""
-        graph = Graph()
-        copies = {node: graph.placeholder(f"input_{k}") for k, node in enumerate(inputs)}
-        for node in window.nodes:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-        graph.output(tuple(copies[node] for node in window.outputs))
+        layer = apart(window, inputs)
         with self.fake_mode:
             examples = [
                 fresh(one, one.requires_grad) if isinstance(one, Tensor) else one for one in values
             ]
-        layer = GraphModule(torch.nn.Module(), graph)
         with self._on_fakes():
             results = layer(*examples)
         if not torch.is_grad_enabled():
@@ -357,28 +324,3 @@ def _symbols(values: Sequence[Any]) -> set[Any]:
         elif isinstance(value, SymInt):
             found |= value.node.expr.free_symbols
     return found
-
-
-def _in_pieces(gm: GraphModule, pieces: Mapping[int, Piece]) -> GraphModule:
-    graph = Graph()
-    copies: dict[Node, Any] = {}
-    ends = {piece.window.nodes[-1]: number for number, piece in pieces.items()}
-    inside = {node for piece in pieces.values() for node in piece.window.nodes}
-    for node in gm.graph.nodes:
-        if node not in inside:
-            copies[node] = copy = graph.node_copy(node, copies.__getitem__)
-            if hasattr(node, "_dynamo_source"):
-                copy._dynamo_source = node._dynamo_source
-        elif node in ends:
-            number = ends[node]
-            piece = pieces[number]
-            tensors = [copies[one] for one in piece.tensors]
-            sizes = [copies[one] for one in piece.sizes]
-            call = graph.call_function(run_layer, (number, tensors, sizes))
-            for k, output in enumerate(piece.window.outputs):
-                copies[output] = graph.call_function(operator.getitem, (call, k))
-    whole = GraphModule(gm, graph)
-    for name, value in vars(gm).items():  # What AOTAutograd is to know of the inputs.
-        vars(whole).setdefault(name, value)
-    whole.meta = dict(gm.meta)
-    return whole
