@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import (
     in_kernel_invocation_manager,
 )
 
-__all__ = ["FakeResults", "Undescribed", "described", "has_symbols"]
+__all__ = ["FakeResults", "Layout", "Undescribed", "described", "has_symbols", "layout_of"]
 
 _BY_DATA = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 _ATOMS: frozenset[type] = frozenset(
@@ -34,7 +34,9 @@ _ATOMS: frozenset[type] = frozenset(
 )
 
 
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
+    """What a new tensor is like."""
+
     size: tuple[Any, ...]
     stride: tuple[Any, ...]
     dtype: torch.dtype
@@ -54,7 +56,7 @@ class FakeResults:
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
         self._fake_mode = fake_mode
-        self._found: dict[Hashable, tuple[bool, list[_Layout]]] = {}
+        self._found: dict[Hashable, tuple[bool, list[Layout]]] = {}
         self._lasting: dict[Any, bool] = {}
         self._stopped = False
 
@@ -70,13 +72,13 @@ class FakeResults:
             return func(*args, **kwargs)
         if found is not None:
             several, layouts = found
-            again = [self._made(layout) for layout in layouts]
+            again = [self.made(layout) for layout in layouts]
             return tuple(again) if several else again[0]
         # What the decompositions in Python are for, sizes that are symbols, none of these has.
         with nullcontext() if has_symbols(key) else no_python_dispatcher():
             result = func(*args, **kwargs)
         several = isinstance(result, tuple)
-        made = [_layout_of(one) for one in (result if several else (result,))]
+        made = [layout_of(one) for one in (result if several else (result,))]
         layouts = [one for one in made if one is not None]
         if len(layouts) == len(made):
             self._found[key] = several, layouts
@@ -99,7 +101,8 @@ class FakeResults:
             )
         return lasting
 
-    def _made(self, layout: _Layout) -> FakeTensor:
+    def made(self, layout: Layout) -> FakeTensor:
+        """A new tensor, which is no operator's result: nothing is recorded of it."""
         with in_kernel_invocation_manager(self._fake_mode):
             empty = torch.empty_strided(
                 layout.size, layout.stride, dtype=layout.dtype, device="meta"
@@ -107,23 +110,30 @@ class FakeResults:
         return FakeTensor(self._fake_mode, empty, layout.device)
 
 
-def _layout_of(value: Any) -> _Layout | None:
-    """How to make a result again; None where it cannot be, or where its sizes are symbols."""
+def layout_of(value: Any, *, symbols: bool = False) -> Layout | None:
+    """How to make a result again; None where it cannot be, or where its sizes are symbols.
+
+    Args:
+        value: of an operator, or of several.
+        symbols: whether its sizes may be symbols.
+    """
     if type(value) is not FakeTensor or value.layout is not torch.strided:
         return None
     size, stride = tuple(value.size()), tuple(value.stride())
     fixed = all(type(one) is int for one in (*size, *stride))
     plain = not (value.requires_grad or value.is_conj() or value.is_neg())
     plain = plain and value.constant is None  # whose numbers torch knows
-    if not (fixed and plain and value.storage_offset() == 0):
+    if not ((fixed or symbols) and plain and _size(value.storage_offset()) == 0):
         return None
     # Of what has holes, or repeats elements, the memory is more or less than the sizes say.
-    if value.untyped_storage().nbytes() != _needed(size, stride) * value.dtype.itemsize:
+    needed = _needed(tuple(map(_size, size)), tuple(map(_size, stride))) * value.dtype.itemsize
+    beyond = _size(value.untyped_storage().nbytes()) - needed
+    if (beyond if fixed else sympy.expand(beyond)) != 0:
         return None
-    return _Layout(size, stride, value.dtype, value.device)
+    return Layout(size, stride, value.dtype, value.device)
 
 
-def _needed(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
+def _needed(size: tuple[Any, ...], stride: tuple[Any, ...]) -> Any:
     """Elements of memory from the first to the last one."""
     if 0 in size:
         return 0

@@ -23,6 +23,7 @@ from magjit.plugin.context import BackendContext
 from magjit.plugin.functional import can_be_functional
 from magjit.plugin.fx_helpers import placeholders, runnable
 from magjit.plugin.fx_nodes import remove_unused
+from magjit.plugin.layers.recorded import in_layers
 from magjit.plugin.recording import NotRecorded, record
 from magjit.plugin.symbols import is_symbolic
 
@@ -74,7 +75,7 @@ def lower_for_inference(
     # Composite operators in C++ ask for sizes as numbers; their Python counterparts do not.
     symbols = enable_python_dispatcher() if symbolic else nullcontext()
     with torch.no_grad(), _taking_constants(fake_mode), symbols:
-        lowered = _recorded(function, example_inputs, fake_mode, decompositions)
+        lowered = _recorded(gm, example_inputs, fake_mode, decompositions)
         if lowered is None:
             lowered = _traced(function, example_inputs, decompositions)
         if _has_writes(lowered):
@@ -91,15 +92,16 @@ def lower_for_inference(
 
 
 def _recorded(
-    function: Callable[..., Any],
+    gm: GraphModule,
     example_inputs: Sequence[Any],
     fake_mode: FakeTensorMode | None,
     decompositions: Decompositions,
 ) -> GraphModule | None:
     if fake_mode is None:
         return None
+    function, layers = in_layers(gm)
     try:
-        return _cleaned(record(function, example_inputs, fake_mode, decompositions))
+        return _cleaned(record(function, example_inputs, fake_mode, decompositions, layers))
     except NotRecorded:
         return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial, reduce
 from typing import Any
 
@@ -20,9 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils._sympy.functions import FloatTrueDiv, FloorDiv, IntTrueDiv, ToFloat
 
-from magjit.plugin.fake_results import FakeResults
+from magjit.plugin.fake_results import FakeResults, Layout
 from magjit.plugin.fx_helpers import make_graph_module
 from magjit.plugin.fx_nodes import new_call
+from magjit.plugin.layers.recorded import LayerRecorder
 
 __all__ = ["NotRecorded", "record"]
 
@@ -53,8 +55,16 @@ def record(
     example_inputs: Sequence[Any],
     fake_mode: FakeTensorMode,
     decompositions: Mapping[Any, Callable[..., Any]],
+    layers: LayerRecorder | None = None,
 ) -> GraphModule:
     """Run ``function`` on fake inputs and keep every ATen operator.
+
+    Args:
+        function: takes and gives tensors and sizes.
+        example_inputs: fake tensors and symbols.
+        fake_mode: theirs.
+        decompositions: ATen operator to function.
+        layers: those of the function that are recorded once (`in_layers`).
 
     Raises:
         NotRecorded: a tensor or a size comes from where it cannot be followed.
@@ -63,7 +73,13 @@ def record(
     for position, value in enumerate(example_inputs):
         recorder.placeholder(position, value)
     # The mode's own cache would be asked by every operator; `FakeResults` is asked before.
-    with torch.no_grad(), disable_fake_tensor_cache(fake_mode), fake_mode, recorder:
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(disable_fake_tensor_cache(fake_mode))
+        stack.enter_context(fake_mode)
+        stack.enter_context(recorder)
+        if layers is not None:
+            stack.enter_context(layers.recording(recorder))
         results = function(*example_inputs)
     recorder.graph.output(tree_map(recorder.node_of, tuple(results)))
     return make_graph_module(recorder.constants, recorder.graph)
@@ -111,6 +127,10 @@ class _Recorder(TorchDispatchMode):
         """What computes ``tensor``, from now on."""
         self.nodes[id(tensor)] = node
         self.alive.append(tensor)
+
+    def made(self, layout: Layout) -> FakeTensor:
+        """A new tensor that no operator computes."""
+        return self.results.made(layout)
 
     def node_of(self, value: Any) -> Any:
         """The node of a tensor; other values stand for themselves."""
