@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+import random
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -568,6 +569,88 @@ def test_nothing_is_kept() -> None:
     gc.collect()
     assert kept
     assert not [one() for one in kept if one() is not None]
+
+
+# -- drawn layers ---------------------------------------------------------------------------------
+
+PARTS: list[Callable[[Tensor, Tensor, Tensor], Tensor]] = [
+    lambda x, w, first: F.linear(x, w),
+    lambda x, w, first: x @ w,
+    lambda x, w, first: x + first,
+    lambda x, w, first: x * w[0],
+    lambda x, w, first: F.layer_norm(x, (WIDTH,), w[0], w[1]),
+    lambda x, w, first: F.gelu(x),
+    lambda x, w, first: x * torch.sigmoid(x),
+    lambda x, w, first: x * torch.bernoulli(torch.full_like(x, 0.75)),
+    lambda x, w, first: (x @ first.mT / WIDTH).softmax(-1) @ x,
+    lambda x, w, first: torch.cat(x.chunk(2, -1)[::-1], -1),
+    lambda x, w, first: x.transpose(0, 1).cumsum(0).transpose(0, 1).tanh(),
+    lambda x, w, first: x.view(x.shape[0], x.shape[1], 2, -1).flip(2).flatten(2),
+    lambda x, w, first: torch.where(x > first, x, 0.5 * first),
+    lambda x, w, first: x.detach() * 0.5 + first,
+    lambda x, w, first: (x.double() * 2).to(x.dtype) - x.amax(-1, keepdim=True),
+    lambda x, w, first: F.embedding(x.argmax(-1), w) + x,
+]
+
+
+class Drawn(nn.Module):
+    """Layers of the same parts; which parameters have gradients is drawn, too."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        chosen = random.Random(seed)
+        torch.manual_seed(seed)
+        self.parts = [chosen.choice(PARTS) for _ in range(chosen.randint(3, 8))]
+        self.count = chosen.randint(3, 5)
+        frozen = chosen.choice([0.0, 0.2, 0.9])
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.randn(WIDTH, WIDTH) / 3, chosen.random() >= frozen)
+            for _ in range(self.count * len(self.parts))
+        )
+        self.ways = chosen.choice(
+            [lambda x: x, lambda x: x.mean(1), lambda x: x[:, 0], lambda x: x.transpose(0, 1) * 2]
+        )
+
+    def forward(self, x: Tensor) -> Any:
+        weights = iter(self.weights)
+        passed = []
+        for _ in range(self.count):
+            first = x
+            for part in self.parts:
+                x = part(x, next(weights), first)
+            passed.append(x)
+        return self.ways(x), passed[1]
+
+
+def check_drawn(seed: int) -> None:
+    model = Drawn(seed)
+    twin = copy.deepcopy(model)
+    dynamic = seed % 2 == 0
+    call = magjit.compile(model, backend=Recorder(), dynamic=dynamic)
+    for shape in ((3, 5, WIDTH), (4, 2, WIDTH)):
+        x = torch.randn(shape)
+        for one, other in zip(stepped(model, call, x), stepped(twin, twin, x), strict=True):
+            assert (one is None) == (other is None)
+            if one is not None:
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    magjit.reset()
+    call = magjit.compile(model, backend=Lowering(), dynamic=dynamic)
+    with torch.no_grad():
+        torch.manual_seed(2)
+        found = call(x)
+        torch.manual_seed(2)
+        torch.testing.assert_close(found, twin(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_drawn_layers(seed: int) -> None:
+    check_drawn(seed)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", range(16, 400))
+def test_more_drawn_layers(seed: int) -> None:
+    check_drawn(seed)
 
 
 # -- what comes again -----------------------------------------------------------------------------

@@ -129,19 +129,21 @@ def run_layer(number: int, inputs: list[Any]) -> Sequence[Any]:
     return layers.run(recorder, number, inputs)
 
 
-def in_layers(gm: GraphModule) -> tuple[Callable[..., Any], LayerRecorder]:
+def in_layers(program: Callable[..., Any]) -> tuple[Callable[..., Any], LayerRecorder]:
     """A program of which repeated layers are recorded once, and their recorder.
 
     Args:
-        gm: torch-level, as ``Backend.compile`` is given it; it is left as it is.
+        program: a torch-level graph, which is left as it is; a function has no layers.
     """
     layers: dict[int, Callable[..., Any]] = {}
     windows = {}
-    for repeat in repeats_of(gm.graph):
+    if not isinstance(program, GraphModule):
+        return program, LayerRecorder(layers)
+    for repeat in repeats_of(program.graph):
         first = repeat.windows[0]
         layer = runnable(apart(first, first.inputs))
         for window in repeat.windows:
             windows[len(layers)] = window, window.inputs
             layers[len(layers)] = layer
-    program = in_pieces(gm, windows, run_layer) if windows else gm
-    return runnable(program), LayerRecorder(layers)
+    whole = in_pieces(program, windows, run_layer) if windows else program
+    return runnable(whole), LayerRecorder(layers)
