@@ -16,7 +16,16 @@ from examples.models import MODELS
 from examples.models.bert import Bert, BertConfig
 from examples.models.resnet import ResNet
 
-__all__ = ["FRONT_END", "MODELS", "ResNet", "front_end_model", "small_bert", "small_resnet"]
+__all__ = [
+    "FRONT_END",
+    "MODELS",
+    "Bert",
+    "BertConfig",
+    "ResNet",
+    "front_end_model",
+    "small_bert",
+    "small_resnet",
+]
 
 
 def small_bert(positions: int = 64) -> tuple[nn.Module, tuple[Any, ...]]:

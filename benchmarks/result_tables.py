@@ -157,6 +157,17 @@ def _front_end(results: Results) -> str:
     return _compared(results, metrics)
 
 
+def _first_calls(results: Results) -> str:
+    """The second peer generates no code."""
+    rows = []
+    for case in results.cases("first_call_s"):
+        names = ("magjit", "torch.compile", "aot_eager")
+        ours, *theirs = (results.value(case, "first_call_s", name) for name in names)
+        rows.append([case, number(ours), *map(number, theirs), ratio(ours, theirs[0])])
+    header = ("model", "MagJIT, s", "torch.compile, s", "torch.compile, no code, s", "ratio")
+    return markdown(header, rows)
+
+
 def _dynamic(results: Results) -> str:
     metrics = {
         "captures": "captures",
@@ -416,6 +427,7 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
     "models": ("demo.json", "python benchmarks/demo.py", _models),
     "inductor": ("demo.json", "python benchmarks/demo.py", _inductor),
     "front_end": ("front_end.json", "python benchmarks/front_end.py", _front_end),
+    "first_calls": ("first_calls.json", "python benchmarks/first_calls.py", _first_calls),
     "call_cost": ("call_cost.json", "python benchmarks/call_cost.py", _call_cost),
     "coverage": ("coverage.json", "python benchmarks/parity_coverage.py", _coverage),
     "dynamic": (

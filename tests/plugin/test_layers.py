@@ -29,7 +29,8 @@ WIDTH = 8
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Short layers are worth it, too; and nothing is kept of them."""
     monkeypatch.setattr(repeats, "LEAST_NODES", 2)
-    monkeypatch.setattr(repeats, "LEAST_SAVED", 4)
+    for module in (tracing, recorded):
+        monkeypatch.setattr(module, "LEAST_SAVED", 4)
     yield
     magjit.reset()
     assert not operators._forms
@@ -461,7 +462,7 @@ def test_the_same_recorded(name: str, dynamic: bool, monkeypatch: pytest.MonkeyP
                 torch.testing.assert_close(call(x), model(x), **ROUNDED.get(name, {}))
             graphs.append(backend.graphs)
             magjit.reset()
-            monkeypatch.setattr(recorded, "repeats_of", lambda _: [])
+            monkeypatch.setattr(recorded, "repeats_of", lambda *_: [])
     if dynamic:  # The order of symbols in a product changes from one time to the next.
         graphs = [[[one[:2] for one in graph] for graph in found] for found in graphs]
     assert graphs[0] == graphs[1]
@@ -658,7 +659,7 @@ def test_more_drawn_layers(seed: int) -> None:
 
 def found_in(program: Callable[..., Any]) -> list[list[list[str]]]:
     graph = torch.fx.symbolic_trace(program).graph
-    found = repeats.find_repeats(graph, lambda node: node.target != "never")
+    found = repeats.find_repeats(graph, lambda node: node.target != "never", 4)
     return [[[node.name for node in one.nodes] for one in each.windows] for each in found]
 
 
@@ -730,7 +731,6 @@ def test_what_may_not_be_a_part() -> None:
     assert found_in(program) == []
 
 
-def test_short_programs_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
+def test_short_programs_have_none() -> None:
     assert found_in(lambda x: x.tanh().tanh().tanh()) == []
     assert found_in(lambda x: x) == []

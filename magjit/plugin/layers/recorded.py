@@ -18,6 +18,10 @@ from magjit.plugin.layers.repeats import apart, in_pieces, repeats_of
 __all__ = ["LayerRecorder", "Recorder", "in_layers"]
 
 
+LEAST_SAVED = 12
+"""Nodes that need not be recorded again; for less it is not worth to look for them."""
+
+
 class Recorder(Protocol):
     """What records the operators that run."""
 
@@ -139,7 +143,7 @@ def in_layers(program: Callable[..., Any]) -> tuple[Callable[..., Any], LayerRec
     windows = {}
     if not isinstance(program, GraphModule):
         return program, LayerRecorder(layers)
-    for repeat in repeats_of(program.graph):
+    for repeat in repeats_of(program.graph, LEAST_SAVED):
         first = repeat.windows[0]
         layer = runnable(apart(first, first.inputs))
         for window in repeat.windows:

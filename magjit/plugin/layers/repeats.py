@@ -16,9 +16,7 @@ from magjit.plugin.functional import changes
 
 __all__ = ["Repeat", "Window", "apart", "find_repeats", "in_pieces", "repeats_of"]
 
-LEAST_NODES = 8
-LEAST_SAVED = 48
-"""Nodes that need not be looked at again; less is not worth a trace of its own."""
+LEAST_NODES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +35,11 @@ class Repeat:
     windows: tuple[Window, ...]
 
 
-def repeats_of(graph: Graph) -> list[Repeat]:
+def repeats_of(graph: Graph, least_saved: int) -> list[Repeat]:
     """Repeats of a torch-level graph; none where a call has an effect on those behind it."""
     if any(map(_has_effect, graph.nodes)):
         return []
-    return find_repeats(graph, _may_repeat)
+    return find_repeats(graph, _may_repeat, least_saved)
 
 
 _PURE = ("torch", "torch.nn.functional", "torch._C._nn", "torch._C._linalg", "_operator")
@@ -68,7 +66,9 @@ def _home(node: Node) -> str:
     return str(getattr(node.target, "__module__", None))
 
 
-def find_repeats(graph: Graph, may_repeat: Callable[[Node], bool]) -> list[Repeat]:
+def find_repeats(
+    graph: Graph, may_repeat: Callable[[Node], bool], least_saved: int
+) -> list[Repeat]:
     """Repeats that share no node, in order.
 
     Two nodes are the same call if their targets and all constants are; what the tensors are like
@@ -77,6 +77,7 @@ def find_repeats(graph: Graph, may_repeat: Callable[[Node], bool]) -> list[Repea
     Args:
         graph: of function calls and method calls.
         may_repeat: whether a node may be a part of what comes again.
+        least_saved: nodes that need not be looked at again; less is not worth it.
     """
     calls = [node for node in graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     forms: dict[Any, int] = {}
@@ -91,11 +92,11 @@ def find_repeats(graph: Graph, may_repeat: Callable[[Node], bool]) -> list[Repea
     ranges = [(0, len(calls))]
     while ranges:
         start, end = ranges.pop()
-        best = _longest(ids[start:end])
+        best = _longest(ids[start:end], least_saved)
         if best is None:
             continue
         first, last, period = start + best[0], start + best[1], best[2]
-        found += _cut(calls[first:last], period)
+        found += _cut(calls[first:last], period, least_saved)
         ranges += [(start, first), (last, end)]
     order = {node: place for place, node in enumerate(calls)}
     return sorted(found, key=lambda repeat: order[repeat.windows[0].nodes[0]])
@@ -129,9 +130,11 @@ def _frozen(value: Any, place: Callable[[Node], Any]) -> Any:
     return type(value), value
 
 
-def _longest(ids: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[int, int, int] | None:
+def _longest(
+    ids: np.ndarray[Any, np.dtype[np.int64]], least_saved: int
+) -> tuple[int, int, int] | None:
     """Start and end of the stretch that saves the most nodes, and after how many it comes again."""
-    best, most = None, LEAST_SAVED - 1
+    best, most = None, least_saved - 1
     for period in range(LEAST_NODES, len(ids) // 2 + 1):
         same = np.concatenate(([False], ids[period:] == ids[:-period], [False]))
         edges = np.flatnonzero(same[1:] != same[:-1]).reshape(-1, 2)
@@ -145,7 +148,7 @@ def _longest(ids: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[int, int, int] |
     return best
 
 
-def _cut(stretch: Sequence[Node], period: int) -> list[Repeat]:
+def _cut(stretch: Sequence[Node], period: int, least_saved: int) -> list[Repeat]:
     """Windows, cut where the fewest values pass from one to the next."""
     places = {node: place for place, node in enumerate(stretch)}
     beyond = len(stretch)
@@ -162,7 +165,7 @@ def _cut(stretch: Sequence[Node], period: int) -> list[Repeat]:
     formed = [_window(stretch[start : start + period]) for start in starts]
     groups = [[window for _, window in group] for _, group in groupby(formed, lambda one: one[0])]
     return [
-        Repeat(tuple(windows)) for windows in groups if (len(windows) - 1) * period >= LEAST_SAVED
+        Repeat(tuple(windows)) for windows in groups if (len(windows) - 1) * period >= least_saved
     ]
 
 

@@ -38,9 +38,11 @@ logger = logging.getLogger(__name__)
 
 Decompositions = Mapping[Any, Callable[..., Any]]
 
+LEAST_SAVED = 48
+"""Nodes that AOTAutograd need not look at again; for less it is not begun a second time."""
+
 FORMS = 3
 """How many traces of a layer there may be, for inputs that differ in layout or in gradients."""
-
 
 TRIES = 2
 """How often layers are traced once before the program is traced as a whole."""
@@ -125,7 +127,7 @@ def once(
         fake_mode: theirs.
         decompositions: as AOTAutograd is given them.
     """
-    repeats = repeats_of(gm.graph) if fake_mode is not None else []
+    repeats = repeats_of(gm.graph, LEAST_SAVED) if fake_mode is not None else []
     if fake_mode is None or not repeats:
         return None
     walk = _Walk(gm, fake_mode, decompositions)
