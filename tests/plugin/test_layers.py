@@ -644,8 +644,9 @@ def check_drawn(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_drawn_layers(seed: int) -> None:
+def test_drawn_layers(seed: int, recwarn: pytest.WarningsRecorder) -> None:
     check_drawn(seed)
+    assert not recwarn.list
 
 
 @pytest.mark.fuzz

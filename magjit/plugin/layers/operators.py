@@ -162,29 +162,35 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         form = _forms[ctx.number]
+        tensors = ctx.saved_tensors
         asked = [one for one, wanted in zip(tangents, form.differentiable, strict=True) if wanted]
-        given = []
         for tangent, node in zip(asked, form.tangents, strict=True):
-            try:
-                given.append(_laid_out(tangent, node.meta["val"]))
-            except Unfit as reason:  # Not raised from here: autograd would print a warning.
-                refused[ctx.number] = str(reason)
-                given.append(fresh(node.meta["val"]))
-        found = iter(
-            torch.ops.magjit.layer_backward(ctx.number, list(ctx.saved_tensors), ctx.sizes, given)
-        )
+            if reason := _unlike(tangent, node.meta["val"]):
+                # Nothing is raised from here: autograd would print a warning.
+                refused[ctx.number] = reason
+        if ctx.number in refused:
+            found = iter([torch.zeros_like(one) for one in _wanted(tensors, form)])
+        else:
+            backward = torch.ops.magjit.layer_backward
+            found = iter(backward(ctx.number, list(tensors), ctx.sizes, asked))
         gradients = [None if node is None else next(found) for node in form.gradients]
-        return None, None, *gradients[: len(ctx.saved_tensors)]
+        return None, None, *gradients[: len(tensors)]
 
 
-def _laid_out(tangent: Tensor | None, like: Tensor) -> Tensor:
-    """As the layer's backward was traced for."""
+def _wanted(tensors: Sequence[Tensor], form: Form) -> list[Tensor]:
+    """The inputs that have gradients."""
+    return [one for one, node in zip(tensors, form.gradients, strict=False) if node is not None]
+
+
+def _unlike(tangent: Tensor | None, like: Tensor) -> str:
+    """Why it is not what the layer's backward was traced for, if so."""
     if tangent is None:
-        raise Unfit("a result of a layer has no gradient")
-    given, wanted = described([tangent])[0], described([like])[0]
-    if given[:-1] == wanted[:-1]:
-        return tangent
-    raise Unfit("the gradient of a layer's result has another layout")
+        return "a result of a layer has no gradient"
+    try:
+        given, wanted = described([tangent])[0], described([like])[0]
+    except Unfit as reason:
+        return str(reason)
+    return "" if given[:-1] == wanted[:-1] else "a layer's result has a gradient of another layout"
 
 
 def described(values: Sequence[Any]) -> tuple[Any, ...]:
