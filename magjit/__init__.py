@@ -71,6 +71,7 @@ def __getattr__(name: str) -> Any:
     """Load a part of the API at its first use; the bytecode layer works without torch."""
     if name in _HOMES or name == "plugin":
         check_versions()
+        importlib.import_module("magjit._C")
     if name in _HOMES:
         # Of the time that torch's compiler modules take to load, the collector's is a third.
         with uncollected():

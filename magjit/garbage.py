@@ -7,11 +7,7 @@ objects to set off several, each of which takes longer than a small capture.
 from __future__ import annotations
 
 import contextlib
-
-try:
-    from magjit import _C
-except ImportError:  # an interpreter for which MagJIT is not built, as `check_versions` says
-    _C = None  # type: ignore[assignment]
+import sys
 
 __all__ = ["uncollected"]
 
@@ -19,6 +15,11 @@ __all__ = ["uncollected"]
 def uncollected() -> contextlib.AbstractContextManager[None]:
     """Leave garbage where it is; afterwards the collector is on if it was.
 
-    Several threads may be inside at once: the last one to leave switches it on.
+    Several threads may be inside at once: the last one to leave switches it on.  Nothing happens
+    before the C part is loaded, which is not done where `magjit.check_versions` forbids it.
     """
-    return contextlib.nullcontext() if _C is None else _C.Uncollected()
+    native = sys.modules.get("magjit._C")
+    if native is None:
+        return contextlib.nullcontext()
+    inside: contextlib.AbstractContextManager[None] = native.Uncollected()
+    return inside

@@ -63,7 +63,7 @@ LAYERS: dict[str, set[str]] = {
 C_EXTENSION = "magjit._C"
 EXTENSIONS = {C_EXTENSION, "magjit_dvm._vm", "magjit_triton._select"}
 USES_C_EXTENSION = {
-    "garbage",
+    "__init__",  # which loads it once versions are checked
     "bytecode",
     "monitor",
     "refgraph",
