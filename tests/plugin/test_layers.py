@@ -509,6 +509,22 @@ def test_dropout_draws_as_it_would() -> None:
         assert torch.equal(one, other)
 
 
+def test_hooks_of_all_modules_see_none_of_it() -> None:
+    model = Stack(Block)
+    x = torch.randn(3, 5, WIDTH)
+    seen: list[type] = []
+    register = nn.modules.module.register_module_forward_hook
+    with register(lambda module, given, result: seen.append(type(module))):
+        model(x)
+        wanted = set(seen)
+        seen.clear()
+        stepped(model, magjit.compile(model, backend=Recorder()), x)
+        magjit.reset()
+        with torch.no_grad():
+            magjit.compile(model, backend=Lowering())(x)
+    assert set(seen) == wanted
+
+
 def test_an_error_on_the_way_is_no_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -95,7 +95,8 @@ class Expansion:
             if key not in self.memory:
                 self.memory[key] = fresh(like)
             base = self.memory[key]
-            if described([base]) == described([like]):
+            place, wanted = (described([one, one.storage_offset()]) for one in (base, like))
+            if place == wanted:
                 return base
             return base.as_strided(like.size(), like.stride(), like.storage_offset())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from magjit.plugin.fake_results import Layout, Undescribed, described, layout_of
 from magjit.plugin.fx_helpers import runnable
+from magjit.plugin.layers.operators import storage_of
 from magjit.plugin.layers.repeats import apart, in_pieces, repeats_of
 
 __all__ = ["LayerRecorder", "Recorder", "in_layers"]
@@ -108,10 +110,8 @@ def _recorded(
     layouts = [layout_of(one, symbols=True) for one in results]
     known = [one for one in layouts if one is not None]
     tensors = [one for one in (*given, *results) if isinstance(one, torch.Tensor)]
-    storages = [one.untyped_storage()._cdata for one in tensors]
-    if len(known) < len(results) or any(
-        storages.count(one.untyped_storage()._cdata) > 1 for one in results
-    ):
+    memory = Counter(map(storage_of, tensors))
+    if len(known) < len(results) or any(memory[storage_of(one)] > 1 for one in results):
         return None
     shared = set(recorder.numbers.values())  # sizes are computed once for all layers
     nodes = []

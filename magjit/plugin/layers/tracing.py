@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+from magjit.plugin.fx_helpers import runnable
 from magjit.plugin.layers.expansion import Expansion
 from magjit.plugin.layers.operators import (
     Form,
@@ -233,7 +234,7 @@ class _Walk:
                 fresh(one, one.requires_grad) if isinstance(one, Tensor) else one for one in values
             ]
         with self._on_fakes():
-            results = layer(*examples)
+            results = runnable(layer)(*examples)  # no module's hooks
         if not torch.is_grad_enabled():
             torch._C._set_grad_enabled(True)
             raise Unfit("a layer ends without gradients")
