@@ -25,7 +25,8 @@ def sources_tied_to_result() -> Iterator[Callable[[Any], None]]:
     before = frozenset(kept)
 
     def tie(owner: Any) -> None:
-        keys = tuple([key for key in kept if key not in before])
+        # a copy, made in one step: a collection at any other may drop what others tied
+        keys = tuple([key for key in list(kept) if key not in before])
         if isinstance(owner, MethodType):
             owner = owner.__self__
         if not keys:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import threading
 import weakref
 
@@ -15,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from magjit.plugin import BackendContext, InputDescriber, make_graph_module, resolve, run_backend
 from magjit.plugin.aot import aot
+from magjit.plugin.generated_source import sources_tied_to_result
 from magjit_inductor import backend as inductor
 
 from .graphs import compile_for, functional_graph
@@ -99,6 +101,34 @@ def test_sources_stay_while_the_graph_lives() -> None:
     gc.collect()
     assert "x + 1" in graph_module._loader.eval_cache[name]
     del compiled
+    gc.collect()
+    assert name not in graph_module._loader.eval_cache
+
+
+def test_a_collection_while_sources_are_looked_through() -> None:
+    """Others' sources go at any step, as when the collector runs there."""
+    owners = [torch.nn.Identity() for _ in range(200)]
+    for owner in owners:
+        with sources_tied_to_result() as tie:
+            make_graph_module({}, functional_graph(lambda x: x + 1).graph)
+        tie(owner)
+    with sources_tied_to_result() as tie:
+        last = make_graph_module({}, functional_graph(lambda x: x * 2).graph)
+    name = next(reversed(graph_module._loader.eval_cache))
+
+    def collecting(frame, event, _):
+        frame.f_trace_opcodes = True
+        del owners[-1:]
+        return collecting
+
+    sys.settrace(collecting)
+    try:
+        tie(last)
+    finally:
+        sys.settrace(None)
+    assert len(owners) < 200
+    assert name in graph_module._loader.eval_cache
+    del last
     gc.collect()
     assert name not in graph_module._loader.eval_cache
 
