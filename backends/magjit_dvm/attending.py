@@ -4,6 +4,10 @@ Between the products may be a scale, as a number or a tensor of one element, and
 is added or takes the place of scores.  Heads are dimensions of their own or merged with the batch,
 as lowering ``matmul`` merges them.  Scores and probabilities that anything else reads are not
 attention: they must be in memory anyway.
+
+On GPUs operands have 16 bits, and softmax may be computed of and in float32.  A mask other than
+zeros is none of attention there: what is masked as a whole is NaN or uniform in the written-out
+form, and who knows on the GPU is not asked.
 """
 
 from __future__ import annotations
@@ -19,17 +23,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
 from magjit.plugin.fx_helpers import called
-from magjit_dvm.attention import LANES, attention
+from magjit_dvm.attention import DTYPES, LANES, attention
 from magjit_dvm.attention_scores import (
     RESHAPES,
     Inverse,
     Scores,
     is_zero,
+    probabilities_of,
     read_by,
     scores_of,
     shape_of,
     sizes_of,
-    source_of,
 )
 from magjit_dvm.builder import size_key
 
@@ -41,10 +45,12 @@ _SHORTEST = 16
 """Columns that are known to be fewer are faster as two products and a fused operator."""
 _SHORTEST_ALONE = 64
 """The same where there is one image, whose heads need not be copied, and no whole vectors."""
+_WIDEST = 256
+"""Elements of a head that the kernel of GPUs takes, by eight."""
 
 
 def find_attention(graph: Graph) -> None:
-    """Put ``attention`` in the place of what is written out, on CPUs and in float32."""
+    """Put ``attention`` in the place of what is written out, in the dtypes of its kernels."""
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is aten.bmm.default and not node._erased:
             _replace(graph, node)
@@ -53,18 +59,18 @@ def find_attention(graph: Graph) -> None:
 def _replace(graph: Graph, product: Node) -> None:
     weights, value = product.args
     made = product.meta["val"]
-    if made.dtype != torch.float32 or made.device.type != "cpu" or not isinstance(weights, Node):
+    if made.dtype not in DTYPES.get(made.device.type, ()) or not isinstance(weights, Node):
         return
-    columns = weights.meta["val"].shape[2]
-    if _fewer(columns, _SHORTEST) or not isinstance(value, Node):
+    columns, on_cpu = weights.meta["val"].shape[2], made.device.type == "cpu"
+    if (on_cpu and _fewer(columns, _SHORTEST)) or not isinstance(value, Node):
         return
     passed: list[Node] = []
-    softmax = source_of(weights, product, passed)
-    if softmax is None or softmax.target is not aten._softmax.default:
+    softmax = probabilities_of(weights, product, passed)
+    if softmax is None:
         return
-    given, dim, to_float = softmax.args
+    given, dim, _ = softmax.args
     shape = shape_of(softmax)
-    if dim not in (-1, len(shape) - 1) or to_float or shape[-2:] != shape_of(weights)[1:]:
+    if dim not in (-1, len(shape) - 1) or shape[-2:] != shape_of(weights)[1:]:
         return
     scores = scores_of(given, softmax) if isinstance(given, Node) else None
     if scores is None or not _is_attention(scores, shape, value):
@@ -104,12 +110,15 @@ def _is_attention(scores: Scores, shape: Sequence[Any], value: Node) -> bool:
     # Inputs that torch.compile gives as they are do not say which of their sizes are symbols.
     if not all(isinstance(one.meta["val"], FakeTensor) for one in computed_with):
         return False
-    if query.meta["val"].dtype != torch.float32:
+    dtype, device = value.meta["val"].dtype, value.meta["val"].device
+    if query.meta["val"].dtype != dtype or (scores.factors and dtype != torch.float32):
+        return False
+    if device.type == "cuda" and not _may_be_wide(shape_of(value)[2]):
         return False
     if (shape_of(query)[1], shape_of(key)[2]) != tuple(shape[-2:]):
         return False
     parted = _parted(query)
-    alone = parted is not None and shape_of(parted)[0] == 1
+    alone = device.type == "cpu" and parted is not None and shape_of(parted)[0] == 1
     if alone and _fewer(shape[-1], _SHORTEST_ALONE) and shape[-1] % LANES:
         return False
     if scores.mask is not None and scores.shape[-2:] != tuple(shape[-2:]):
@@ -278,6 +287,11 @@ def _fewer(size: Any, least: int) -> bool:
     """Whether a size is known to be less."""
     key = size if isinstance(size, sympy.Basic) else size_key(size)
     return isinstance(key, int) and key < least
+
+
+def _may_be_wide(width: Any) -> bool:
+    """Whether the kernel of GPUs may take heads so wide."""
+    return not isinstance(width, int) or (width % 8 == 0 and 0 < width <= _WIDEST)
 
 
 def _differ(a: Any, b: Any) -> bool:

@@ -1,8 +1,9 @@
-"""Attention that a program writes out, ``softmax(q @ k.T) @ v``, by ATen's flash kernel.
+"""Attention that a program writes out, ``softmax(q @ k.T) @ v``, by ATen's flash kernels.
 
-The scores are never in memory.  What the kernel does otherwise than the written-out form shows in
-the logarithms of its sums, and such a call is written out after all: rows that are masked as a
-whole are NaN there, and 0 in the kernel.
+The scores are never in memory.  What the kernel of CPUs does otherwise than the written-out form
+shows in the logarithms of its sums, and such a call is written out after all: rows that are masked
+as a whole are NaN there, and 0 in the kernel.  To look at numbers, a GPU would have to be waited
+for: there are no masks on one.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["LANES", "Attention", "attention", "written_out"]
+__all__ = ["DTYPES", "LANES", "Attention", "DeviceAttention", "attention", "written_out"]
 
 _kernel: Any = torch._scaled_dot_product_flash_attention_for_cpu
+_kernel_of_gpus: Any = torch.ops.aten._scaled_dot_product_flash_attention.default
+DTYPES = {"cpu": (torch.float32,), "cuda": (torch.float16, torch.bfloat16)}
+"""Of operands, by the type of their device."""
 _MARGIN = 150.0
 """What is smaller than the sum of a row by this factor's logarithm is 0 beside it in float32."""
 LANES = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
@@ -58,7 +62,7 @@ class Attention:
         scale: float,
         fill: float | None,
     ) -> Tensor:
-        """Attention of float32 on a CPU.
+        """Attention of one of ``DTYPES``.
 
         Args:
             query: (batch, heads, rows, width), or (batch, rows, width).
@@ -82,7 +86,17 @@ class Attention:
         made = self._made(query, key, value, mask, scale, fill).transpose(1, 2).contiguous()
         return made if heads else made.squeeze(2)
 
-    def _made(self, *given: Any) -> Tensor:
+    def _made(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        fill: float | None,
+    ) -> Tensor:
+        """The result as (batch, heads, rows, other width)."""
+        given = query, key, value, mask, scale, fill
         if self._waits or not _may_be_flash(*given):
             self._waits = max(0, self._waits - 1)
             return written_out(*given)
@@ -93,6 +107,54 @@ class Attention:
             return written_out(*given)
         self._failed = 0
         return made
+
+
+class DeviceAttention(Attention):
+    """The same on a GPU, where there are no masks.
+
+    The kernel keeps scores in float32, where eager mode rounds them to 16 bits.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._takes: dict[tuple[int, torch.dtype, torch.device], bool] = {}
+
+    def _made(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        fill: float | None,
+    ) -> Tensor:
+        given = query, key, value, mask, scale, fill
+        if mask is not None or not _may_be_flash(*given):
+            return written_out(*given)
+        kind = query.shape[3], query.dtype, query.device
+        if kind not in self._takes:
+            self._takes[kind] = _gpu_takes(query, key, value)
+        if not self._takes[kind]:
+            return written_out(*given)
+        query, key, value = (_in_lines(one) for one in (query, key, value))
+        made: Tensor = _kernel_of_gpus(query, key, value, 0.0, False, False, scale=scale)[0]
+        return made
+
+
+def _in_lines(tensor: Tensor) -> Tensor:
+    """The kernel of GPUs reads 16 bytes at a time."""
+    lies = tensor.stride(3) == 1 and not any(one % 8 for one in tensor.stride()[:3])
+    if lies and tensor.data_ptr() % 16 == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _gpu_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether the flash kernel runs on this GPU, for this width and dtype, and may be used."""
+    if query.shape[3] % 8:
+        return False
+    given = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, False, False)
+    return torch.backends.cuda.can_use_flash_attention(given)
 
 
 def _may_be_flash(

@@ -1,7 +1,8 @@
 """What a program writes between two products that may be attention: scale, mask, softmax.
 
 Between the products may be a scale, as a number or a tensor of one element, and then a mask that
-is added or takes the place of scores.  Views that keep the order of elements may be anywhere.
+is added or takes the place of scores.  Views that keep the order of elements may be anywhere;
+of 16 bits, so may be a cast to float32 before softmax, and one back after it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from magjit_dvm.attention import DTYPES
 from magjit_dvm.builder import size_key
 from magjit_dvm.operators import argument
 
@@ -23,6 +25,7 @@ __all__ = [
     "Inverse",
     "Scores",
     "is_zero",
+    "probabilities_of",
     "read_by",
     "scores_of",
     "shape_of",
@@ -52,6 +55,7 @@ _ARITHMETIC: dict[Any, Callable[[float, float], float]] = {
     aten.rsub.Scalar: lambda a, b: b - a,
     aten.sub.Tensor: operator.sub,
 }
+_CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 _CONSTANTS = {aten.full.default: 1, aten.scalar_tensor.default: 0}
 
 
@@ -127,6 +131,26 @@ def _keeps_order(node: Node) -> bool:
     return True
 
 
+def probabilities_of(weights: Node, product: Node, passed: list[Node]) -> Node | None:
+    """The softmax that the first operand of a product is, if only this reads it."""
+    found = source_of(weights, product, passed)
+    if found is not None and _is_cast(found, torch.float32, weights.meta["val"].dtype):
+        passed.append(found)
+        found = source_of(found.args[0], found, passed)  # type: ignore[arg-type]
+    return found if found is not None and found.target is aten._softmax.default else None
+
+
+def _is_cast(node: Node, given: torch.dtype, made: torch.dtype) -> bool:
+    """Whether a node is a cast between these, one of 16 bits and float32, on one device."""
+    if node.target not in _CASTS or 2 not in (given.itemsize, made.itemsize):
+        return False
+    source = node.args[0]
+    if not isinstance(source, Node):
+        return False
+    before, after = source.meta["val"], node.meta["val"]
+    return (before.dtype, after.dtype) == (given, made) and before.device == after.device
+
+
 def scores_of(node: Node, softmax: Node) -> Scores | None:
     """What is between softmax and the product before it, if that is all attention's."""
     found = Scores()
@@ -143,6 +167,9 @@ def scores_of(node: Node, softmax: Node) -> Scores | None:
             return found
         if source.target is aten.baddbmm.default:
             return _with_added(found, source)
+        if any(_is_cast(source, one, torch.float32) for one in DTYPES["cuda"]):
+            node, user = source.args[0], source  # type: ignore[assignment]
+            continue
         following = _scaled(found, source)
         if following is None and found.mask is None and not found.is_scaled:
             following = _masked(found, source)
@@ -275,9 +302,17 @@ def read_by(node: Node) -> list[Node]:
 
 
 def _fits(mask: Node, scores: Sequence[Any], dtype: torch.dtype = torch.float32) -> bool:
-    """Whether each dimension of a mask is 1 or that of the scores; three or four of these."""
+    """Whether each dimension of a mask is 1 or that of the scores; three or four of these.
+
+    On GPUs it is one of zeros that is added.
+    """
     value = mask.meta["val"]
-    if not isinstance(value, torch.Tensor) or value.dtype != dtype or value.device.type != "cpu":
+    if not isinstance(value, torch.Tensor):
+        return False
+    if value.device.type == "cuda":
+        if dtype == torch.bool or not is_zero(mask):
+            return False
+    elif value.dtype != dtype or value.device.type != "cpu":
         return False
     sizes = shape_of(mask)
     if not 0 < len(sizes) <= len(scores) or len(scores) not in (3, 4):

@@ -14,7 +14,7 @@ import torch
 from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 
-from magjit_dvm.attention import Attention, attention
+from magjit_dvm.attention import Attention, DeviceAttention, attention
 from magjit_dvm.builder import size_key
 from magjit_dvm.by_aten import by_aten
 from magjit_dvm.groups import FusedGroup, Fusion, Size
@@ -135,7 +135,7 @@ class Schedule:
         elif step.target is aten.convolution.default and _may_be_of_small_images(step):
             target = convolution
         elif step.target is attention:
-            target = Attention()
+            target = DeviceAttention() if step.meta["val"].is_cuda else Attention()
         if step.op == "call_module":
             target = self._gm.get_submodule(str(step.target))
         function = self._global(_title(step.target), target)
