@@ -307,7 +307,8 @@ class _Fuser:
     def needs(self, unit: FusedGroup | FxNode) -> list[FxNode]:
         """What has to run before a step."""
         if isinstance(unit, FusedGroup):
-            return unit.operands
+            drawn = [one for node in unit.nodes for one in self.drawn_before.get(node, ())]
+            return [*unit.operands, *drawn]
         return [*unit.all_input_nodes, *self.drawn_before.get(unit, ())]
 
     def made_outside(self, node: FxNode, outputs: set[FxNode]) -> bool:

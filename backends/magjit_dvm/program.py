@@ -7,6 +7,7 @@ Grammar::
     Node    = load input | constant number | scalar input | numel dims | iota dim
             | index input(positions) | compute instruction(args) | cast(arg)
             | reduce instruction(arg) dims | broadcast(arg) dims | scan instruction(arg) dim
+            | draw input(seed, place, shares) order
     Output  = node dims order [place]
     place   = part of another Output along a dimension
             | input (where it begins) along a dimension of (another Output | an input that is
@@ -33,6 +34,7 @@ from magjit_dvm.instructions import DTYPES, INSTRUCTIONS, DType
 
 __all__ = [
     "ACROSS",
+    "DRAWN",
     "INDEXED",
     "MAX_DIMS",
     "MAX_INPUTS",
@@ -47,7 +49,9 @@ __all__ = [
     "Output",
     "Program",
     "across",
+    "drawn",
     "has_machine",
+    "order_of_draw",
     "pruned",
     "varying",
 ]
@@ -102,6 +106,7 @@ class NodeKind(IntEnum):
     REDUCE = 8
     BROADCAST = 9
     SCAN = 10
+    DRAW = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,8 @@ class Input:
     dims: tuple[int, ...] = ()
 
 
+DRAWN = 3
+"""Ints that each call passes for what is drawn."""
 ROUNDED, ACROSS = 1, 2
 """What ``aux`` says of nodes that are computed, and of reductions."""
 
@@ -124,7 +131,9 @@ class Node:
     Attributes:
         aux: an input, or of positions a dimension; of what is computed ``ROUNDED`` where the
             program that it is taken from rounds it to 16 bits at once; of a sum ``ACROSS`` where it
-            goes over all that other reductions keep, and is only stored; −1 otherwise.
+            goes over all that other reductions keep, and is only stored; of what is drawn, the
+            first of three ints that each call passes (``philox.py``); −1 otherwise.
+        number: of a constant; of what is drawn, ``order_of_draw``, packed.
     """
 
     kind: NodeKind
@@ -252,6 +261,27 @@ class Program:
         return lines
 
 
+def drawn(first: int, dims: Sequence[int]) -> Node:
+    """Random numbers, uniform in (0, 1]: element after element of a tensor of these dimensions.
+
+    Args:
+        first: the first of the inputs that say which, see ``philox.py``.
+        dims: as of ``Input``; contiguous.
+    """
+    order = [d for d in dims if d >= 0]
+    packed = sum((d + 1) << 4 * k for k, d in enumerate(order))
+    return Node(NodeKind.DRAW, DType.F32, aux=first, dims=frozenset(order), number=packed)
+
+
+def order_of_draw(node: Node) -> list[int]:
+    """The dimensions of what is drawn, from the outermost to the innermost."""
+    packed, order = int(node.number), list[int]()
+    while packed:
+        order.append(packed % 16 - 1)
+        packed //= 16
+    return order
+
+
 def varying(
     node: Node, before: Sequence[frozenset[int]], inputs: Sequence[Input]
 ) -> frozenset[int]:
@@ -263,6 +293,8 @@ def varying(
         return frozenset({node.aux})
     if node.kind is NodeKind.REDUCE:
         return dims - node.dims
+    if node.kind is NodeKind.DRAW:
+        return node.dims
     if node.kind is NodeKind.BROADCAST:
         return dims | node.dims
     return dims
@@ -288,8 +320,9 @@ def pruned(program: Program, keep: Collection[int] = ()) -> tuple[Program, list[
         if number in live:
             live.update(program.nodes[number].args)
     nodes = [program.nodes[number] for number in sorted(live)]
-    reading = (NodeKind.LOAD, NodeKind.INDEX, NodeKind.SCALAR)
+    reading = (NodeKind.LOAD, NodeKind.INDEX, NodeKind.SCALAR, NodeKind.DRAW)
     read = {node.aux for node in nodes if node.kind in reading} | set(keep)
+    read.update(node.aux + k for node in nodes if node.kind is NodeKind.DRAW for k in range(DRAWN))
     read.update(
         number
         for one in program.outputs
@@ -357,6 +390,9 @@ def _call(node: Node, args: str) -> str:
             return f"Iota(d{node.aux})"
         case NodeKind.INDEX:
             return f"IndexLoad(arg{node.aux}, {args})"
+        case NodeKind.DRAW:
+            order = ",".join(f"d{d}" for d in order_of_draw(node))
+            return f"Draw(arg{node.aux}, arg{node.aux + 1}, arg{node.aux + 2}) in order {order}"
         case NodeKind.CAST:
             return f"Cast({args})"
         case NodeKind.REDUCE:

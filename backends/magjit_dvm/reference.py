@@ -7,13 +7,26 @@ is in ``reference_machine``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from magjit_dvm.instructions import INSTRUCTIONS, DType
-from magjit_dvm.program import INDEXED, ONE, InputKind, Node, NodeKind, Output, Program
+from magjit_dvm.philox import uniforms
+from magjit_dvm.program import (
+    DRAWN,
+    INDEXED,
+    ONE,
+    InputKind,
+    Node,
+    NodeKind,
+    Output,
+    Program,
+    order_of_draw,
+)
 from magjit_dvm.reference_machine import BytecodeError, run_bytecode
 
 __all__ = ["BytecodeError", "run", "run_bytecode"]
@@ -106,6 +119,8 @@ def _value(
             return _number(torch.Size([sizes[d] for d in node.dims]).numel(), dtype, rank)
         case NodeKind.IOTA:
             return _along(torch.arange(sizes[node.aux]), node.aux, rank)
+        case NodeKind.DRAW:
+            return _drawn(node, arguments, sizes)
         case NodeKind.INDEX:
             return _looked_up(arguments[node.aux], program.inputs[node.aux].dims, args[0])
         case NodeKind.COMPUTE:
@@ -142,6 +157,17 @@ def _spread(tensor: torch.Tensor, dims: Sequence[int], rank: int) -> torch.Tenso
     for k in places:
         shape[dims[k]] = tensor.shape[k]
     return small.reshape(shape)
+
+
+def _drawn(node: Node, arguments: Sequence[Any], sizes: Sequence[int]) -> torch.Tensor:
+    """Element after element in the order of its dimensions."""
+    order = order_of_draw(node)
+    shape = [sizes[d] for d in order]
+    elements = np.arange(math.prod(shape), dtype=np.int64)
+    found = torch.from_numpy(uniforms(elements, *arguments[node.aux : node.aux + DRAWN]))
+    inputs_order = [order.index(d) for d in sorted(order)]
+    spread = [sizes[d] if d in node.dims else 1 for d in range(len(sizes))]
+    return found.reshape(shape).permute(inputs_order).reshape(spread)
 
 
 def _looked_up(table: torch.Tensor, dims: Sequence[int], at: torch.Tensor) -> torch.Tensor:

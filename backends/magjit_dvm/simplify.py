@@ -16,6 +16,7 @@ from magjit.plugin.convolutions import bias_apart, is_convolution
 from magjit.plugin.inference import draw_in_place
 from magjit_dvm.attending import find_attention
 from magjit_dvm.builder import size_key
+from magjit_dvm.drawing import draw_in_groups
 from magjit_dvm.translate import handles
 
 __all__ = ["simplify"]
@@ -51,6 +52,7 @@ def simplify(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.target is aten.bernoulli.p and getattr(node.args[0], "target", None) in _BLANK:
             draw_in_place(graph, node)
+    draw_in_groups(graph)
 
 
 def _adds_bias_apart(node: Node) -> bool:

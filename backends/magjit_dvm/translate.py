@@ -12,6 +12,7 @@ import torch
 from torch.fx import Node as FxNode
 
 from magjit_dvm import (
+    drawing,
     extremes,
     gathering,
     operators_creation,
@@ -28,6 +29,7 @@ __all__ = ["handles", "translate"]
 
 # Imported for the handlers that they register.
 _MODULES = (
+    drawing,
     extremes,
     gathering,
     operators_creation,

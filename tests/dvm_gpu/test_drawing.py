@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import magjit
+from magjit_dvm import drawing
+from magjit_dvm.backend import schedules
 
 pytestmark = pytest.mark.gpu
 
@@ -49,3 +51,120 @@ def test_numbers_are_eagers(name: str, dtype: torch.dtype, grad: bool) -> None:
             made.sum().backward()
             expected.sum().backward()
             torch.testing.assert_close(x.grad, y.grad, **rounding)
+
+
+# -- dropout in groups --
+
+
+def masks(schedule: str) -> int:
+    """How many dropouts a fused operator draws for."""
+    return schedule.count("= take_numbers(")
+
+
+def both(program: Callable[..., Tensor], *given: Tensor, seed: int = 3) -> tuple[Tensor, Tensor]:
+    """What a compiled program gives and what eager mode does, both at the same place of a seed."""
+    compiled = magjit.compile(program, backend="dvm", fullgraph=True)
+    for _ in range(2):
+        torch.manual_seed(seed)
+        made = compiled(*given)
+        after = torch.cuda.default_generators[0].get_offset()
+        torch.manual_seed(seed)
+        wanted = program(*given)
+        assert after == torch.cuda.default_generators[0].get_offset()
+    return made, wanted
+
+
+def products(x: Tensor, w: Tensor) -> Tensor:
+    return F.dropout((x @ w).relu() + 1, 0.3)
+
+
+SIZES = [(4, 64), (5, 1023), (37, 132), (12, 1028), (300, 768), (2048, 4096), (9000, 1024)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_masks_are_eagers(size: tuple[int, int], dtype: torch.dtype) -> None:
+    """Over many turns of the kernel's threads, too; elements that do not come by four."""
+    rows, cols = size
+    x, w = torch.ones(rows, 16, device="cuda", dtype=dtype), torch.ones(16, cols, device="cuda")
+    before = schedules()
+    made, wanted = both(products, x, w.to(dtype))
+    assert sum(masks(one.source) for one in schedules() if one not in before) == 1
+    assert torch.equal(made, wanted)
+
+
+@pytest.mark.parametrize("seed", [0, 1 << 40, (1 << 64) - 1, 1 << 63])
+def test_seeds(seed: int) -> None:
+    x, w = torch.ones(64, 16, device="cuda"), torch.ones(16, 64, device="cuda")
+    made, wanted = both(products, x, w, seed=seed)
+    assert torch.equal(made, wanted)
+
+
+def layer(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
+    """Attention and a residual, as a transformer has them, with what ATen draws between."""
+    scores = x @ x.mT / 8
+    attended = F.dropout(scores.softmax(-1), 0.1) @ x
+    noise = torch.rand_like(attended)
+    added = F.dropout(attended @ w, 0.2) + y + noise
+    return F.layer_norm(added, (64,)) + F.dropout((added * 2) @ w, 0.5)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_layer_trains(dtype: torch.dtype, dynamic: bool) -> None:
+    rounding = 1e-4 if dtype == torch.float32 else 3e-2
+    compiled = magjit.compile(layer, backend="dvm", fullgraph=True, dynamic=dynamic)
+    before = schedules()
+    for turn, (batch, length) in enumerate([(2, 20), (2, 20), (3, 36), (1, 9), (4, 161)]):
+        given = [
+            torch.randn(size, device="cuda", dtype=dtype, requires_grad=True)
+            for size in [(batch, length, 64), (64, 64), (batch, length, 64)]
+        ]
+        results = []
+        for function in (compiled, layer):
+            torch.manual_seed(turn)
+            loss = function(*given).float().square().mean()
+            results.append([loss, *torch.autograd.grad(loss, given), torch.rand(2, device="cuda")])
+        for one, other in zip(*results, strict=True):
+            bound = rounding * max(1.0, float(other.abs().max()))
+            torch.testing.assert_close(one, other, rtol=rounding, atol=bound)
+        assert torch.equal(results[0][-1], results[1][-1])
+    forward = [one.source for one in schedules() if one not in before]
+    assert any(masks(one) == 3 for one in forward)
+
+
+def test_draws_into_a_cuda_graph() -> None:
+    """Each replay draws other numbers, at the share that is asked for."""
+    x, w = torch.ones(512, 16, device="cuda"), torch.ones(16, 512, device="cuda")
+    compiled = magjit.compile(products, backend="dvm", fullgraph=True)
+    with torch.no_grad():
+        compiled(x, w)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            compiled(x, w)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                made = compiled(x, w)
+    found = []
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        found.append((made == 0).float())
+    assert all(abs(float(one.mean()) - 0.3) < 0.01 for one in found)
+    assert not torch.equal(found[0], found[1]) and not torch.equal(found[1], found[2])
+
+
+def test_another_kernel_of_eager_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch draws otherwise than this expects, all is as with ATen."""
+    monkeypatch.setattr(drawing, "_agrees", lambda *_: False)
+    x, w = torch.ones(64, 16, device="cuda"), torch.ones(16, 64, device="cuda")
+    made, wanted = both(products, x, w)
+    assert torch.equal(made, wanted)
+
+
+def test_this_torch_draws_as_expected() -> None:
+    before = torch.cuda.default_generators[0].get_offset()
+    drawing._agrees.cache_clear()
+    assert drawing._agrees(0, 2) and drawing._agrees(0, 4)
+    assert torch.cuda.default_generators[0].get_offset() == before

@@ -22,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 10, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 11, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
@@ -36,6 +36,7 @@ enum : int {
     MOST_SUMS = 8,
     MOST_WORDS = 224,   /* before the last of them */
     MAX_DESCRIBED = 256, /* sizes and descriptors: more do not fit an image */
+    FOURS = 4, /* what shares have their threads times, see philox.py */
     SQUARE_PARTS = 6,    /* dimensions that take the place of two, see cuda/tiling.py */
     MAX_PARTS = MAX_DIMS + SQUARE_PARTS
 };
@@ -87,6 +88,7 @@ struct Words {
     uint8_t scalar_row;                    /* lk.r */
     uint8_t load[N_WAYS][N_LOADED], load_a[3]; /* 0: there is none */
     uint8_t position, column, row_position;   /* along a dimension, that of columns */
+    uint8_t draw;
     uint8_t table[N_LOADED], row_table[N_OF_COLUMNS]; /* what is looked up */
     uint8_t store[N_STORES][N_STORED];
     uint8_t load_few[N_ALL_WAYS - N_WAYS][N_OF_COLUMNS], store_near[N_OF_COLUMNS];
@@ -132,7 +134,7 @@ struct Prepared {
     std::vector<uint8_t> loads; /* inputs that are loaded, in order */
     std::vector<uint8_t> reads; /* those, and tables */
     bool reduces;               /* some node does */
-    bool has_positions;         /* along dimensions, or tables */
+    bool has_positions;         /* along dimensions, or tables, or numbers that are drawn */
 };
 
 /* `floats`: of each node, whether its number is a float. */
@@ -325,6 +327,10 @@ struct Encoder {
     void order();
     bool contiguous(const Operand &one, uint32_t along = ~0u) const;
     int describe(const Operand &one, const int8_t *dims, int n, bool apart, int cols);
+    int add_described(const int64_t *sizes, const int64_t *strides, int count, int32_t bound,
+                      int32_t step, int32_t cols);
+    void check_draws();
+    Where placed_draw(const Node &node);
     bool over_nothing() const;
 
     /* cuda_tables.cpp */

@@ -46,6 +46,13 @@ void Encoder::bring_load(int n, Bank bank, uint8_t second, int y)
         }
         return;
     }
+    if (program.nodes[n].kind == NODE_draw) {
+        where = placed_draw(program.nodes[n]);
+        Word &word = put(words.draw, bank == BANK_a ? words.take : second);
+        word.y = (uint8_t)y;
+        word.set_place(where);
+        return;
+    }
     Way way = way_of(number, where);
     bool direct = bank == BANK_a && way == WAY_staged && what <= LOADED_bf16;
     if (bank == BANK_a && !direct) {

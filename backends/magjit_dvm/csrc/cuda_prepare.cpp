@@ -84,6 +84,7 @@ void find_singles(Names &names, Words &found)
     names.find(found.number, "lt.k");
     names.find(found.position, "lt.e.at");
     names.find(found.column, "lt.col.at");
+    names.find(found.draw, "lt.draw.f");
     names.find(found.row_position, "s.ld.at");
     names.find(found.row_load[LOADED_i64s], "s.ld.i64s");
     names.find(found.nop, "nop");
@@ -218,7 +219,7 @@ Fact fact_of(const Prepared &prepared, int n, bool only_stored)
             fact.varies |= in.dims[k] >= 0 ? 1u << in.dims[k] : 0;
         }
     }
-    fact.load |= node.kind == NODE_iota;
+    fact.load |= node.kind == NODE_iota || node.kind == NODE_draw;
     if (node.kind == NODE_cast) {
         const Node &inner = program.nodes[node.args[0]];
         fact.number = prepared.facts[node.args[0]].number;
@@ -341,7 +342,8 @@ Prepared prepare(const Program &program, const char *floats)
             read[node.aux] = true;
         }
         prepared.reduces |= node.kind == NODE_reduce;
-        prepared.has_positions |= node.kind == NODE_iota || node.kind == NODE_index;
+        prepared.has_positions |= node.kind == NODE_iota || node.kind == NODE_index ||
+                                  node.kind == NODE_draw;
     }
     for (int n = 0; n < n_nodes; n++) {
         prepared.facts.push_back(fact_of(prepared, n, !used[n]));

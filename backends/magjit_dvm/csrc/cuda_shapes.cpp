@@ -13,7 +13,7 @@ constexpr int64_t MOST_BITS = (int64_t)1 << 31;
 
 const char *const KIND_NAMES[N_NODE_KINDS] = {"load",    "constant", "scalar", "numel",
                                               "iota",    "index",    "compute", "cast",
-                                              "reduce",  "broadcast", "scan"};
+                                              "reduce",  "broadcast", "scan",   "draw"};
 
 } // namespace
 
@@ -71,6 +71,7 @@ void Encoder::lay_out()
     if (!stopped()) {
         rows_of_positions();
         order();
+        check_draws();
     }
 }
 
@@ -152,6 +153,8 @@ uint32_t Encoder::present(int n) const
         return 1u << node.aux & active;
     case NODE_reduce:
         return dims & ~node.mask;
+    case NODE_draw:
+        return node.mask & active;
     case NODE_broadcast:
         return dims | (node.mask & active);
     default:
@@ -352,11 +355,17 @@ int Encoder::describe(const Operand &one, const int8_t *dims, int n, bool apart,
     if (image.elements >= MOST_BITS) {
         refuse("a view of more than 31 bits");
     }
+    return add_described(sizes, strides, count, one.bound, one.step, cols);
+}
+
+/* The number of a descriptor, made once. */
+int Encoder::add_described(const int64_t *sizes, const int64_t *strides, int count, int32_t bound,
+                           int32_t step, int32_t cols)
+{
     for (int k = 0; k < image.n_descriptors; k++) {
         const auto *known = image.described + image.descriptors[k].at;
         const auto &head = image.descriptors[k];
-        bool same = head.n == count && head.bound == one.bound && head.step == one.step &&
-                    head.cols == cols;
+        bool same = head.n == count && head.bound == bound && head.step == step && head.cols == cols;
         for (int j = 0; j < count && same; j++) {
             same = known[j].size == sizes[j] && known[j].stride == strides[j];
         }
@@ -370,8 +379,8 @@ int Encoder::describe(const Operand &one, const int8_t *dims, int n, bool apart,
     if (stopped()) {
         return 0;
     }
-    image.descriptors[image.n_descriptors] = {(uint16_t)image.n_described, (uint8_t)count,
-                                              one.bound, one.step, cols};
+    image.descriptors[image.n_descriptors] = {(uint16_t)image.n_described, (uint8_t)count, bound,
+                                              step, cols};
     for (int k = 0; k < count; k++) {
         image.described[image.n_described++] = {(int32_t)sizes[k], (int32_t)strides[k]};
     }

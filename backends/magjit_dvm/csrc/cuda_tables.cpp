@@ -82,6 +82,48 @@ bool Encoder::has_rows(const Operand &one) const
     return true;
 }
 
+/* What is drawn is drawn in the order of the space. */
+void Encoder::check_draws()
+{
+    for (const Node &node : program.nodes) {
+        if (node.kind != NODE_draw) {
+            continue;
+        }
+        int k = 0;
+        bool same = true;
+        for (int64_t packed = node.integer; packed > 0; packed >>= 4) {
+            int d = (int)(packed & 15) - 1;
+            if (active >> d & 1) {
+                same = same && k < n_order && dims_in_order[k++] == d;
+            }
+        }
+        if (!same || k != n_order) {
+            return refuse("numbers that are drawn in another order");
+        }
+    }
+}
+
+/* What says which numbers are drawn. */
+Where Encoder::placed_draw(const Node &node)
+{
+    const Argument *one = given + node.aux;
+    int64_t seed = one[0].integer, place = one[1].integer, shares = one[2].integer;
+    int64_t threads = shares / FOURS, fours = shares % FOURS;
+    if (one[0].floating || one[1].floating || one[2].floating) {
+        leave();
+        return {};
+    }
+    bool known = place >= 0 && place < (int64_t)1 << 31 && threads > 0 &&
+                 threads < (int64_t)1 << 31 && (fours == 1 || fours == 2);
+    if (!known || image.elements >= (int64_t)1 << 31) {
+        refuse("numbers that are drawn in another way");
+        return {};
+    }
+    int described = add_described(&threads, &fours, 1, (int32_t)(uint64_t)seed,
+                                  (int32_t)(seed >> 32), (int32_t)place);
+    return {described, -1, 0};
+}
+
 /* One element for a row. */
 void Encoder::look_up_row_value(int n)
 {

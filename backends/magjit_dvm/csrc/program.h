@@ -33,12 +33,14 @@ enum NodeKind : uint8_t {
     NODE_reduce,    /* op, mask; aux: ACROSS or -1 */
     NODE_broadcast, /* mask */
     NODE_scan,      /* op, mask: one dimension */
+    NODE_draw,      /* aux: the first of DRAWN inputs; integer: dimensions in order */
     N_NODE_KINDS
 };
 
 /* Of what is computed: rounded to 16 bits at once, in the program that a result is taken from. Of a sum:
  * over all that other reductions keep, and only stored. */
 enum : int16_t { ROUNDED = 1, ACROSS = 2 };
+enum : int { DRAWN = 3 }; /* ints that each call passes for what is drawn */
 
 struct Node {
     NodeKind kind;

@@ -68,6 +68,7 @@ const char *Encoder::masks()
             break;
         }
         case NODE_iota: mask = 1u << node.aux; break;
+        case NODE_draw: return "numbers that only GPUs draw";
         case NODE_scan:
         case NODE_reduce: {
             uint32_t over = node.mask & active;

@@ -37,7 +37,7 @@ __all__ = ["LIMITS", "Encoded", "Machine", "encode"]
 _MOST_ACCUMULATORS = 16
 _DESCRIBED = (
     *("lt.v", "lt.b", "lt.e", "lt.n", "lt.t", "lt.row", "st.e", "st.n", "pf"),
-    *("at.", "s.ld", "s.at", "s.st"),
+    *("lt.draw", "at.", "s.ld", "s.at", "s.st"),
 )
 LIMITS = (MOST_REGISTERS, _MOST_ACCUMULATORS, MOST_WORDS, PARTS_AT, MOST_SUMS)
 
@@ -181,6 +181,8 @@ class _Encoder(SumsEncoder):
     def bring_load(self, n: int, bank: str, second: str, y: int = 0) -> None:
         if self.nodes[n].kind is NodeKind.IOTA:
             (how, place), what = self.placed_line(self.nodes[n].aux), "at"
+        elif self.nodes[n].kind is NodeKind.DRAW:
+            how, what, place = "draw", "f", self.placed_draw(self.nodes[n])
         else:
             number, what = self.loaded(n)
             how, place = self.placed(number)

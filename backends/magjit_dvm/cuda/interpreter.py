@@ -59,7 +59,7 @@ above which it loops over some of them: ptxas would have so many under way that 
 lines between are those of functions that choose, where R is 64."""
 _SLOW = ("div.rn", "sqrt.rn")
 _SELDOM = (
-    *("lt.e.at", "lt.col.at", "s.ld.at", "at.", "lt.row.", "s.at."),
+    *("lt.e.at", "lt.col.at", "lt.draw.", "s.ld.at", "at.", "lt.row.", "s.at."),
     *("lt.t.", "lt.n.", "st.n.", "pf."),
 )
 """What a program has with R = 16 or 32 alone: encoders choose one of these for squares and tables.

@@ -9,9 +9,14 @@ from magjit_dvm.cuda.elements import (
     from_shared,
     one_from_global,
 )
+from magjit_dvm.cuda.ptx import single
 from magjit_dvm.cuda.reductions import Reductions
+from magjit_dvm.philox import FACTORS, ROUNDS, WEYL
 
 __all__ = ["Loads"]
+
+_ROUNDS_OF_TURN = 2
+assert ROUNDS % _ROUNDS_OF_TURN == 0
 
 
 class Loads(Reductions):
@@ -44,6 +49,8 @@ class Loads(Reductions):
             self.put("cvt.u32.u64 c0,{EL}; mul.lo.u32 c1,{ROW},i1; sub.u32 c0,c0,c1;")
             places = (128 * j + i for j in range(self.J) for i in range(4))
             self.put(*(f"add.u32 {bank}{r},c0,{at};" for r, at in enumerate(places)))
+        elif how == "draw":
+            self.drawn(bank)
         elif how == "n":
             self.near_global(bank, what)
         elif how == "t":
@@ -276,6 +283,59 @@ class Loads(Reductions):
                     continue
                 self.put(f"setp.gt.s32 q,u2,{i}; mov.b32 {bank}{i},0;")
                 self.put(*one_from_global(what, f"{bank}{i}", f"o{i}", "q"))
+
+    def drawn(self, bank: str) -> None:
+        """Uniform in (0, 1], four elements by one block of Philox4x32-10: see ``philox.py``.
+
+        Where a row does not begin with a block, they are parts of two.
+        """
+        whole = self.label("WHOLE")
+        with self.turning(bank):
+            self.put(
+                "cvt.u32.u64 c0,{EL}; shl.b32 k0,c1,5; add.u32 c0,c0,k0; and.b32 nvl,c0,3; "
+                "shr.u32 c0,c0,2;"
+            )
+            self.block()
+            self.put(*(f"mov.b32 {bank}{i},u{i};" for i in range(4)))
+            self.put(f"setp.eq.u32 q,nvl,0; @q bra.uni {whole}; add.u32 c0,c0,1;")
+            self.block()
+            places = [*(f"{bank}{i}" for i in range(4)), *(f"u{i}" for i in range(4))]
+            for by in (1, 2):
+                self.put(f"and.b32 k0,nvl,{by}; setp.ne.u32 q,k0,0;")
+                for one, other in zip(places, places[by:7], strict=False):
+                    self.put(f"selp.b32 {one},{other},{one},q;")
+            self.put(f"{whole}:")
+            for i in range(4):
+                self.put(f"cvt.rn.f32.u32 f0,{bank}{i};")
+                self.put(f"fma.rn.f32 {bank}{i},f0,{single(2.0**-32)},{single(2.0**-33)};")
+
+    def block(self) -> None:
+        """u0 to u3 ← block c0 of four numbers, as the word's descriptor has it; f4, f5 are lost.
+
+        The counter is u0 and u2 (u1 and u3 are 0 before the first round), the key f4 and f5.
+        """
+        self.put(
+            "mov.u32 ad,mj_shared; add.u32 ad,ad,i1; "
+            "ld.shared.v4.b32 {{w0,w1,w2,w3}},[ad]; ld.shared.v4.b32 {{n0,n1,n2,n3}},[ad+16];"
+        )
+        self.put(
+            "sub.u32 k1,n3,1; and.b32 u0,c0,k1; shr.u32 u1,c0,k1; "
+            "mul.hi.u32 k0,u1,n1; add.u32 k0,k0,u1; shr.u32 k0,k0,n2; mul.lo.u32 u2,k0,n0; "
+            "sub.u32 u2,u1,u2; shl.b32 k0,k0,k1; add.u32 u0,u0,k0; add.u32 u0,u0,w3; "
+            "mov.b32 u1,0; mov.b32 u3,0; mov.b32 f4,w1; mov.b32 f5,w2;"
+        )
+        again = self.label("ROUNDS")  # a loop: the keys of all rounds would take registers at once
+        self.put("mov.b32 k0,0;", f"{again}:")
+        for _ in range(_ROUNDS_OF_TURN):
+            self.put(
+                f"mul.wide.u32 o0,u0,{FACTORS[0]}; mul.wide.u32 o1,u2,{FACTORS[1]}; "
+                "mov.b64 {{y0,y1}},o0; mov.b64 {{y2,y3}},o1; "
+                "xor.b32 u0,y3,u1; xor.b32 u0,u0,f4; xor.b32 u2,y1,u3; xor.b32 u2,u2,f5; "
+                f"mov.b32 u1,y2; mov.b32 u3,y0; add.u32 f4,f4,{WEYL[0]}; add.u32 f5,f5,{WEYL[1]};"
+            )
+        self.put(
+            f"add.u32 k0,k0,{_ROUNDS_OF_TURN}; setp.ne.u32 q1,k0,{ROUNDS}; @q1 bra.uni {again};"
+        )
 
     # -- tables: positions beyond them end the launch, as in eager mode --
 

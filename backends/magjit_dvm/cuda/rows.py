@@ -11,7 +11,8 @@ from magjit_dvm.cuda.tiling import is_near, is_transposed
 from magjit_dvm.cuda.values import WHAT, Values, exact_inverse, float_bits
 from magjit_dvm.cuda.words import BY_ROW, NUMBER, OF_COLUMNS, OF_STAGE, Descriptor, Image, Word
 from magjit_dvm.instructions import DType
-from magjit_dvm.program import Node, NodeKind
+from magjit_dvm.philox import FOURS
+from magjit_dvm.program import DRAWN, Node, NodeKind
 from magjit_dvm.vm import NotEncodable
 
 __all__ = [
@@ -254,13 +255,16 @@ class RowEncoder(Values):
     ) -> Place:
         """Where an operand's elements are; of a table, with what a position means."""
         places = self.space.descriptor(one, dims, apart)
-        described = Descriptor(places, (one.bound, one.step, cols))
         if self.space.rows * self.space.cols >= 1 << 31:
             raise NotEncodable("a view of more than 31 bits")
-        if described not in self.image.descriptors:
-            self.image.descriptors.append(described)
-        number = self.image.descriptors.index(described)
+        number = self.described(Descriptor(places, (one.bound, one.step, cols)))
         return number, one.argument, one.offset
+
+    def described(self, one: Descriptor) -> int:
+        """The number of a descriptor, made once."""
+        if one not in self.image.descriptors:
+            self.image.descriptors.append(one)
+        return self.image.descriptors.index(one)
 
     def store_row(self, k: int) -> None:
         out = self.program.outputs[k]
@@ -281,6 +285,21 @@ class RowEncoder(Values):
         if self.space.reduced == {d}:
             return "col", (self.space.cols, -1, 0)
         return "e", self.viewed(self.line(d), self.space.order)
+
+    def placed_draw(self, node: Node) -> Place:
+        """What says which numbers are drawn.
+
+        Raises:
+            NotEncodable: they are eager mode's by another kernel.
+        """
+        seed, place, shares = (int(self.arguments[node.aux + k]) for k in range(DRAWN))
+        threads, fours = shares // FOURS, shares % FOURS
+        known = 0 <= place < 1 << 31 and 0 < threads < 1 << 31 and fours in (1, 2)
+        if not known or self.space.rows * self.space.cols >= 1 << 31:
+            raise NotEncodable("numbers that are drawn in another way")
+        high = (seed >> 32) + (1 << 31)
+        key = seed & 0xFFFFFFFF, high % (1 << 32) - (1 << 31)
+        return self.described(Descriptor(((threads, fours),), (*key, place))), -1, 0
 
     def look_up_row_value(self, n: int, node: Node) -> None:
         """One element for a row."""

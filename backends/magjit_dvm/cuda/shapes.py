@@ -22,6 +22,7 @@ from magjit_dvm.program import (
     Node,
     NodeKind,
     Program,
+    order_of_draw,
     varying,
 )
 from magjit_dvm.vm import NotEncodable
@@ -123,8 +124,9 @@ class Space:
 
     @property
     def has_positions(self) -> bool:
-        """Whether there are positions along dimensions, or tables."""
-        return any(node.kind in (NodeKind.IOTA, NodeKind.INDEX) for node in self.program.nodes)
+        """Whether there are positions along dimensions, tables, or numbers that are drawn."""
+        places = (NodeKind.IOTA, NodeKind.INDEX, NodeKind.DRAW)
+        return any(node.kind in places for node in self.program.nodes)
 
     @property
     def kept(self) -> frozenset[int]:
@@ -168,7 +170,16 @@ def laid_out(program: Program, arguments: Sequence[Any]) -> Space:
         _place(space, number, arguments)
     _rows_of_positions(space)
     _order(space)
+    _check_draws(space)
     return space
+
+
+def _check_draws(space: Space) -> None:
+    """What is drawn is drawn in the order of the space."""
+    for node in space.program.nodes:
+        if node.kind is NodeKind.DRAW:
+            if [d for d in order_of_draw(node) if d in space.active] != space.order:
+                raise NotEncodable("numbers that are drawn in another order")
 
 
 def _rows_of_positions(space: Space) -> None:

@@ -263,6 +263,8 @@ class _Kernel(Addresses):
             value = self.from_columns(rest[0])
         elif how == "col":
             value = (self.element - self.row * self.w1).astype(np.uint32)
+        elif how == "draw":
+            value = self.drawn()
         elif how == "row":
             value = self.row_of_table(rest[0], self.number(self.y))
         else:

@@ -9,6 +9,7 @@ import numpy as np
 from magjit_dvm.cuda.formats import elements_of, registers_of
 from magjit_dvm.cuda.simulate_memory import BYTES, ImageError, Memory
 from magjit_dvm.cuda.words import OF_STAGE
+from magjit_dvm.philox import FOURS, uniforms
 
 __all__ = ["Addresses"]
 
@@ -155,6 +156,16 @@ class Addresses:
             raise ImageError("four elements that are not aligned")
         addresses = self.pointer + (self.element - self.row * self.w1) * BYTES[what]
         return self.where_valid(addresses[self.valid], what)
+
+    def drawn(self) -> Array:
+        """Random numbers."""
+        at = self.w1 // 16
+        (count, *key, place), (threads, *_, fours) = self.program[at : at + 2].tolist()
+        if count != 1:
+            raise ImageError("numbers that are drawn by no descriptor")
+        seed = key[0] | key[1] << 32
+        drawn = uniforms(self.element.ravel(), seed, place, threads * FOURS + fours)
+        return drawn.view(np.uint32).reshape(self.empty.shape)
 
     def from_row_of_stage(self) -> Array:
         """The row's number of what has been copied."""

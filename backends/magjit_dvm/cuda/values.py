@@ -83,13 +83,13 @@ class Values:
         return not (has & self.space.reduced if self.space.reduced else has)
 
     def is_load(self, n: int) -> bool:
-        """A tensor, or one of int64 that is read as something else; positions along a dimension."""
+        """A tensor, or one of int64 that is read as something else; positions; what is drawn."""
         node = self.nodes[n]
         if node.kind is NodeKind.CAST:
             inner = self.nodes[node.args[0]]
             known = node.dtype in _READ_AS
             return inner.kind is NodeKind.LOAD and inner.dtype is DType.I64 and known
-        return node.kind in (NodeKind.LOAD, NodeKind.IOTA)
+        return node.kind in (NodeKind.LOAD, NodeKind.IOTA, NodeKind.DRAW)
 
     def loaded(self, n: int) -> tuple[int, str]:
         """The input of a load, and what to make of its elements."""

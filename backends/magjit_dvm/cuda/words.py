@@ -11,6 +11,7 @@ Grammar::
     w2, w3  = two immediates (F0 is w2), or a pointer
     descriptor = n dimensions, table, then (size, magic, shift, stride) of each, innermost first
     table   = positions that there are, bytes between them, columns; 0 of what is no table
+    draw    = of what is drawn: 1, the seed's two halves, place, then (threads, magic, shift, fours)
 
 A warp holds two tiles in registers, the accumulator A and T, of R elements a lane, and a mask M of
 one bit an element.  Element 128·j + 4·lane + i of a warp's slice is the (4·j + i)-th of a lane.
@@ -106,7 +107,7 @@ OPCODES: tuple[str, ...] = (
     *(f"lt.{how}.{what}" for how in "suvbe" for what in NARROW),
     *(f"lt.{how}.{what}" for how in "se" for what in LOADED[4:]),
     *(f"lt.{how}.{what}" for how in ("c", "n", "t", "row") for what in OF_COLUMNS),
-    *("lt.e.at", "lt.col.at"),
+    *("lt.e.at", "lt.col.at", "lt.draw.f"),
     *("la.s.32", "la.s.f16", "la.s.bf16"),
     *("lt.scratch", "la.scratch", "lt.k", "lt.r", "la.r", "lk.r", "lt.w"),
     *(f"st.{how}.{what}" for how in "gue" for what in NARROW),
@@ -132,6 +133,7 @@ in all rows, with the number of columns in w1; of squares, see ``tiling``, ``n``
 row at a time, ``t`` those of a lane's column; ``w`` a vector that the prologue has kept, as
 ``w.affine``: A ← A · the vector at w1 + the one at w2.  ``e.at`` is no element but the low 32 bits
 of its address, which are a position where no pointer is added, ``col.at`` the column of a row;
+``draw`` are random numbers, of which a descriptor says how threads of eager mode share them;
 ``at`` is A ← the table's elements at positions A, ``s.at`` S[x] ← the one at S[y], ``lt.row`` its
 row at S[y].  ``mad.r`` is A ← A + T · S[y], ``nmad.r`` A − T · S[y]; ``acc`` adds A to a slot of
 scratch memory, and A stays;
@@ -143,7 +145,7 @@ contiguous and aligned, ``u`` contiguous, ``e`` through a descriptor, ``n`` as l
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 10
+FORM = 11
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4

@@ -1,0 +1,261 @@
+"""Numbers that eager mode's dropout draws on a GPU, computed where they are used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+from magjit_dvm import reference
+from magjit_dvm.drawing import dropout_mask, take_numbers
+from magjit_dvm.fuser import fuse
+from magjit_dvm.groups import FusedGroup
+from magjit_dvm.instructions import DType
+from magjit_dvm.lowering import decompositions
+from magjit_dvm.philox import FOURS, uniforms
+from magjit_dvm.program import Input, InputKind, Node, NodeKind, Program, drawn
+from magjit_dvm.simplify import simplify
+from tests.dvm.checking import cast, compute, load, output, reduce, tensor
+from tests.dvm_cuda.agreeing import check_encoders
+from tests.dvm_cuda.checking import BIG, check_words
+
+aten = torch.ops.aten
+F16, F32, BOOL = DType.F16, DType.F32, DType.BOOL
+INT = Input(InputKind.INT, DType.I64)
+
+
+def number(value: float) -> Node:
+    return Node(NodeKind.CONSTANT, F32, number=value)
+
+
+def dropped(rank: int = 2, normed: bool = False) -> Program:
+    """x · mask / 0.9 and the mask; the mean of a row is taken away if it is normed."""
+    dims = tuple(range(rank))
+    nodes = [
+        load(0, F16),
+        cast(F32, 0),
+        drawn(1, dims),
+        number(0.9),
+        compute("lt", BOOL, 2, 3),
+        cast(F32, 4),
+        compute("mul", F32, 1, 5),
+        number(1 / 0.9),
+        compute("mul", F32, 6, 7),
+    ]
+    if normed:
+        nodes += [reduce("max", F32, 8, rank - 1), compute("sub", F32, 8, 9)]
+    nodes.append(cast(F16, len(nodes) - 1))
+    inputs = tensor(F16, *dims), INT, INT, INT
+    outputs = output(len(nodes) - 1, *dims), output(4, *dims)
+    return Program(rank, inputs, tuple(nodes), outputs)
+
+
+def given(*shape: int, seed: int = 0x123456789ABCDEF, place: int = 5, shares: int = 0) -> list:
+    x = torch.randn(*shape).half()
+    return [x, seed, place, shares or (256 * 3) * FOURS + 2]
+
+
+def test_known_blocks() -> None:
+    """Of Random123's own answers (kat_vectors): counter and key of zeros, and of ones."""
+    zeros = uniforms(np.arange(4), 0, 0, 256 * FOURS + 1)
+    wanted = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    exact = np.array(wanted, np.float32) * np.float32(2**-32) + np.float32(2**-33)
+    assert np.array_equal(zeros, exact.astype(np.float32))
+
+
+@pytest.mark.parametrize("fours", [1, 2])
+def test_each_element_has_a_number_of_its_own(fours: int) -> None:
+    """As threads take turns: the same, one element after another."""
+    threads, place, seed = 256, 7, -3
+    every = uniforms(np.arange(8 * 256 * 9), seed, place, threads * FOURS + fours)
+    assert len(np.unique(every)) > 0.99 * len(every)
+    assert 0 < every.min() and every.max() <= 1 and abs(every.mean() - 0.5) < 0.01
+    for element in (0, 3, 4, 7, 8, 4 * fours * threads, 4 * fours * threads + 5, 12345):
+        thread = element // (4 * fours) % threads
+        counter = place + element // (4 * fours) // threads * fours + element // 4 % fours
+        # The first thread's numbers, from the generator's place for that.
+        alone = uniforms(np.array([4 * thread + element % 4]), seed, counter, 10**6 * FOURS + 1)
+        assert every[element] == alone[0]
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (3, 256), (5, 768), (40, 1024), (7, 5000), (300, 12)])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("fours", [1, 2])
+def test_words(shape: tuple[int, int], normed: bool, fours: int) -> None:
+    arguments = given(*shape, shares=512 * FOURS + fours)
+    image = check_words(dropped(normed=normed), arguments)
+    assert image.each in (16, 32)
+    assert any(word.first == "lt.draw.f" for word in image.words)
+
+
+def test_four_dimensions() -> None:
+    check_words(dropped(4, normed=True), given(2, 3, 8, 20))
+    check_words(dropped(3), given(2, 5, 64))
+
+
+@pytest.mark.parametrize("cols", [1, 7, 161, 258, 1023, 3001])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rows_that_do_not_begin_with_a_block(cols: int, normed: bool) -> None:
+    check_words(dropped(normed=normed), given(9, cols))
+
+
+@pytest.mark.parametrize(
+    ("place", "shares"), [(-1, 1025), (1 << 31, 1025), (0, 1024), (0, 1027), (0, 2), (0, -7)]
+)
+def test_what_is_refused(place: int, shares: int) -> None:
+    verdict = check_encoders(dropped(), given(8, 64, place=place, shares=shares), BIG)
+    assert verdict == "refused: numbers that are drawn in another way"
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 1 << 62, -(1 << 63), (1 << 63) - 1, 0x80000000])
+def test_seeds(seed: int) -> None:
+    check_words(dropped(), given(4, 512, seed=seed, place=(1 << 31) - 1))
+
+
+def test_another_order_is_refused() -> None:
+    """What is drawn for a transposed tensor does not follow the order of the results."""
+    program = dropped()
+    turned = replace(program, outputs=tuple(output(one.node, 1, 0) for one in program.outputs))
+    verdict = check_encoders(turned, given(64, 32), BIG)
+    assert verdict == "refused: numbers that are drawn in another order"
+
+
+def test_nothing_to_draw() -> None:
+    assert check_encoders(dropped(), given(0, 64), BIG) == "encoded"
+
+
+def test_the_reference_draws_in_order() -> None:
+    x, *which = given(3, 4, 5)
+    _, mask = reference.run(dropped(3), [x, *which])
+    wanted = torch.from_numpy(uniforms(np.arange(60), *which)).view(3, 4, 5) < 0.9
+    assert torch.equal(mask, wanted)
+
+
+def test_a_cpu_does_not_draw() -> None:
+    fallback = lambda *_: "by ATen"  # noqa: E731
+    assert dropped().compiled(fallback)(*given(4, 8)) == "by ATen"
+
+
+@pytest.mark.parametrize("change", ["twice", "inputs", "dims", "dtype"])
+def test_malformed_draws(change: str) -> None:
+    good = drawn(1, (0, 1))
+    bad = {
+        "twice": replace(good, number=0x11),
+        "inputs": replace(good, aux=2),
+        "dims": replace(good, dims=frozenset({0})),
+        "dtype": replace(good, dtype=F16),
+    }
+    program = dropped()
+    nodes = (*program.nodes[:2], bad[change], *program.nodes[3:])
+    with pytest.raises(ValueError, match="drawn"):
+        replace(program, nodes=nodes).verify()
+
+
+# -- graphs --
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+def graph_of(function: Any, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float16) -> Any:
+    """A graph of fake tensors on a GPU, simplified."""
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        tensors = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
+        gm = make_fx(function, decomposition_table=decompositions())(*tensors)
+    gm.graph.eliminate_dead_code()
+    simplify(gm.graph)
+    gm.graph.lint()
+    return gm.graph
+
+
+def targets(graph: Any) -> list[Any]:
+    return [node.target for node in graph.nodes if node.op == "call_function"]
+
+
+def residual(x: Any, w: Any, y: Any) -> Any:
+    """As a transformer's layer has it."""
+    return F.layer_norm(F.dropout(x @ w, 0.1) + y, (64,))
+
+
+def attended(q: Any, k: Any, v: Any) -> Any:
+    return F.dropout((q @ k.mT / 8).softmax(-1), 0.1) @ v
+
+
+@without_gpu
+def test_a_dropout_joins_the_group_around_it() -> None:
+    graph = graph_of(residual, (2, 5, 64), (64, 64), (2, 5, 64))
+    assert aten.native_dropout.default not in targets(graph)
+    (group,) = fuse(graph).groups
+    assert dropout_mask in [node.target for node in group.nodes]
+    assert group.program is not None
+    assert [node.kind for node in group.program.nodes].count(NodeKind.DRAW) == 1
+    assert aten.native_layer_norm.default in [node.target for node in group.nodes]
+
+
+@without_gpu
+def test_probabilities_are_dropped_where_they_are_made() -> None:
+    graph = graph_of(attended, (2, 3, 8, 16), (2, 3, 8, 16), (2, 3, 8, 16))
+    (group,) = fuse(graph).groups
+    assert {aten._softmax.default, dropout_mask} <= {node.target for node in group.nodes}
+    taken = next(node for node in graph.nodes if node.target is take_numbers)
+    assert aten.bmm.default in (taken.args[0].target, taken.args[0].args[0].target)
+
+
+@without_gpu
+def test_what_a_group_draws() -> None:
+    """The results are those of its program's reference: kept where a number is small."""
+    graph = graph_of(lambda x, w: F.dropout((x @ w).relu(), 0.25), (6, 16), (16, 8))
+    (group,) = fuse(graph).groups
+    assert group.program is not None
+    product, numbers = torch.rand(6, 8).half() + 1, [77, 12, 256 * FOURS + 2]
+    arguments = [product, *numbers]
+    made, *_ = reference.run(group.program, arguments)
+    kept = torch.from_numpy(uniforms(np.arange(48), *numbers)).view(6, 8) < 0.75
+    expected = product.float() * kept * float(np.float32(1 / 0.75))
+    assert torch.equal(made, expected.half())
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: F.dropout(x, 0.5) * 2,  # an input: it may lie anywhere
+        lambda x, w: F.dropout((x @ w).t() * 2, 0.5),  # not contiguous
+        lambda x, w: (
+            F.dropout(aten.slice.Tensor(x @ w, 0, 1), 0.5) * 2
+        ),  # not where its memory begins
+        lambda x, w: F.dropout(x @ w, 0.5, training=False) * 2,
+        lambda x, w: F.dropout(x @ w, 0.0) * 2,
+        lambda x, w: F.dropout((x.exp() + w) * 2, 1.0),
+    ],
+)
+def test_what_aten_draws(function: Any) -> None:
+    assert dropout_mask not in targets(graph_of(function, (16, 16), (16, 16)))
+
+
+@without_gpu
+def test_all_that_draws_keeps_its_order() -> None:
+    def several(x: Any, w: Any) -> Any:
+        first = F.dropout(x @ w, 0.1)
+        second = torch.rand_like(x)
+        third = F.dropout((x * 2) @ w, 0.1)
+        return first * third + second
+
+    graph = graph_of(several, (8, 16), (16, 16))
+    order = [step for step in fuse(graph).steps]
+    draws: list[Any] = []
+    for step in order:
+        nodes = step.nodes if isinstance(step, FusedGroup) else [step]
+        draws += [node for node in nodes if torch.Tag.nondeterministic_seeded in tags_of(node)]
+    position = {node: k for k, node in enumerate(graph.nodes)}
+    assert [position[node] for node in draws] == sorted(position[node] for node in draws)
+    assert len(draws) == 5
+
+
+def tags_of(node: Any) -> Any:
+    return getattr(node.target, "tags", ())
