@@ -209,7 +209,7 @@ class _Warp:
             self.move(parts, operands, mask)
             return
         if opcode.startswith("mov.") and "{" in "".join(operands):
-            self.pack(operands)
+            self.pack(operands, 32 if opcode.endswith("64") else 16)
             return
         to, *given = operands
         if parts[0] == "mov":
@@ -218,13 +218,14 @@ class _Warp:
         values = [self.get(one.lstrip("!")) for one in given]
         self.set(to, self.computed(parts, values, given), mask)
 
-    def pack(self, operands: list[str]) -> None:
+    def pack(self, operands: list[str], half: int) -> None:
         to, of = (one.strip("{}").split(",") for one in operands)
         everything = np.ones(32, bool)
-        if len(to) == 2:  # halves of 32 bits
-            value = self.get(of[0])
-            self.set(to[0], value & 0xFFFF, everything)
-            self.set(to[1], value >> 16 & 0xFFFF, everything)
+        if len(to) == 2:
+            value = self.get(of[0]).astype(np.uint64)
+            low = np.uint64((1 << half) - 1)
+            self.set(to[0], value & low, everything)
+            self.set(to[1], value >> np.uint64(half) & low, everything)
         else:
             low, high = (self.get(one) & 0xFFFFFFFF for one in of)
             self.set(to[0], low | high << np.uint64(32), everything)
@@ -253,12 +254,18 @@ class _Warp:
         if name == "shf":
             both = low[0].astype(np.uint64) | low[1].astype(np.uint64) << np.uint64(32)
             return both >> (values[2] & 31) & 0xFFFFFFFF
+        if name == "shfl" and parts[2] == "idx":
+            return low[0][low[1] & 31]
         if name == "shfl":
             return low[0][_LANES ^ int(low[1][0])]
         if name == "vote":
             return np.full(32, bool(values[0].any()))
         if name == "mul" and parts[1] == "hi":
             return values[0].astype(np.uint32).astype(np.uint64) * low[1] >> np.uint64(32)
+        if parts == ["mul", "wide", "u32"]:
+            return low[0].astype(np.uint64) * low[1]
+        if parts == ["cvt", "rn", "f32", "u32"]:
+            return low[0].astype(np.float32).view(np.uint32)
         if name == "mad" and parts[1] == "wide":
             signed = [one.view(np.int32).astype(np.int64) for one in low[:2]]
             return (signed[0] * signed[1] + values[2].view(np.int64)).view(np.uint64)

@@ -13,6 +13,7 @@ from magjit_dvm.instructions import DType
 from magjit_dvm.program import Program
 from tests.dvm.checking import compute, load, output, tensor
 from tests.dvm_cuda import checking
+from tests.dvm_cuda import test_draws as draws
 from tests.dvm_cuda import test_encoder as words
 from tests.dvm_cuda import test_row_words as row_words
 from tests.dvm_cuda import test_weights as kept
@@ -126,3 +127,24 @@ def test_a_large_tile() -> None:
     assert image is not None and image.each == 32 and image.elements % image.slice
     assert checking.check_words(program, [x[1:]], Machine(multiprocessors=1)) is not None
     assert isinstance(x, torch.Tensor)
+
+
+@pytest.mark.parametrize("cols", [5, 8, 161, 162, 259, 300, 1023])
+@pytest.mark.parametrize("fours", [1, 2])
+def test_numbers_that_are_drawn(cols: int, fours: int) -> None:
+    given = draws.given(3, cols, shares=512 * draws.FOURS + fours)
+    checking.check_words(draws.dropped(normed=True), given)
+    checking.check_words(draws.dropped(), given)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16, U8], ids=lambda one: one.text)
+@pytest.mark.parametrize("cols", [1, 2, 3, 5, 6, 7, 127, 129, 254, 255, 257, 1021, 1022])
+def test_rows_that_are_not_aligned(dtype: DType, cols: int) -> None:
+    """Each row begins at another place within four elements."""
+    nodes = (load(0, dtype), compute("copy", dtype, 0))
+    if dtype in (F32, F16, BF16):
+        x = words.values(dtype, 9, cols)
+        checking.check_words(words.softmax(dtype), [x])
+    program = Program(2, (tensor(dtype, 0, 1),), nodes, (output(1, 0, 1),))
+    x = torch.randint(0, 99, (1, cols + 3)).to(dtype.torch)[:, 3:]
+    checking.check_words(program, [x])

@@ -56,6 +56,12 @@ def test_numbers_are_eagers(name: str, dtype: torch.dtype, grad: bool) -> None:
 # -- dropout in groups --
 
 
+@pytest.fixture
+def drawn_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large tensors are."""
+    monkeypatch.setattr(drawing, "_MOST", 1 << 40)
+
+
 def masks(schedule: str) -> int:
     """How many dropouts a fused operator draws for."""
     return schedule.count("= take_numbers(")
@@ -81,6 +87,20 @@ def products(x: Tensor, w: Tensor) -> Tensor:
 SIZES = [(4, 64), (5, 1023), (37, 132), (12, 1028), (300, 768), (2048, 4096), (9000, 1024)]
 
 
+def normed(x: Tensor, w: Tensor) -> Tensor:
+    """Of a row's own largest: rows of any length are drawn for row by row."""
+    y = F.dropout((x @ w).relu() + 1, 0.3)
+    return y - y.amax(-1, keepdim=True) * 2
+
+
+@pytest.mark.parametrize("cols", [4, 5, 161, 258, 1023, 3003, 20001])
+def test_rows_that_do_not_begin_with_a_block(cols: int) -> None:
+    x, w = torch.ones(16, 4, device="cuda"), torch.ones(4, cols, device="cuda")
+    made, wanted = both(normed, x, w)
+    assert torch.equal(made, wanted)
+
+
+@pytest.mark.usefixtures("drawn_in_groups")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_masks_are_eagers(size: tuple[int, int], dtype: torch.dtype) -> None:
@@ -126,7 +146,7 @@ def test_a_layer_trains(dtype: torch.dtype, dynamic: bool) -> None:
             loss = function(*given).float().square().mean()
             results.append([loss, *torch.autograd.grad(loss, given), torch.rand(2, device="cuda")])
         for one, other in zip(*results, strict=True):
-            bound = rounding * max(1.0, float(other.abs().max()))
+            bound = rounding * max(1.0, float(other.detach().abs().max()))
             torch.testing.assert_close(one, other, rtol=rounding, atol=bound)
         assert torch.equal(results[0][-1], results[1][-1])
     forward = [one.source for one in schedules() if one not in before]
@@ -163,7 +183,16 @@ def test_another_kernel_of_eager_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(made, wanted)
 
 
+def test_large_tensors_are_atens() -> None:
+    x, w = torch.ones(2048, 16, device="cuda"), torch.ones(16, 1024, device="cuda")
+    before = schedules()
+    made, wanted = both(products, x, w)
+    assert not any(masks(one.source) for one in schedules() if one not in before)
+    assert torch.equal(made, wanted)
+
+
 def test_this_torch_draws_as_expected() -> None:
+    torch.cuda.init()
     before = torch.cuda.default_generators[0].get_offset()
     drawing._agrees.cache_clear()
     assert drawing._agrees(0, 2) and drawing._agrees(0, 4)

@@ -134,7 +134,8 @@ struct Prepared {
     std::vector<uint8_t> loads; /* inputs that are loaded, in order */
     std::vector<uint8_t> reads; /* those, and tables */
     bool reduces;               /* some node does */
-    bool has_positions;         /* along dimensions, or tables, or numbers that are drawn */
+    bool has_positions;         /* along dimensions, or tables */
+    bool draws;                 /* random numbers */
 };
 
 /* `floats`: of each node, whether its number is a float. */

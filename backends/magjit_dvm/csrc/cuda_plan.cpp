@@ -8,7 +8,7 @@ namespace magjit_dvm::cuda {
 
 namespace {
 
-constexpr int64_t STAGES = 3;
+constexpr int64_t STAGES = 3, DRAWING = 16;
 constexpr int64_t SMALL = 1 << 17, LONG = 1 << 16, NARROW = 16; /* see cuda/plan.py */
 
 /* Warps that compute, besides the one that feeds them: what registers allow. */
@@ -97,6 +97,7 @@ void Encoder::refuse_slow()
 void Encoder::divide(int64_t widest, int64_t together)
 {
     int64_t most = widest >= 4 || together > 8 ? 16 : 32;
+    most = prepared.draws ? std::min(most, DRAWING) : most;
     if (!image.by_rows) {
         image.each = each_of_squares ? each_of_squares : most;
         int64_t least = prepared.has_positions ? 16 : 8;
@@ -134,7 +135,7 @@ int64_t Encoder::each_for_rows(int64_t wanted, int64_t together) const
     int64_t room = machine.shared_bytes * 7 / elements_of;
     room = kept && 2 * image.cols > room ? image.cols : room;
     bool positions = prepared.has_positions;
-    int64_t widest = kept || positions ? std::min<int64_t>(machine.widest, 32) : machine.widest;
+    int64_t widest = prepared.draws ? DRAWING : kept || positions ? std::min<int64_t>(machine.widest, 32) : machine.widest;
     std::pair<int64_t, int64_t> best = {0, 0};
     int64_t found = 0;
     for (int64_t each : {8, 16, 32, 64}) {

@@ -342,8 +342,8 @@ Prepared prepare(const Program &program, const char *floats)
             read[node.aux] = true;
         }
         prepared.reduces |= node.kind == NODE_reduce;
-        prepared.has_positions |= node.kind == NODE_iota || node.kind == NODE_index ||
-                                  node.kind == NODE_draw;
+        prepared.has_positions |= node.kind == NODE_iota || node.kind == NODE_index;
+        prepared.draws |= node.kind == NODE_draw;
     }
     for (int n = 0; n < n_nodes; n++) {
         prepared.facts.push_back(fact_of(prepared, n, !used[n]));

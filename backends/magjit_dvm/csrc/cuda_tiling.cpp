@@ -18,7 +18,7 @@ bool known(const Operand &one) { return one.size == 2 || one.size == 4; }
 void Encoder::in_squares()
 {
     if (reduced || n_order < 2 || image.rows < LEAST || n_outputs() == 0 ||
-        prepared.has_positions) {
+        prepared.has_positions || prepared.draws) {
         return;
     }
     int across = dims_in_order[n_order - 1], widest = 2, down = -1;

@@ -59,12 +59,13 @@ above which it loops over some of them: ptxas would have so many under way that 
 lines between are those of functions that choose, where R is 64."""
 _SLOW = ("div.rn", "sqrt.rn")
 _SELDOM = (
-    *("lt.e.at", "lt.col.at", "lt.draw.", "s.ld.at", "at.", "lt.row.", "s.at."),
+    *("lt.e.at", "lt.col.at", "s.ld.at", "at.", "lt.row.", "s.at."),
     *("lt.t.", "lt.n.", "st.n.", "pf."),
 )
 """What a program has with R = 16 or 32 alone: encoders choose one of these for squares and tables.
 With more cases, fewer registers are left for what goes from tile to tile, which is slow where R is
-64, and a kernel begins later, which is much of its time where R is 8."""
+64, and a kernel begins later, which is much of its time where R is 8.  For random numbers there
+are registers up to 16."""
 
 OWN_TABLE = frozenset(
     f"{head}.{name}"
@@ -155,7 +156,8 @@ class _Loop(Loads):
         )
         for number, name in enumerate(OPCODES):
             self.put(f"L{number}: // {name}")
-            if self.R not in (16, 32) and name.startswith(_SELDOM):
+            drawn = name.startswith("lt.draw.") and self.R > 16
+            if drawn or (self.R not in (16, 32) and name.startswith(_SELDOM)):
                 self.put("trap;")
             else:
                 self.case(name)

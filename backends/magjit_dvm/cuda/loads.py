@@ -287,35 +287,37 @@ class Loads(Reductions):
     def drawn(self, bank: str) -> None:
         """Uniform in (0, 1], four elements by one block of Philox4x32-10: see ``philox.py``.
 
-        Where a row does not begin with a block, they are parts of two.
+        Where a row does not begin with a block, a lane's four are parts of its own and the next's.
         """
-        whole = self.label("WHOLE")
-        with self.turning(bank):
-            self.put(
-                "cvt.u32.u64 c0,{EL}; shl.b32 k0,c1,5; add.u32 c0,c0,k0; and.b32 nvl,c0,3; "
-                "shr.u32 c0,c0,2;"
-            )
-            self.block()
-            self.put(*(f"mov.b32 {bank}{i},u{i};" for i in range(4)))
-            self.put(f"setp.eq.u32 q,nvl,0; @q bra.uni {whole}; add.u32 c0,c0,1;")
-            self.block()
-            places = [*(f"{bank}{i}" for i in range(4)), *(f"u{i}" for i in range(4))]
-            for by in (1, 2):
-                self.put(f"and.b32 k0,nvl,{by}; setp.ne.u32 q,k0,0;")
-                for one, other in zip(places, places[by:7], strict=False):
-                    self.put(f"selp.b32 {one},{other},{one},q;")
-            self.put(f"{whole}:")
-            for i in range(4):
-                self.put(f"cvt.rn.f32.u32 f0,{bank}{i};")
-                self.put(f"fma.rn.f32 {bank}{i},f0,{single(2.0**-32)},{single(2.0**-33)};")
+        ways, done = [self.label("FROM") for _ in range(3)], self.label("DRAWN")
+        self.put("mov.u32 ad,mj_shared; add.u32 ad,ad,i1; cvt.u32.u64 nvl,{EL};")
+        for j in range(self.J):
+            self.block(j)
+            self.put(*(f"mov.b32 {bank}{4 * j + i},u{i};" for i in range(4)))
+        self.put(f"and.b32 nvl,nvl,3; setp.eq.u32 q,nvl,0; @q bra.uni {done};")
+        self.put("cvt.u32.u64 nvl,{EL};")
+        self.block(self.J)
+        self.put("and.b32 nvl,nvl,3; and.b32 c1,{ROWS},124; setp.eq.u32 whole,c1,0;")
+        self.next_lane()
+        self.put(*(f"setp.eq.u32 q,nvl,{by}; @q bra.uni {ways[by - 1]};" for by in (2, 3)))
+        for by, label in enumerate(ways, 1):
+            self.put(f"{label}:")
+            for j in range(self.J):
+                found = self.shifted(bank, j, by, "f", ("u0", "u1", "u2"))
+                self.put(*(f"mov.b32 {bank}{4 * j + i},{one};" for i, one in enumerate(found)))
+            self.put(f"bra.uni {done};" if by < 3 else f"{done}:")
+        for r in range(self.R):
+            self.put(f"cvt.rn.f32.u32 {bank}{r},{bank}{r};")
+            self.put(f"fma.rn.f32 {bank}{r},{bank}{r},{single(2.0**-32)},{single(2.0**-33)};")
 
-    def block(self) -> None:
-        """u0 to u3 ← block c0 of four numbers, as the word's descriptor has it; f4, f5 are lost.
+    def block(self, j: int) -> None:
+        """u0 to u3 ← the block that the element nvl + 128 j is of; f4 and f5 are lost.
 
-        The counter is u0 and u2 (u1 and u3 are 0 before the first round), the key f4 and f5.
+        The counter is u0 and u2 (u1 and u3 are 0 before the first round), the key f4 and f5; the
+        word's descriptor is at ``ad``.
         """
         self.put(
-            "mov.u32 ad,mj_shared; add.u32 ad,ad,i1; "
+            f"shr.u32 c0,nvl,2; add.u32 c0,c0,{32 * j}; "
             "ld.shared.v4.b32 {{w0,w1,w2,w3}},[ad]; ld.shared.v4.b32 {{n0,n1,n2,n3}},[ad+16];"
         )
         self.put(

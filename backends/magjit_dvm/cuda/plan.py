@@ -14,6 +14,8 @@ __all__ = ["Machine", "arrange"]
 _WARPS = {64: 11, 32: 15, 16: 19, 8: 19}
 """That compute, besides the one that feeds them: what registers allow."""
 _STAGES = 3
+_DRAWING = 16
+"""The largest R that has registers for random numbers."""
 _SMALL, _LONG, _NARROW = 1 << 17, 1 << 16, 16
 """Elements below which any way is fast enough; columns from which on a row is long, and up to which
 it is narrow: a warp has room for hundreds of them."""
@@ -138,6 +140,7 @@ def _refuse_slow(
 
 def _divide(space: Space, image: Image, machine: Machine, widest: int, together: int) -> None:
     most = 16 if widest >= 4 or together > 8 else 32
+    most = min(most, _DRAWING) if space.draws else most
     if not image.by_rows:
         image.each = space.each or most
         least = 16 if space.has_positions else 8
@@ -172,6 +175,7 @@ def _each_for_rows(space: Space, image: Image, wanted: int, together: int, machi
     room = machine.shared_bytes * 7 // (16 * max(together + 2 * kept, 1))
     room = cols if kept and 2 * cols > room else room
     widest = min(machine.widest, 32) if kept or space.has_positions else machine.widest
+    widest = _DRAWING if space.draws else widest
     for each, warps in sorted(_WARPS.items()):
         if each > widest or (space.has_positions and each < 16):
             continue

@@ -124,9 +124,13 @@ class Space:
 
     @property
     def has_positions(self) -> bool:
-        """Whether there are positions along dimensions, tables, or numbers that are drawn."""
-        places = (NodeKind.IOTA, NodeKind.INDEX, NodeKind.DRAW)
-        return any(node.kind in places for node in self.program.nodes)
+        """Whether there are positions along dimensions, or tables."""
+        return any(node.kind in (NodeKind.IOTA, NodeKind.INDEX) for node in self.program.nodes)
+
+    @property
+    def draws(self) -> bool:
+        """Whether there are random numbers."""
+        return any(node.kind is NodeKind.DRAW for node in self.program.nodes)
 
     @property
     def kept(self) -> frozenset[int]:

@@ -33,7 +33,7 @@ def in_squares(space: Space) -> None:
     inputs = [one for number in loads if (one := space.inputs[number]) is not None]
     if space.reduced or len(space.order) < 2 or space.rows < _LEAST:
         return
-    if space.has_positions:
+    if space.has_positions or space.draws:
         return
     sizes = {one.size for one in (*inputs, *space.outputs)}
     if not sizes <= {2, 4} or not space.outputs:
