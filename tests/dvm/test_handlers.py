@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from magjit_dvm import schedule as scheduling
+from magjit_dvm.drawing import dropout_mask
 from magjit_dvm.fuser import fuse
 from magjit_dvm.operators import HANDLERS
 from magjit_dvm.schedule import Schedule
@@ -173,6 +174,7 @@ CALLS: dict[Any, Call] = {
 LEFT_OUT: dict[Any, str] = {
     operator.getitem: "picks one of several results: the calls of several results have it",
     aten.cudnn_batch_norm.default: "of GPUs only: their tests have it",
+    dropout_mask: "of GPUs only: their tests have it",
     aten.fmod.default: "of two numbers: never a tensor",
     aten.mul.default: "of two numbers: never a tensor",
     aten.remainder.default: "of two numbers: never a tensor",

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from magjit_dvm import reference
+from magjit_dvm import drawing, reference
 from magjit_dvm.drawing import dropout_mask, take_numbers
 from magjit_dvm.fuser import fuse
 from magjit_dvm.groups import FusedGroup
@@ -267,3 +269,102 @@ def test_large_tensors_are_atens() -> None:
     for rows, taken in ((4096, True), (4097, False)):
         graph = graph_of(lambda x, w: F.dropout((x @ w).relu(), 0.1), (rows, 16), (16, 256))
         assert (dropout_mask in targets(graph)) is taken
+
+
+@without_gpu
+def test_a_share_that_each_call_passes() -> None:
+    graph = graph_of(lambda x, w: F.dropout(x @ w, 0.1), (4, 16), (16, 16))
+    assert dropout_mask in targets(graph)
+    gm = make_share_an_input()
+    simplify(gm.graph)
+    assert aten.native_dropout.default in targets(gm.graph)
+
+
+def make_share_an_input() -> torch.fx.GraphModule:
+    """The share of a dropout is a placeholder."""
+    graph = torch.fx.Graph()
+    x, p = graph.placeholder("x"), graph.placeholder("p")
+    with FakeTensorMode():
+        value = torch.empty(4, 16, dtype=torch.float16, device="cuda")
+        mask = torch.empty(4, 16, dtype=torch.bool, device="cuda")
+    x.meta["val"], p.meta["val"] = value, 0.5
+    relu = graph.call_function(aten.relu.default, (x,))
+    drop = graph.call_function(aten.native_dropout.default, (relu, p, True))
+    first = graph.call_function(operator.getitem, (drop, 0))
+    relu.meta["val"] = first.meta["val"] = value
+    drop.meta["val"] = value, mask
+    graph.output((first,))
+    return torch.fx.GraphModule({}, graph)
+
+
+# -- the generator --
+
+
+class Generator:
+    """Of a GPU that has few threads, as ``torch.cuda.default_generators`` has it."""
+
+    multi_processor_count, max_threads_per_multi_processor = 1, 512
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, off_by: int = 0) -> None:
+        self.offset, self.off_by = 40, off_by
+        monkeypatch.setattr(torch.cuda, "default_generators", (self,))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: self)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        monkeypatch.setattr(drawing, "_atens", self.mask)
+        for name in ("_agrees", "_most_blocks"):
+            asked = getattr(drawing, name).__wrapped__
+            monkeypatch.setattr(drawing, name, functools.cache(asked))
+
+    def initial_seed(self) -> int:
+        return (1 << 64) - 5
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        assert offset % 4 == 0
+        self.offset = offset
+
+    def mask(self, count: int, dtype: torch.dtype, device: int) -> Any:
+        """As the kernel of eager mode draws it, thread by thread."""
+        size, kept = dtype.itemsize, np.zeros(count, bool)
+        together = next(n for n in (16 // size, 8 // size) if n >= 4 and count % n == 0)
+        threads = 256 * min(2, -(-count // 256))
+        for thread in range(threads):
+            state = self.offset // 4 + self.off_by
+            for first in range(thread * together, count, threads * together):
+                for fours in range(first, first + together, 4):
+                    # One block of the thread's: as if there were as many threads as blocks.
+                    block = uniforms(4 * thread + np.arange(4), -5, state, (1 << 28) * FOURS + 1)
+                    kept[fours : fours + 4] = block < np.float32(0.5)
+                    state += 1
+        self.offset += ((count - 1) // (threads * 4) + 1) * 4
+        return kept
+
+
+def test_numbers_are_taken_as_eager_mode_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = Generator(monkeypatch)
+    like = FakeTensor(FakeTensorMode(), torch.empty(5, 8, device="meta"), torch.device("cuda:0"))
+    taken = take_numbers(like, 2)
+    assert taken == (-5, 10, 256 * FOURS + 2) and generator.offset == 44
+    assert take_numbers(like, 4) == (-5, 11, 256 * FOURS + 1)
+
+
+def test_large_tensors_take_more_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = Generator(monkeypatch)
+    like = FakeTensor(FakeTensorMode(), torch.empty(9000, device="meta"), torch.device("cuda:0"))
+    assert take_numbers(like, 2) == (-5, 10, 512 * FOURS + 2)
+    assert generator.offset == 40 + 4 * 5
+
+
+@pytest.mark.parametrize("count", [0, 1, 6, 161])
+def test_numbers_of_elements_of_other_kernels(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = Generator(monkeypatch)
+    like = FakeTensor(FakeTensorMode(), torch.empty(count, device="meta"), torch.device("cuda:0"))
+    assert take_numbers(like, 2)[1] == -1 and generator.offset == 40
+
+
+def test_a_torch_that_draws_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = Generator(monkeypatch, off_by=1)
+    like = FakeTensor(FakeTensorMode(), torch.empty(5, 8, device="meta"), torch.device("cuda:0"))
+    assert take_numbers(like, 2)[1] == -1 and generator.offset == 40
