@@ -19,7 +19,6 @@ from magjit.plugin.inference import order_of
 from magjit_dvm.cuda.short_functions import SHORT
 from magjit_dvm.instructions import INSTRUCTIONS, DType, dtype_of
 from magjit_dvm.program import (
-    DRAWN,
     MAX_DIMS,
     MAX_INPUTS,
     MAX_NODES,
@@ -33,7 +32,6 @@ from magjit_dvm.program import (
     Output,
     Program,
     across,
-    drawn,
     has_machine,
     pruned,
     varying,
@@ -204,13 +202,6 @@ class Builder:
         made = self.add(Node(NodeKind.LOAD, stored, aux=number))
         made, dtype = self.widened(made, stored)
         return Value(made, dtype, dims, tuple(tensor.shape), tensor.dtype)
-
-    def draw(self, given: Sequence[FxNode], dims: tuple[int, ...]) -> int:
-        """Random numbers for a tensor of these loops; ``given`` are the ints that say which."""
-        first, *others = [self._input(one, Input(InputKind.INT, DType.I64)) for one in given]
-        if others != list(range(first + 1, first + DRAWN)):
-            raise NotFusable("numbers that are drawn twice")
-        return self.add(drawn(first, dims))
 
     def widened(self, node: int, dtype: DType) -> tuple[int, DType]:
         """Half precision as what it is computed in."""

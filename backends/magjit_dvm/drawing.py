@@ -25,12 +25,12 @@ import torch
 from torch.fx import Graph, Node
 
 from magjit.plugin.fx_helpers import called
-from magjit_dvm.builder import Builder, Value, size_key
+from magjit_dvm.builder import Builder, NotFusable, Value, size_key
 from magjit_dvm.groups import VIEWS
 from magjit_dvm.instructions import DType
 from magjit_dvm.operators import HANDLERS, one_result, register
 from magjit_dvm.philox import FOURS, uniforms
-from magjit_dvm.program import DRAWN
+from magjit_dvm.program import DRAWN, drawn
 
 __all__ = ["draw_in_groups", "dropout_mask", "take_numbers"]
 
@@ -253,7 +253,11 @@ def _mask(builder: Builder, node: Any) -> Value:
     tensor = one_result(node)
     dims = builder.loops_of(tensor.shape)
     builder.sized_as(like, dims)
-    drawn = builder.draw(which, dims)
+    # The ints that each call passes are inputs side by side.
+    first, *others = [builder.nodes[builder.scalar(one, DType.I64)].aux for one in which]
+    if others != list(range(first + 1, first + DRAWN)):
+        raise NotFusable("numbers that are drawn twice")
+    numbers = builder.add(drawn(first, dims))
     keeps = builder.constant(float(np.float32(1 - p)), DType.F32)
-    made = builder.compute("lt", DType.F32, drawn, keeps, to_bool=True)
+    made = builder.compute("lt", DType.F32, numbers, keeps, to_bool=True)
     return Value(made, DType.BOOL, dims, tuple(tensor.shape), torch.bool)

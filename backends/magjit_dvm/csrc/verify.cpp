@@ -76,24 +76,7 @@ std::string check_node(const Program &program, size_t n)
             return "positions along a dimension that is not there";
         }
         break;
-    case NODE_draw: {
-        uint32_t order = 0;
-        for (int64_t packed = node.integer; packed > 0; packed >>= 4) {
-            int d = (int)(packed & 15) - 1;
-            if (d < 0 || order >> d & 1) {
-                return "numbers that are drawn along a dimension twice";
-            }
-            order |= 1u << d;
-        }
-        bool there = node.aux >= 0 && node.aux + DRAWN <= (int)program.inputs.size();
-        for (int k = 0; there && k < DRAWN; k++) {
-            there = program.inputs[node.aux + k].kind == INPUT_int;
-        }
-        if (!there || order != node.mask || node.dtype != DT_f32) {
-            return "numbers that are drawn without ints that say which";
-        }
-        break;
-    }
+    case NODE_draw: return check_draw(program, node);
     case NODE_compute: {
         OpKind kind = OPS[node.op].kind;
         if (kind != KIND_unary && kind != KIND_binary && kind != KIND_ternary) {
