@@ -86,17 +86,8 @@ class Attention:
         made = self._made(query, key, value, mask, scale, fill).transpose(1, 2).contiguous()
         return made if heads else made.squeeze(2)
 
-    def _made(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        scale: float,
-        fill: float | None,
-    ) -> Tensor:
+    def _made(self, *given: Any) -> Tensor:
         """The result as (batch, heads, rows, other width)."""
-        given = query, key, value, mask, scale, fill
         if self._waits or not _may_be_flash(*given):
             self._waits = max(0, self._waits - 1)
             return written_out(*given)
@@ -119,16 +110,8 @@ class DeviceAttention(Attention):
         super().__init__()
         self._takes: dict[tuple[int, torch.dtype, torch.device], bool] = {}
 
-    def _made(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        scale: float,
-        fill: float | None,
-    ) -> Tensor:
-        given = query, key, value, mask, scale, fill
+    def _made(self, *given: Any) -> Tensor:
+        query, key, value, mask, scale, _ = given
         if mask is not None or not _may_be_flash(*given):
             return written_out(*given)
         kind = query.shape[3], query.dtype, query.device
