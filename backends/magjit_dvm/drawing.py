@@ -17,6 +17,7 @@ generator only the GPU knows, is drawn by ATen where the mask is computed.
 
 from __future__ import annotations
 
+import operator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 from torch.fx import Graph, Node
 
+from magjit.plugin.aliases import is_alias
 from magjit.plugin.fx_helpers import called
 from magjit_dvm.builder import Builder, NotFusable, Value, size_key
 from magjit_dvm.groups import VIEWS
@@ -186,12 +188,9 @@ def _expected(tensor: torch.Tensor) -> int:
 
 
 def _root(node: Node) -> Node:
-    """What a view is a view of."""
-    while node.op == "call_function":
-        returns = getattr(getattr(node.target, "_schema", None), "returns", ())
-        if not returns or returns[0].alias_info is None or not isinstance(node.args[0], Node):
-            break
-        node = node.args[0]
+    """What a view, or one of several, is a view of."""
+    while node.op == "call_function" and (is_alias(node) or node.target is operator.getitem):
+        node = node.all_input_nodes[0]
     return node
 
 

@@ -227,6 +227,7 @@ def test_what_a_group_draws() -> None:
     "function",
     [
         lambda x, w: F.dropout(x, 0.5) * 2,  # an input: it may lie anywhere
+        lambda x, w: F.dropout(x.split(16)[0], 0.5) * 2,  # one of the parts of one
         lambda x, w: F.dropout((x @ w).t() * 2, 0.5),  # not contiguous
         lambda x, w: (
             F.dropout(aten.slice.Tensor(x @ w, 0, 1), 0.5) * 2
