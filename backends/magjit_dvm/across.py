@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node as FxNode
 
 from magjit_dvm.builder import Builder, NotFusable, Value, size_key
-from magjit_dvm.groups import VIEWS
+from magjit_dvm.groups import CASTS, VIEWS
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import ACROSS, ONE, Node, NodeKind, across
 
@@ -31,7 +31,6 @@ _COLUMN = 28
 _SHARED = 232448
 """Bytes that a block may have on sm_90, for which programs are made where there is no GPU."""
 _SUMMED = (torch.float32, torch.float16, torch.bfloat16)
-_CASTS = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 
 
 def may_go_across(node: FxNode) -> bool:
@@ -80,7 +79,7 @@ def _stays_small(node: FxNode) -> bool:
             continue
         if _elements(user) != count:
             return False
-        if (user.target in VIEWS or user.target in _CASTS) and not _stays_small(user):
+        if (user.target in VIEWS or user.target in CASTS) and not _stays_small(user):
             return False
     return True
 

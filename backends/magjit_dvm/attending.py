@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
 from magjit.plugin.fx_helpers import called
-from magjit_dvm.attention import DTYPES, LANES, attention
+from magjit_dvm.attention import DTYPES, LANES, attention, gpu_takes_width
 from magjit_dvm.attention_scores import (
     RESHAPES,
     Inverse,
@@ -45,8 +45,6 @@ _SHORTEST = 16
 """Columns that are known to be fewer are faster as two products and a fused operator."""
 _SHORTEST_ALONE = 64
 """The same where there is one image, whose heads need not be copied, and no whole vectors."""
-_WIDEST = 256
-"""Elements of a head that the kernel of GPUs takes, by eight."""
 
 
 def find_attention(graph: Graph) -> None:
@@ -113,7 +111,8 @@ def _is_attention(scores: Scores, shape: Sequence[Any], value: Node) -> bool:
     dtype, device = value.meta["val"].dtype, value.meta["val"].device
     if query.meta["val"].dtype != dtype or (scores.factors and dtype != torch.float32):
         return False
-    if device.type == "cuda" and not _may_be_wide(shape_of(value)[2]):
+    width = shape_of(value)[2]
+    if device.type == "cuda" and isinstance(width, int) and not gpu_takes_width(width):
         return False
     if (shape_of(query)[1], shape_of(key)[2]) != tuple(shape[-2:]):
         return False
@@ -287,11 +286,6 @@ def _fewer(size: Any, least: int) -> bool:
     """Whether a size is known to be less."""
     key = size if isinstance(size, sympy.Basic) else size_key(size)
     return isinstance(key, int) and key < least
-
-
-def _may_be_wide(width: Any) -> bool:
-    """Whether the kernel of GPUs may take heads so wide."""
-    return not isinstance(width, int) or (width % 8 == 0 and 0 < width <= _WIDEST)
 
 
 def _differ(a: Any, b: Any) -> bool:

@@ -14,12 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["DTYPES", "LANES", "Attention", "DeviceAttention", "attention", "written_out"]
+__all__ = [
+    "DTYPES",
+    "LANES",
+    "Attention",
+    "DeviceAttention",
+    "attention",
+    "gpu_takes_width",
+    "written_out",
+]
 
 _kernel: Any = torch._scaled_dot_product_flash_attention_for_cpu
 _kernel_of_gpus: Any = torch.ops.aten._scaled_dot_product_flash_attention.default
 DTYPES = {"cpu": (torch.float32,), "cuda": (torch.float16, torch.bfloat16)}
 """Of operands, by the type of their device."""
+_WIDEST = 256
+"""Elements of a head that the kernel of GPUs takes, by eight."""
 _MARGIN = 150.0
 """What is smaller than the sum of a row by this factor's logarithm is 0 beside it in float32."""
 LANES = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
@@ -132,9 +142,14 @@ def _in_lines(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
+def gpu_takes_width(width: int) -> bool:
+    """Whether the kernel of GPUs takes heads of so many elements."""
+    return width % 8 == 0 and 0 < width <= _WIDEST
+
+
 def _gpu_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether the flash kernel runs on this GPU, for this width and dtype, and may be used."""
-    if query.shape[3] % 8:
+    if not gpu_takes_width(query.shape[3]):
         return False
     given = torch.backends.cuda.SDPAParams(query, key, value, None, 0.0, False, False)
     return torch.backends.cuda.can_use_flash_attention(given)

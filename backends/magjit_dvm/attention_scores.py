@@ -18,6 +18,7 @@ from torch.fx import Node
 
 from magjit_dvm.attention import DTYPES
 from magjit_dvm.builder import size_key
+from magjit_dvm.groups import CASTS
 from magjit_dvm.operators import argument
 
 __all__ = [
@@ -55,7 +56,6 @@ _ARITHMETIC: dict[Any, Callable[[float, float], float]] = {
     aten.rsub.Scalar: lambda a, b: b - a,
     aten.sub.Tensor: operator.sub,
 }
-_CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 _CONSTANTS = {aten.full.default: 1, aten.scalar_tensor.default: 0}
 
 
@@ -142,7 +142,7 @@ def probabilities_of(weights: Node, product: Node, passed: list[Node]) -> Node |
 
 def _is_cast(node: Node, given: torch.dtype, made: torch.dtype) -> bool:
     """Whether a node is a cast between these, one of 16 bits and float32, on one device."""
-    if node.target not in _CASTS or 2 not in (given.itemsize, made.itemsize):
+    if node.target not in CASTS or 2 not in (given.itemsize, made.itemsize):
         return False
     source = node.args[0]
     if not isinstance(source, Node):

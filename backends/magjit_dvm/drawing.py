@@ -18,6 +18,8 @@ generator only the GPU knows, is drawn by ATen where the mask is computed.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -88,19 +90,35 @@ def dropout_mask(
     like: torch.Tensor, p: float, dtype: torch.dtype, seed: int, place: int, shares: int
 ) -> torch.Tensor:
     """The mask of a dropout of ``dtype`` with the sizes of ``like``, by eager mode's kernel."""
-    ones = torch.ones(like.shape, dtype=dtype, device=like.device)
     if place < 0:
-        return aten.native_dropout(ones, p, True)[1]  # type: ignore[no-any-return]
-    generator = torch.cuda.default_generators[like.device.index]
-    after = generator.get_offset()
-    generator.set_offset(4 * place)
-    try:
-        return aten.native_dropout(ones, p, True)[1]  # type: ignore[no-any-return]
-    finally:
-        generator.set_offset(after)
+        return _by_aten(like.shape, p, dtype, like.device)
+    with _moved_to(like.device.index, place):
+        return _by_aten(like.shape, p, dtype, like.device)
 
 
 take_numbers.tags = dropout_mask.tags = (torch.Tag.nondeterministic_seeded,)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _moved_to(device: int, place: int) -> Iterator[Any]:
+    """The generator, which is where it was again afterwards."""
+    generator = torch.cuda.default_generators[device]
+    before = generator.get_offset()
+    generator.set_offset(4 * place)
+    try:
+        yield generator
+    finally:
+        generator.set_offset(before)
+
+
+def _by_aten(
+    shape: Sequence[int], p: float, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """The mask that eager mode's kernel draws."""
+    mask: torch.Tensor = aten.native_dropout(
+        torch.ones(shape, dtype=dtype, device=device), p, True
+    )[1]
+    return mask
 
 
 def _shares(device: int, count: int, size: int) -> int:
@@ -131,27 +149,18 @@ def _agrees(device: int, size: int) -> bool:
     """Whether this torch's kernel draws as ``philox.py`` has it; asked once, of some elements."""
     dtype = torch.float16 if size == 2 else torch.float32
     counts = (8, 12, 1028, _THREADS * _most_blocks(device) * (16 // size) + 40)
-    generator = torch.cuda.default_generators[device]
-    before = generator.get_offset()
-    try:
-        for count in counts:
-            numbers = Numbers(generator.initial_seed(), 7, _shares(device, count, size))
-            generator.set_offset(4 * numbers.place)
-            mask = _atens(count, dtype, device)
-            moved = generator.get_offset() - 4 * numbers.place
-            some = np.union1d(np.arange(min(count, 512)), np.arange(max(count - 512, 0), count))
-            wanted = uniforms(some, *numbers) < np.float32(0.5)
-            if moved != _step(count, numbers.shares // FOURS) or (mask[some] != wanted).any():
-                return False
-        return True
-    finally:
-        generator.set_offset(before)
-
-
-def _atens(count: int, dtype: torch.dtype, device: int) -> Any:
-    """A mask of half of the elements."""
-    ones = torch.ones(count, dtype=dtype, device=f"cuda:{device}")
-    return aten.native_dropout(ones, 0.5, True)[1].cpu().numpy()
+    place = 7
+    for count in counts:
+        shares = _shares(device, count, size)
+        with _moved_to(device, place) as generator:
+            mask = _by_aten((count,), 0.5, dtype, torch.device("cuda", device)).cpu().numpy()
+            moved = generator.get_offset() - 4 * place
+            seed = generator.initial_seed()
+        some = np.union1d(np.arange(min(count, 512)), np.arange(max(count - 512, 0), count))
+        wanted = uniforms(some, seed, place, shares) < np.float32(0.5)
+        if moved != _step(count, shares // FOURS) or (mask[some] != wanted).any():
+            return False
+    return True
 
 
 # -- in graphs --

@@ -9,9 +9,10 @@ from torch.fx import Node as FxNode
 
 from magjit_dvm.program import Program
 
-__all__ = ["VIEWS", "FusedGroup", "Fusion", "Size"]
+__all__ = ["CASTS", "VIEWS", "FusedGroup", "Fusion", "Size"]
 
 aten = torch.ops.aten
+CASTS = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 VIEWS = frozenset(
     {
         aten.alias.default,

@@ -140,7 +140,9 @@ def test_the_reference_draws_in_order() -> None:
 
 
 def test_a_cpu_does_not_draw() -> None:
-    fallback = lambda *_: "by ATen"  # noqa: E731
+    def fallback(*_: Any) -> str:
+        return "by ATen"
+
     assert dropped().compiled(fallback)(*given(4, 8)) == "by ATen"
 
 
@@ -311,7 +313,7 @@ class Generator:
         monkeypatch.setattr(torch.cuda, "default_generators", (self,))
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: self)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        monkeypatch.setattr(drawing, "_atens", self.mask)
+        monkeypatch.setattr(drawing, "_by_aten", self.mask)
         for name in ("_agrees", "_most_blocks"):
             asked = getattr(drawing, name).__wrapped__
             monkeypatch.setattr(drawing, name, functools.cache(asked))
@@ -326,8 +328,9 @@ class Generator:
         assert offset % 4 == 0
         self.offset = offset
 
-    def mask(self, count: int, dtype: torch.dtype, device: int) -> Any:
+    def mask(self, shape: Any, p: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """As the kernel of eager mode draws it, thread by thread."""
+        count = torch.Size(shape).numel()
         size, kept = dtype.itemsize, np.zeros(count, bool)
         together = next(n for n in (16 // size, 8 // size) if n >= 4 and count % n == 0)
         threads = 256 * min(2, -(-count // 256))
@@ -337,10 +340,10 @@ class Generator:
                 for fours in range(first, first + together, 4):
                     # One block of the thread's: as if there were as many threads as blocks.
                     block = uniforms(4 * thread + np.arange(4), -5, state, (1 << 28) * FOURS + 1)
-                    kept[fours : fours + 4] = block < np.float32(0.5)
+                    kept[fours : fours + 4] = block < np.float32(1 - p)
                     state += 1
         self.offset += ((count - 1) // (threads * 4) + 1) * 4
-        return kept
+        return torch.from_numpy(kept).view(shape)
 
 
 def test_numbers_are_taken_as_eager_mode_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,3 +372,16 @@ def test_a_torch_that_draws_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = Generator(monkeypatch, off_by=1)
     like = FakeTensor(FakeTensorMode(), torch.empty(5, 8, device="meta"), torch.device("cuda:0"))
     assert take_numbers(like, 2)[1] == -1 and generator.offset == 40
+
+
+def test_a_mask_operator_by_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is drawn where its numbers were taken, which leaves the generator as it is."""
+    generator = Generator(monkeypatch)
+    like = FakeTensor(FakeTensorMode(), torch.empty(5, 8, device="meta"), torch.device("cuda:0"))
+    taken = take_numbers(like, 2)
+    generator.offset = 400
+    mask = dropout_mask(like, 0.25, torch.float16, *taken)
+    wanted = uniforms(np.arange(40), *taken).reshape(5, 8) < np.float32(0.75)
+    assert torch.equal(mask, torch.from_numpy(wanted)) and generator.offset == 400
+    dropout_mask(like, 0.25, torch.float16, 0, -1, 0)
+    assert generator.offset == 404

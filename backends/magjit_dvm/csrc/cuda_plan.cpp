@@ -135,7 +135,8 @@ int64_t Encoder::each_for_rows(int64_t wanted, int64_t together) const
     int64_t room = machine.shared_bytes * 7 / elements_of;
     room = kept && 2 * image.cols > room ? image.cols : room;
     bool positions = prepared.has_positions;
-    int64_t widest = prepared.draws ? DRAWING : kept || positions ? std::min<int64_t>(machine.widest, 32) : machine.widest;
+    int64_t widest = kept || positions ? std::min<int64_t>(machine.widest, 32) : machine.widest;
+    widest = prepared.draws ? DRAWING : widest;
     std::pair<int64_t, int64_t> best = {0, 0};
     int64_t found = 0;
     for (int64_t each : {8, 16, 32, 64}) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from magjit_dvm.cuda.ptx import Body
@@ -92,24 +92,6 @@ class Cases:
         Row registers' address tells the lane.
         """
         self.put("and.b32 nvl,{ROWS},124; sub.s32 nvl,{NV},nvl;")
-
-    def next_lane(self) -> None:
-        """c1 ← the number of the next lane; that of the last one is the first."""
-        self.put("and.b32 c1,{ROWS},124; shr.u32 c1,c1,2; add.u32 c1,c1,1; and.b32 c1,c1,31;")
-
-    def shifted(self, bank: str, j: int, by: int, to: str, beyond: Sequence[str] = ()) -> list[str]:
-        """Where four elements are that begin ``by`` behind the lane's fours j: in part the next's.
-
-        Those are brought into registers ``to``.  What is next to the last lane's is the first's of
-        the fours behind, ``beyond`` all of them; ``whole`` says which is the first, c1 is
-        ``next_lane``.
-        """
-        for i in range(by):
-            behind = beyond[i] if beyond else f"{bank}{4 * j + i}"
-            behind = f"{bank}{4 * j + 4 + i}" if j + 1 < self.J else behind
-            self.put(f"selp.b32 {to}{i},{behind},{bank}{4 * j + i},whole;")
-            self.put(f"shfl.sync.idx.b32 {to}{i},{to}{i},c1,31,-1;")
-        return [f"{bank}{4 * j + i}" for i in range(by, 4)] + [f"{to}{i}" for i in range(by)]
 
     def row_register(self, to: str, shift: int) -> None:
         self.put(f"bfe.u32 d,i0,{shift},4; shl.b32 d,d,7; add.u32 d,d,{{ROWS}};")

@@ -26,7 +26,7 @@ from magjit_dvm.cuda.loads import Loads
 from magjit_dvm.cuda.ptx import single
 from magjit_dvm.cuda.shell import ENTRY, SHELL
 from magjit_dvm.cuda.short_functions import LARGEST
-from magjit_dvm.cuda.words import BY_ROW, NUMBER, OF_STAGE, OPCODES
+from magjit_dvm.cuda.words import BY_ROW, MAX_DRAWING, NUMBER, OF_STAGE, OPCODES
 
 __all__ = ["EACH", "OWN_TABLE", "inner_loop", "kernel_name", "source"]
 
@@ -64,8 +64,8 @@ _SELDOM = (
 )
 """What a program has with R = 16 or 32 alone: encoders choose one of these for squares and tables.
 With more cases, fewer registers are left for what goes from tile to tile, which is slow where R is
-64, and a kernel begins later, which is much of its time where R is 8.  For random numbers there
-are registers up to 16."""
+64, and a kernel begins later, which is much of its time where R is 8.  Random numbers
+have no case beyond ``MAX_DRAWING``."""
 
 OWN_TABLE = frozenset(
     f"{head}.{name}"
@@ -156,7 +156,7 @@ class _Loop(Loads):
         )
         for number, name in enumerate(OPCODES):
             self.put(f"L{number}: // {name}")
-            drawn = name.startswith("lt.draw.") and self.R > 16
+            drawn = name.startswith("lt.draw.") and self.R > MAX_DRAWING
             if drawn or (self.R not in (16, 32) and name.startswith(_SELDOM)):
                 self.put("trap;")
             else:

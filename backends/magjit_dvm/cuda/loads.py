@@ -297,18 +297,33 @@ class Loads(Reductions):
         self.put(f"and.b32 nvl,nvl,3; setp.eq.u32 q,nvl,0; @q bra.uni {done};")
         self.put("cvt.u32.u64 nvl,{EL};")
         self.block(self.J)
-        self.put("and.b32 nvl,nvl,3; and.b32 c1,{ROWS},124; setp.eq.u32 whole,c1,0;")
-        self.next_lane()
+        # Which lane is the first, and the number of the next one: the row registers' address tells.
+        self.put(
+            "and.b32 nvl,nvl,3; and.b32 c1,{ROWS},124; setp.eq.u32 whole,c1,0; "
+            "shr.u32 c1,c1,2; add.u32 c1,c1,1; and.b32 c1,c1,31;"
+        )
         self.put(*(f"setp.eq.u32 q,nvl,{by}; @q bra.uni {ways[by - 1]};" for by in (2, 3)))
         for by, label in enumerate(ways, 1):
             self.put(f"{label}:")
             for j in range(self.J):
-                found = self.shifted(bank, j, by, "f", ("u0", "u1", "u2"))
-                self.put(*(f"mov.b32 {bank}{4 * j + i},{one};" for i, one in enumerate(found)))
+                self.shift(bank, j, by)
             self.put(f"bra.uni {done};" if by < 3 else f"{done}:")
         for r in range(self.R):
             self.put(f"cvt.rn.f32.u32 {bank}{r},{bank}{r};")
             self.put(f"fma.rn.f32 {bank}{r},{bank}{r},{single(2.0**-32)},{single(2.0**-33)};")
+
+    def shift(self, bank: str, j: int, by: int) -> None:
+        """The lane's fours j ← those that begin ``by`` behind, in part the next lane's.
+
+        What is next to the last lane's is the first's of the fours behind; u has those behind all.
+        """
+        fours = [f"{bank}{4 * j + i}" for i in range(4)]
+        for i in range(by):
+            behind = f"{bank}{4 * j + 4 + i}" if j + 1 < self.J else f"u{i}"
+            self.put(f"selp.b32 f{i},{behind},{fours[i]},whole;")
+            self.put(f"shfl.sync.idx.b32 f{i},f{i},c1,31,-1;")
+        found = [*fours[by:], *(f"f{i}" for i in range(by))]
+        self.put(*(f"mov.b32 {to},{one};" for to, one in zip(fours, found, strict=True)))
 
     def block(self, j: int) -> None:
         """u0 to u3 ← the block that the element nvl + 128 j is of; f4 and f5 are lost.

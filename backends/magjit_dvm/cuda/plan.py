@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from magjit_dvm.cuda.shapes import Operand, Space
-from magjit_dvm.cuda.words import HEADER_BYTES, IMAGE_BYTES, MAX_INPUTS, MAX_PASSES, Image
+from magjit_dvm.cuda.words import (
+    HEADER_BYTES,
+    IMAGE_BYTES,
+    MAX_DRAWING,
+    MAX_INPUTS,
+    MAX_PASSES,
+    Image,
+)
 from magjit_dvm.program import NodeKind
 from magjit_dvm.vm import NotEncodable
 
@@ -14,8 +21,6 @@ __all__ = ["Machine", "arrange"]
 _WARPS = {64: 11, 32: 15, 16: 19, 8: 19}
 """That compute, besides the one that feeds them: what registers allow."""
 _STAGES = 3
-_DRAWING = 16
-"""The largest R that has registers for random numbers."""
 _SMALL, _LONG, _NARROW = 1 << 17, 1 << 16, 16
 """Elements below which any way is fast enough; columns from which on a row is long, and up to which
 it is narrow: a warp has room for hundreds of them."""
@@ -140,7 +145,7 @@ def _refuse_slow(
 
 def _divide(space: Space, image: Image, machine: Machine, widest: int, together: int) -> None:
     most = 16 if widest >= 4 or together > 8 else 32
-    most = min(most, _DRAWING) if space.draws else most
+    most = min(most, MAX_DRAWING) if space.draws else most
     if not image.by_rows:
         image.each = space.each or most
         least = 16 if space.has_positions else 8
@@ -175,7 +180,7 @@ def _each_for_rows(space: Space, image: Image, wanted: int, together: int, machi
     room = machine.shared_bytes * 7 // (16 * max(together + 2 * kept, 1))
     room = cols if kept and 2 * cols > room else room
     widest = min(machine.widest, 32) if kept or space.has_positions else machine.widest
-    widest = _DRAWING if space.draws else widest
+    widest = MAX_DRAWING if space.draws else widest
     for each, warps in sorted(_WARPS.items()):
         if each > widest or (space.has_positions and each < 16):
             continue

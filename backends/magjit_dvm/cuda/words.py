@@ -42,6 +42,7 @@ __all__ = [
     "INPUTS_AT",
     "LOADED",
     "LOOKED_UP",
+    "MAX_DRAWING",
     "MAX_INPUTS",
     "MAX_PASSES",
     "NO_WORD",
@@ -149,6 +150,8 @@ FORM = 11
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
+MAX_DRAWING = 16
+"""The largest R that has registers for random numbers."""
 HEADER_BYTES, IMAGE_BYTES, COUNTER_AT, INPUTS_AT, PARTS_AT = 352, 4096, 144, 152, 344
 OF_ROWS = 256
 """Added to the size of an element of which a row has one."""
