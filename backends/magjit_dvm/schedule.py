@@ -19,7 +19,8 @@ from magjit_dvm.builder import size_key
 from magjit_dvm.by_aten import by_aten
 from magjit_dvm.groups import FusedGroup, Fusion, Size
 from magjit_dvm.panels import Panels, use_panels
-from magjit_dvm.stacking import Stack, Step, stacked
+from magjit_dvm.stacking import Stack, stacked
+from magjit_dvm.view_chains import ViewChain, in_chains
 from magjit_dvm.vm import convolution, linear, run_stacked
 
 __all__ = ["Schedule"]
@@ -29,28 +30,40 @@ _numbers = count()
 aten = torch.ops.aten
 
 _FAST: dict[Any, Callable[..., Any]] = {
+    aten.add.Tensor: torch.add,
     aten.addmm.default: torch.addmm,
     aten.bmm.default: torch.bmm,
     aten.cat.default: torch.cat,
+    aten.clone.default: torch.clone,
     aten.convolution.default: torch.convolution,
     aten.embedding.default: torch.embedding,
     aten.expand.default: torch.Tensor.expand,
+    aten.gelu.default: torch._C._nn.gelu,
     aten.linear.default: torch.nn.functional.linear,
     aten.mm.default: torch.mm,
+    aten.mul.Tensor: torch.mul,
+    aten.native_dropout.default: torch.native_dropout,
     aten.permute.default: torch.permute,
+    aten.relu.default: torch.relu,
     aten.select.int: torch.select,
+    aten.sigmoid.default: torch.sigmoid,
+    aten.silu.default: torch._C._nn.silu,
     aten.split.Tensor: torch._VF.split,  # type: ignore[attr-defined]
     aten.split_with_sizes.default: torch._VF.split_with_sizes,
     aten.squeeze.dim: torch.squeeze,
     aten.stack.default: torch.stack,
+    aten.sum.dim_IntList: torch.sum,
     aten.sym_size.int: torch.Tensor.size,
     aten.t.default: torch.t,
+    aten.tanh.default: torch.tanh,
     aten.transpose.int: torch.transpose,
     aten.unsqueeze.default: torch.unsqueeze,
     aten.view.default: torch.Tensor.view,
     aten._unsafe_view.default: torch.Tensor.view,
 }
 """The same operator by a shorter way than the dispatcher's Python entry."""
+
+Step = FusedGroup | FxNode | Stack | ViewChain
 
 _FEW = 16  # rows: no kernels of magjit_dvm/csrc/few_rows.inc take more
 
@@ -68,7 +81,7 @@ class Schedule:
     def __init__(self, gm: GraphModule, fusion: Fusion) -> None:
         use_panels(fusion)
         self.fusion = fusion
-        self._steps = stacked(fusion.steps)
+        self._steps: list[Step] = in_chains(stacked(fusion.steps))
         self._numbers = {id(step): number for number, step in enumerate(fusion.steps)}
         self._gm = gm
         self._names: dict[FxNode, str] = {}
@@ -109,7 +122,7 @@ class Schedule:
         for number, step in enumerate(self._steps):
             for node in _operands(step):
                 last[node] = number
-            for node in (step,) if isinstance(step, FxNode) else step.outputs:
+            for node in _results(step):
                 last.setdefault(node, number)
         dies: dict[int, list[FxNode]] = {}
         for node, number in last.items():
@@ -121,6 +134,8 @@ class Schedule:
             return self._fused(step)
         if isinstance(step, Stack):
             return self._stack(step)
+        if isinstance(step, ViewChain):
+            return self._chain(step)
         if step.op == "output":
             (results,) = step.args
             assert isinstance(results, (tuple, list))
@@ -167,6 +182,11 @@ class Schedule:
         call = f"{function}({', '.join([members, *arguments])})"
         several = results + "," * (len(stack.outputs) == 1)  # a tuple in any case
         return f"{several} = {call}" if results else call
+
+    def _chain(self, chain: ViewChain) -> str:
+        function = self._global("view_as", chain.compiled())
+        arguments = ", ".join(self._name(one) for one in chain.operands)
+        return f"{self._name(chain.result)} = {function}({arguments})"
 
     def _fused(self, group: FusedGroup) -> str:
         assert group.program is not None
@@ -224,6 +244,12 @@ class Schedule:
 
 def _operands(step: Step) -> Iterable[FxNode]:
     return step.all_input_nodes if isinstance(step, FxNode) else step.operands
+
+
+def _results(step: Step) -> Iterable[FxNode]:
+    if isinstance(step, FxNode):
+        return (step,)
+    return (step.result,) if isinstance(step, ViewChain) else step.outputs
 
 
 def _may_have_few_rows(product: FxNode) -> bool:

@@ -14,7 +14,7 @@ from torch.fx import Node as FxNode
 
 from magjit_dvm.groups import VIEWS, FusedGroup
 
-__all__ = ["MOST", "Stack", "Step", "stacked"]
+__all__ = ["MOST", "Stack", "stacked"]
 
 MOST = 8
 """Members of a stack: as many as a thread has memory for the bytecode of."""
@@ -37,12 +37,9 @@ class Stack:
         return [node for group in self.groups for node in group.operands]
 
 
-Step = FusedGroup | FxNode | Stack
-
-
-def stacked(steps: Sequence[FusedGroup | FxNode]) -> list[Step]:
+def stacked(steps: Sequence[FusedGroup | FxNode]) -> list[FusedGroup | FxNode | Stack]:
     """The steps, with neighbouring groups in stacks; views between them move out of the way."""
-    done: list[Step] = []
+    done: list[FusedGroup | FxNode | Stack] = []
     groups: list[FusedGroup] = []
     after: list[FxNode] = []
     late: set[FxNode] = set()

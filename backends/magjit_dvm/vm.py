@@ -11,6 +11,7 @@ __all__ = [
     "DeviceError",
     "Fused",
     "NotEncodable",
+    "Views",
     "convolution",
     "cuda_gpu",
     "cuda_hooks",
@@ -42,6 +43,7 @@ CudaFused = _vm.CudaFused
 DeviceError = _vm.DeviceError
 Fused = _vm.Fused
 NotEncodable = _vm.NotEncodable
+Views = _vm.Views
 cuda_gpu = _vm.cuda_gpu
 cuda_hooks = _vm.cuda_hooks
 cuda_launch = _vm.cuda_launch

@@ -39,7 +39,7 @@ def may_alias(node: Node) -> bool:
     if is_alias(node):
         return True
     target = node.target
-    if target is aten.scaled_dot_product_attention.default:
+    if target in (aten.linear.default, aten.scaled_dot_product_attention.default):
         return False
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
         return True

@@ -348,7 +348,7 @@ int fill_module(PyObject *module)
         return -1;
     }
     Py_DECREF(type);
-    return add_cuda(module) || add_cuda_fused(module) ? -1 : 0;
+    return add_cuda(module) || add_cuda_fused(module) || add_views(module) ? -1 : 0;
 }
 
 PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)fill_module}, {0, nullptr}};

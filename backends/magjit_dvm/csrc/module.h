@@ -85,6 +85,9 @@ PyObject *py_convolution_by(PyObject *module, PyObject *function);
 /* stacked(members, *args): several fused operators that do not depend on one another, in one call. */
 PyObject *stacked_call(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 
+/* Adds Views: see views.cpp. */
+int add_views(PyObject *module);
+
 /* Fill a program from lists of tuples, see Program._as_lists; −1 with ValueError if it is malformed. */
 int read_program(Program &program, PyObject *inputs, PyObject *nodes, PyObject *outputs);
 

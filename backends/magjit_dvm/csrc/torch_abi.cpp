@@ -134,6 +134,8 @@ int bind_torch(PyObject *example, unsigned long long impl, PyObject *tensor, PyO
     lib.num_threads = (decltype(lib.num_threads))dlsym(cpu, "_ZN2at15get_num_threadsEv");
     lib.max_threads = lib.num_threads ? (decltype(lib.max_threads))dlsym(cpu, "omp_get_max_threads")
                                       : nullptr;
+    lib.reinterpret =
+        (decltype(lib.reinterpret))dlsym(cpu, "aoti_torch__reinterpret_tensor");
     lib.offset = 0;
     Py_ssize_t size = Py_TYPE(example)->tp_basicsize;
     for (Py_ssize_t at = sizeof(PyObject); at + 8 <= size; at += 8) {
@@ -156,6 +158,20 @@ int bind_torch(PyObject *example, unsigned long long impl, PyObject *tensor, PyO
     return 0;
 }
 
+PyObject *wrapped(void *handle)
+{
+    const TorchLibrary &lib = torch_library;
+    if (lib.wrap) {
+        PyObject *made = lib.wrap(handle);
+        lib.delete_tensor(handle);
+        return made;
+    }
+    PyObject *number = PyLong_FromVoidPtr(handle);
+    PyObject *made = number ? PyObject_CallOneArg(lib.steal, number) : nullptr;
+    Py_XDECREF(number);
+    return made;
+}
+
 PyObject *empty_tensor(int ndim, const int64_t *sizes, const int64_t *strides, DType dtype,
                        int32_t device_type, int32_t device, char **data)
 {
@@ -174,15 +190,7 @@ PyObject *empty_tensor(int ndim, const int64_t *sizes, const int64_t *strides, D
         return nullptr;
     }
     *data = (char *)address;
-    if (lib.wrap) {
-        PyObject *made = lib.wrap(handle);
-        lib.delete_tensor(handle);
-        return made;
-    }
-    PyObject *number = PyLong_FromVoidPtr(handle);
-    PyObject *made = number ? PyObject_CallOneArg(lib.steal, number) : nullptr;
-    Py_XDECREF(number);
-    return made;
+    return wrapped(handle);
 }
 
 PyObject *new_tensor(int ndim, const int64_t *sizes, const int64_t *strides, DType dtype,

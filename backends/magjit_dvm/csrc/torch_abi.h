@@ -23,6 +23,8 @@ struct TorchLibrary {
     int32_t (*empty_strided)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t,
                              void **);
     int32_t (*delete_tensor)(void *);
+    int32_t (*reinterpret)(void *, int64_t, const int64_t *, const int64_t *, int64_t,
+                           void **); /* or NULL */
     PyObject *(*wrap)(const void *); /* THPVariable_Wrap, or NULL */
     int (*num_threads)();            /* at::get_num_threads, or NULL */
     int (*max_threads)();            /* omp_get_max_threads of torch's runtime, or NULL */
@@ -47,6 +49,9 @@ inline bool is_plain_tensor(PyObject *object)
 {
     return Py_TYPE(object) == torch_library.tensor || Py_TYPE(object) == torch_library.parameter;
 }
+
+/* The Python object of a tensor, which takes the handle. */
+PyObject *wrapped(void *handle);
 
 /* A new tensor of torch's allocator, or NULL without an exception. */
 PyObject *empty_tensor(int ndim, const int64_t *sizes, const int64_t *strides, DType dtype,

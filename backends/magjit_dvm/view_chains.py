@@ -1,0 +1,231 @@
+"""Views of what stays inside a schedule: one call for those that follow one another.
+
+torch takes some microseconds from Python for each view, and a transformer's layer has dozens.  The
+machine computes strides itself (``csrc/views.cpp``) and makes a tensor of the same memory, which is
+no view of autograd's: it has a version counter of its own, and no base.  So this is for values that
+neither the caller nor an operator that writes or hands on its operands can see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+from torch.fx import Node as FxNode
+
+from magjit.plugin.aliases import is_alias, may_alias, written_by
+from magjit_dvm.attention import attention
+from magjit_dvm.drawing import take_numbers
+from magjit_dvm.vm import Views
+
+__all__ = ["ViewChain", "in_chains"]
+
+aten = torch.ops.aten
+
+_VIEW, _PERMUTE, _EXPAND, _UNSQUEEZE, _SQUEEZE, _SELECT, _SLICE = range(7)
+_GIVEN = 1 << 61
+"""As in views.cpp: from here on a number says which of a call's it is."""
+_MOST_DIMS = 16
+
+Number = int | FxNode
+Operator = tuple[int, tuple[Number, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewChain:
+    """Views of which each but the last is there for the next alone."""
+
+    nodes: tuple[FxNode, ...]
+
+    @property
+    def result(self) -> FxNode:
+        """What is left of them."""
+        return self.nodes[-1]
+
+    @property
+    def operands(self) -> list[FxNode]:
+        """The tensor, and numbers that calls give."""
+        (first, *_) = self.nodes[0].all_input_nodes
+        return [first, *self.numbers]
+
+    @property
+    def numbers(self) -> list[FxNode]:
+        """What calls give, in order."""
+        operators = [one for node in self.nodes for one in _operators_of(node) or ()]
+        found = (number for _, numbers in operators for number in numbers)
+        return list(dict.fromkeys(one for one in found if isinstance(one, FxNode)))
+
+    def compiled(self) -> Callable[..., torch.Tensor]:
+        """Takes the tensor and the numbers."""
+        place = {node: _GIVEN + k for k, node in enumerate(self.numbers)}
+        operators = tuple(
+            (kind, tuple(one if isinstance(one, int) else place[one] for one in numbers))
+            for node in self.nodes
+            for kind, numbers in _operators_of(node) or ()
+        )
+        return Views(operators, len(place), self._by_torch())
+
+    def _by_torch(self) -> Callable[..., torch.Tensor]:
+        nodes, given = self.nodes, self.numbers
+        first = nodes[0].all_input_nodes[0]
+
+        def run(tensor: torch.Tensor, *numbers: int) -> torch.Tensor:
+            known: dict[FxNode, Any] = {first: tensor, **dict(zip(given, numbers, strict=True))}
+            for node in nodes:
+                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
+                known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            made: torch.Tensor = known[nodes[-1]]
+            return made
+
+        return run
+
+
+def in_chains(steps: Sequence[Any]) -> list[Any]:
+    """The steps, with views in chains; a chain is where its last view was."""
+    inside: dict[FxNode, bool] = {}
+    single = [one for one in steps if isinstance(one, FxNode) and _may_join(one, inside)]
+    ends: dict[FxNode, tuple[FxNode, ...]] = {}
+    for node in single:
+        before = node.all_input_nodes[0]
+        goes_on = before in ends and len(before.users) == 1
+        ends[node] = (*(ends.pop(before) if goes_on else ()), node)
+    parts = {node for chain in ends.values() for node in chain}
+    done: list[Any] = []
+    for step in steps:
+        if not isinstance(step, FxNode) or step not in parts:
+            done.append(step)
+        elif step in ends:
+            done.append(ViewChain(ends[step]))
+    return done
+
+
+def _may_join(node: FxNode, inside: dict[FxNode, bool]) -> bool:
+    operators = _operators_of(node)
+    return operators is not None and _stays(node, inside)
+
+
+def _stays(node: FxNode, known: dict[FxNode, bool]) -> bool:
+    """Whether nobody else sees a value: no caller, no operator that writes or hands it on."""
+    if node not in known:
+        known[node] = all(_only_reads(user, node, known) for user in node.users)
+    return known[node]
+
+
+def _only_reads(user: FxNode, node: FxNode, known: dict[FxNode, bool]) -> bool:
+    if user.op != "call_function":
+        return False
+    if user.target in (attention, take_numbers):
+        return True
+    if user.target is getitem or is_alias(user):
+        return _stays(user, known)
+    return not may_alias(user) and node not in written_by(user)
+
+
+def _operators_of(node: FxNode) -> tuple[Operator, ...] | None:
+    """What a view is made of; None for anything else."""
+    rule = _RULES.get(node.target) if node.op == "call_function" else None
+    if rule is None or not node.args or not isinstance(node.args[0], FxNode):
+        return None
+    tensor, made = _plain(node.args[0]), _plain(node)
+    if tensor is None or made is None or max(tensor.dim(), made.dim()) > _MOST_DIMS:
+        return None
+    operators = rule(tensor, *node.args[1:], **node.kwargs)
+    if operators is None or not all(map(_is_number, _all_numbers(operators))):
+        return None
+    return tuple(operators)
+
+
+def _plain(node: FxNode) -> torch.Tensor | None:
+    """What a node gives, if it lies in memory with strides."""
+    found = node.meta.get("val")
+    if not isinstance(found, torch.Tensor) or found.layout is not torch.strided:
+        return None
+    return None if found.is_quantized else found
+
+
+def _all_numbers(operators: Iterable[Operator]) -> Iterable[Any]:
+    return (number for _, numbers in operators for number in numbers)
+
+
+def _is_number(one: Any) -> bool:
+    if isinstance(one, FxNode):
+        return isinstance(one.meta.get("val"), (int, torch.SymInt))
+    return type(one) is int and -_GIVEN < one < _GIVEN
+
+
+def _dim(dim: int, rank: int) -> int:
+    return dim + rank if dim < 0 else dim
+
+
+def _viewed(_: torch.Tensor, sizes: Sequence[Number]) -> list[Operator]:
+    return [(_VIEW, tuple(sizes))]
+
+
+def _expanded(_: torch.Tensor, sizes: Sequence[Number], implicit: bool = False) -> list[Operator]:
+    return [(_EXPAND, tuple(sizes))]
+
+
+def _permuted(x: torch.Tensor, dims: Sequence[int]) -> list[Operator]:
+    return [(_PERMUTE, tuple(_dim(one, x.dim()) for one in dims))]
+
+
+def _transposed(x: torch.Tensor, first: int = 0, second: int = 1) -> list[Operator] | None:
+    if x.dim() < 2:
+        return None
+    dims = list(range(x.dim()))
+    first, second = _dim(first, x.dim()), _dim(second, x.dim())
+    dims[first], dims[second] = dims[second], dims[first]
+    return [(_PERMUTE, tuple(dims))]
+
+
+def _unsqueezed(x: torch.Tensor, dim: int) -> list[Operator]:
+    return [(_UNSQUEEZE, (_dim(dim, x.dim() + 1),))]
+
+
+def _squeezed(x: torch.Tensor, dims: int | Sequence[int]) -> list[Operator] | None:
+    which = sorted({_dim(one, x.dim()) for one in ([dims] if isinstance(dims, int) else dims)})
+    if not all(type(x.shape[one]) is int and x.shape[one] == 1 for one in which):
+        return None  # the number of dimensions may be another one at a call
+    return [(_SQUEEZE, (one,)) for one in reversed(which)]
+
+
+def _selected(x: torch.Tensor, dim: int, index: Number) -> list[Operator]:
+    return [(_SELECT, (_dim(dim, x.dim()), index))]
+
+
+def _sliced(
+    x: torch.Tensor,
+    dim: int = 0,
+    start: Number | None = None,
+    end: Number | None = None,
+    step: Number = 1,
+) -> list[Operator]:
+    first = 0 if start is None else start
+    last = _GIVEN - 1 if end is None else end
+    if isinstance(last, int):
+        last = min(last, _GIVEN - 1)
+    return [(_SLICE, (_dim(dim, x.dim()), first, last, step))]
+
+
+def _same(_: torch.Tensor) -> list[Operator]:
+    return []
+
+
+_RULES: dict[Any, Callable[..., list[Operator] | None]] = {
+    aten.alias.default: _same,
+    aten.detach.default: _same,
+    aten.expand.default: _expanded,
+    aten.permute.default: _permuted,
+    aten.select.int: _selected,
+    aten.slice.Tensor: _sliced,
+    aten.squeeze.dim: _squeezed,
+    aten.squeeze.dims: _squeezed,
+    aten.t.default: _transposed,
+    aten.transpose.int: _transposed,
+    aten.unsqueeze.default: _unsqueezed,
+    aten.view.default: _viewed,
+    aten._unsafe_view.default: _viewed,
+}
