@@ -24,7 +24,7 @@ import magjit
 from dvm_cases import if_else_add, layer_norm, matmul
 from dvm_gpu import agrees, microseconds
 from dvm_gpu_shapes import four_operators
-from dvm_peers import add_speed, another, geomean
+from dvm_peers import add_speed, another, dvm, geomean
 from harness import Benchmark, Row, median_times
 
 SEED = 1
@@ -191,55 +191,76 @@ def part_sets(benchmark: Benchmark, options: argparse.Namespace) -> None:
 # -- small tensors --------------------------------------------------------------------------------
 
 
-def repeated(function: Callable[..., Any], given: list[Tensor]) -> Callable[[], None]:
-    """A call for each tensor, then a wait for the GPU."""
+def repeated(function: Callable[..., Any], given: list[Arguments]) -> Callable[[], None]:
+    """A call for each of the arguments, then a wait for the GPU."""
 
     def run() -> None:
         for x in given:
-            function(x)
+            function(*x)
         torch.cuda.synchronize()
 
     return run
 
 
-def captured(function: Callable[..., Tensor], x: Tensor) -> torch.cuda.CUDAGraph:
+def captured(function: Callable[..., Any], given: Arguments) -> torch.cuda.CUDAGraph:
     """A CUDA graph of some calls, each on what the one before computed."""
-    function(function(x))
+
+    def called(x: Arguments) -> Arguments:
+        found = function(*x)
+        return found if isinstance(found, tuple) else (found,)
+
+    called(called(given))
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        function(function(x))
+        called(called(given))
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = x
+        y = given
         for _ in range(GROUPS):
-            y = function(y)
+            y = called(y)
     return graph
 
 
-def part_small(benchmark: Benchmark, options: argparse.Namespace) -> None:
-    """Microseconds of a call, end to end, and of a fused operator in a CUDA graph."""
-    chosen = random.Random(SEED)
-    given = [half(chosen.randint(30, 70), 1024) for _ in range(SMALL)]
+def independent(*given: Tensor) -> Arguments:
+    """Fused operators of which none needs another."""
+    return tuple(four_operators(x) for x in given)
+
+
+def small_calls(
+    benchmark: Benchmark, case: str, function: Any, given: list[Arguments], peers: list[str]
+) -> None:
+    """Microseconds of a call, end to end, and of one in a CUDA graph."""
     compiled: dict[str, Callable[..., Any]] = {
-        "magjit": magjit.compile(four_operators, backend="dvm", dynamic=True),
-        "eager": four_operators,
+        "magjit": magjit.compile(function, backend="dvm", dynamic=True),
+        "eager": function,
     }
-    if "inductor-dynamic" in options.peers:
+    if "inductor-dynamic" in peers:
         torch._dynamo.reset()
-        function = another(four_operators, "small")
-        compiled["inductor-dynamic"] = torch.compile(function, dynamic=True)
-    tasks = {name: repeated(function, given) for name, function in compiled.items()}
+        compiled["inductor-dynamic"] = torch.compile(another(function, "small"), dynamic=True)
+    tasks = {name: repeated(one, given) for name, one in compiled.items()}
     for task in tasks.values():
         task()
     for x in given:
-        torch.testing.assert_close(compiled["magjit"](x), four_operators(x), rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(compiled["magjit"](*x), function(*x), rtol=2e-3, atol=2e-3)
     times = median_times(tasks, rounds=41, seconds=0.02)
     values = {name: value / len(given) for name, value in times.items()}
-    benchmark.add(Row.of("shapes: 4 operators, 100 KB, float16", "call_us", "µs", values))
-    x = half(50, 1024)
-    graphs = {name: captured(function, x) for name, function in compiled.items()}
+    benchmark.add(Row.of(case, "call_us", "µs", values))
+    graphs = {name: captured(one, given[0]) for name, one in compiled.items()}
     times = microseconds({name: graph.replay for name, graph in graphs.items()}, 41)
     values = {name: value / GROUPS for name, value in times.items()}
-    case = "shapes: 4 operators, 100 KB, float16, in a CUDA graph"
-    benchmark.add(Row.of(case, "group_us", "µs", values))
+    benchmark.add(Row.of(f"{case}, in a CUDA graph", "group_us", "µs", values))
+
+
+def part_small(benchmark: Benchmark, options: argparse.Namespace) -> None:
+    """A fused operator over 100 KB, and four of them that do not depend on one another."""
+    chosen = random.Random(SEED)
+    one = [(half(50, 1024),)] + [(half(chosen.randint(30, 70), 1024),) for _ in range(SMALL - 1)]
+    case = "shapes: 4 operators, 100 KB, float16"
+    small_calls(benchmark, case, four_operators, one, options.peers)
+    for each in (8, 16):
+        dvm("cuda.launch").gpu(0).compile_for_stacks(each, False)
+    rows = [chosen.sample(range(30, 71), 4) for _ in range(SMALL)]
+    several = [tuple(half(count, 1024) for count in counts) for counts in rows]
+    case = "shapes: 4 × 4 operators, 100 KB each, float16"
+    small_calls(benchmark, case, independent, several, options.peers)

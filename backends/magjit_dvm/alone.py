@@ -3,7 +3,8 @@
 Where all tensors lie in memory alike, ATen's kernel for a single elementwise operator moves data as
 fast as a copy, and nothing is left to gain.  It divides indices of every element where operands are
 broadcast or lie otherwise: on an H200, adding a row or a column to 256 MB takes 2.4 times as long
-as a copy of as many bytes, adding a transposed matrix 5 times.
+as a copy of as many bytes, adding a transposed matrix 5 times, putting the heads of 64 elements of
+a layer side by side 1.5 times.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from magjit_dvm.cuda.tiling import SIDE
 
 __all__ = ["elements", "gains_alone"]
 
+aten = torch.ops.aten
+
 _LEAST_BYTES = 8 << 20
 """Of a result, from which on data counts for more than launches."""
 _OF_SQUARES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.int32})
@@ -28,8 +31,11 @@ def gains_alone(node: FxNode) -> bool:
 
     One operand and the result lie in memory alike, without gaps; each other one is broadcast along
     rows or columns whose length is a multiple of four, or is their transposition in squares of
-    64 x 64 elements.  Sizes that only a call tells decide nothing, but for the number of rows.
+    64 x 64 elements.  Sizes that only a call tells decide nothing, but for the number of rows.  Of
+    copies, those gain that move runs of elements.
     """
+    if node.target is aten.clone.default:
+        return _moves_runs(node)
     result = node.meta.get("val")
     operands = [one.meta.get("val") for one in node.all_input_nodes]
     tensors = [one for one in operands if isinstance(one, torch.Tensor) and one.dim()]
@@ -53,6 +59,20 @@ def gains_alone(node: FxNode) -> bool:
         _is_broadcast(one, sizes, inner) or (in_squares and _is_transposed(one, sizes, inner))
         for one in others
     )
+
+
+def _moves_runs(copy: FxNode) -> bool:
+    """Whether what lies side by side in a copy does so in its operand, but not all of it."""
+    (operand,) = copy.all_input_nodes
+    given, made = operand.meta.get("val"), copy.meta.get("val")
+    if not isinstance(given, torch.Tensor) or not isinstance(made, torch.Tensor):
+        return False
+    if made.dtype not in _OF_SQUARES or given.dim() < 2 or elements(made.shape) >= 1 << 31:
+        return False
+    run = given.shape[-1]
+    side_by_side = given.stride(-1) == 1 and made.stride(-1) == 1
+    moved = _along(given, given.shape) != _along(made, made.shape)
+    return isinstance(run, int) and run % 4 == 0 and run > 1 and side_by_side and moved
 
 
 def _along(tensor: torch.Tensor, sizes: Sequence[Any]) -> list[int]:

@@ -1,8 +1,8 @@
 """Stacks: fused operators that do not depend on one another, run in one call (DVM, §5, Figure 9).
 
 In space, cores share the work of all of them; in time, a core takes several in turn.  What it
-saves is a region of threads for each but the first, and it keeps all cores busy where none of
-the operators would by itself.
+saves is a region of threads for each but the first, on a GPU a launch, and it keeps all cores busy
+where none of the operators would by itself.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from torch.fx import Node as FxNode
 
 from magjit_dvm.groups import VIEWS, FusedGroup
+from magjit_dvm.waiting import MOST, gathered, may_wait
 
 __all__ = ["MOST", "Stack", "stacked"]
-
-MOST = 8
-"""Members of a stack: as many as a thread has memory for the bytecode of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +52,13 @@ def stacked(steps: Sequence[FusedGroup | FxNode]) -> list[FusedGroup | FxNode | 
         late.clear()
         written.clear()
 
-    for step in steps:
+    for step in gathered(steps):
         if isinstance(step, FusedGroup):
             read = set(step.operands) - set(step.written)
             waits = late & set(step.operands) or written & read
-            alone = step.cube >= 0 or step.on_gpu
-            if alone or len(groups) == MOST or waits:
+            alone = step.cube >= 0 or (step.on_gpu and not may_wait(step))
+            other = bool(groups) and groups[0].on_gpu != step.on_gpu
+            if alone or other or len(groups) == MOST or waits:
                 flush()
             if alone:
                 done.append(step)

@@ -29,4 +29,4 @@ def test_calls(tmp_path: Path) -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.count("test_") == 13
+    assert ran.stdout.count("test_") == 19

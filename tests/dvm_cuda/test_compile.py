@@ -60,6 +60,17 @@ def test_kernels_fit_their_registers(arch: str, each: int, tmp_path: Path) -> No
 
 
 @needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("each", EACH)
+def test_kernels_of_stacks_fit_their_registers(each: int, tmp_path: Path) -> None:
+    """Where its image begins is an address more than a launch of one has."""
+    said = ptxas(source(each=(each,), stacked=True), "sm_90", tmp_path)
+    assert f"entry function '{kernel_name(each, stacked=True)}'" in said
+    (spilled,) = re.findall(r"(\d+) bytes spill stores", said)
+    assert int(spilled) <= _SPILLS.get(("sm_90", each), 8), said
+
+
+@needs_nvcc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_the_kernel_of_sums_compiles(arch: str, tmp_path: Path) -> None:
     said = ptxas(SUMS_SOURCE, arch, tmp_path)
@@ -69,7 +80,9 @@ def test_the_kernel_of_sums_compiles(arch: str, tmp_path: Path) -> None:
 @needs_nvcc
 @pytest.mark.parametrize("approximate", [False, True], ids=["exact", "approximate"])
 def test_a_kernel_compiles(approximate: bool, tmp_path: Path) -> None:
-    assert "mj_dvm_8" in ptxas(source(approximate, (8,)), "sm_90", tmp_path)
+    for stacked in (False, True):
+        said = ptxas(source(approximate, (8,), stacked=stacked), "sm_90", tmp_path)
+        assert f"'{kernel_name(8, stacked)}'" in said
 
 
 def test_every_operator_has_a_case() -> None:

@@ -19,102 +19,7 @@ using namespace cuda;
 
 namespace {
 
-struct CudaFused {
-    PyObject_HEAD
-    vectorcallfunc call;
-    Program *program; /* NULL: calls go to Python */
-    Prepared *prepared;
-    PyObject *fallback; /* called with the same arguments where there are no words; or None */
-    int32_t device_type;
-    bool approximate; /* the GPU's own tanh and quotients */
-};
-
-/* ---- arguments ---- */
-
-enum Taken : uint8_t { TAKEN, NOT_TAKEN, TO_PYTHON };
-
-/* The metadata of a plain tensor. */
-Taken take_metadata(const Input &in, void *handle, Argument &value)
-{
-    const TorchLibrary &lib = torch_library;
-    int32_t dtype;
-    int64_t ndim;
-    void *data;
-    if (lib.get_dtype(handle, &dtype) || lib.get_dim(handle, &ndim) ||
-        lib.get_sizes(handle, (int64_t **)&value.sizes) ||
-        lib.get_strides(handle, (int64_t **)&value.strides) || lib.get_data(handle, &data)) {
-        return TO_PYTHON;
-    }
-    value.data = (uint64_t)data;
-    value.fits = dtype == lib.dtypes[in.dtype] && ndim == in.ndim;
-    return TAKEN;
-}
-
-Taken take_tensor(const Input &in, PyObject *object, int32_t device_type, Argument &value,
-                  int &device, const char *&reason)
-{
-    const TorchLibrary &lib = torch_library;
-    int32_t type, index, layout;
-    reason = "not a plain tensor on a GPU";
-    if (!is_plain_tensor(object)) {
-        return NOT_TAKEN;
-    }
-    void *handle = tensor_handle(object);
-    if (lib.get_device_type(handle, &type) || lib.get_device_index(handle, &index) ||
-        lib.get_layout(handle, &layout)) {
-        return TO_PYTHON;
-    }
-    if (type != device_type) {
-        return NOT_TAKEN;
-    }
-    index = std::max(index, 0);
-    reason = "tensors on several GPUs";
-    if (device != -1 && device != index) {
-        return NOT_TAKEN;
-    }
-    device = index;
-    reason = "a tensor whose memory means something else";
-    int negative = layout == lib.strided ? is_negative(object) : 1;
-    if (negative) {
-        return negative < 0 ? TO_PYTHON : NOT_TAKEN;
-    }
-    return take_metadata(in, handle, value);
-}
-
-Taken take_number(const Input &in, PyObject *object, Argument &value, const char *&reason)
-{
-    reason = "not a number";
-    value.floating = PyFloat_Check(object);
-    if (value.floating) {
-        value.number = PyFloat_AS_DOUBLE(object);
-        return in.kind == INPUT_int ? NOT_TAKEN : TAKEN;
-    }
-    if (!PyLong_Check(object)) {
-        return NOT_TAKEN;
-    }
-    int overflow;
-    value.integer = PyLong_AsLongLongAndOverflow(object, &overflow);
-    return overflow ? TO_PYTHON : TAKEN;
-}
-
-Taken take_all(const CudaFused *self, PyObject *const *args, Py_ssize_t n, int32_t device_type,
-               Argument *given, int &device, const char *&reason)
-{
-    device = -1;
-    if (!self->program || n != (Py_ssize_t)self->program->inputs.size()) {
-        return TO_PYTHON;
-    }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        const Input &in = self->program->inputs[i];
-        Taken taken = in.kind == INPUT_tensor
-                          ? take_tensor(in, args[i], device_type, given[i], device, reason)
-                          : take_number(in, args[i], given[i], reason);
-        if (taken != TAKEN) {
-            return taken;
-        }
-    }
-    return device < MAX_GPUS ? TAKEN : TO_PYTHON;
-}
+PyObject *cuda_fused_type;
 
 /* ---- what takes how long, while somebody asks ---- */
 
@@ -127,17 +32,6 @@ void pass(Moment moment)
     if (timing) {
         auto now = std::chrono::steady_clock::now().time_since_epoch();
         moments[moment] = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-    }
-}
-
-void encode_timed(const Prepared &prepared, const Argument *given, const Device &machine,
-                  Encoded &encoded)
-{
-    pass(TAKEN_ALL);
-    encode(prepared, given, machine, encoded);
-    pass(ENCODED_ALL);
-    if (timing) {
-        timings->push_back(moments[ENCODED_ALL] - moments[TAKEN_ALL]);
     }
 }
 
@@ -207,33 +101,78 @@ PyObject *new_memory(const CudaFused *self, int ndim, const Shape &layout, DType
     return made;
 }
 
-/* The results of a call, owned until they are taken. */
-struct Results {
-    PyObject *made[MAX_OUTPUTS];
-    int count = 0;
+} // namespace
 
-    ~Results()
-    {
-        for (int k = 0; k < count; k++) {
-            Py_DECREF(made[k]);
-        }
-    }
-    PyObject *take()
-    {
-        if (count == 1) {
-            return Py_NewRef(made[0]);
-        }
-        PyObject *tuple = PyTuple_New(count); /* of none, if all are parts of an input */
-        for (int k = 0; tuple && k < count; k++) {
-            PyTuple_SET_ITEM(tuple, k, Py_NewRef(made[k]));
-        }
-        return tuple;
-    }
-};
-
-/* Adds up the parts of sums across rows. The image has been launched: its memory is free. */
-int launch_sums(Encoded &encoded, const uint64_t *addresses, uint64_t parts, int device, void *stream)
+void encode_timed(const Prepared &prepared, const Argument *given, const Device &machine,
+                  Encoded &encoded)
 {
+    pass(TAKEN_ALL);
+    encode(prepared, given, machine, encoded);
+    pass(ENCODED_ALL);
+    if (timing) {
+        timings->push_back(moments[ENCODED_ALL] - moments[TAKEN_ALL]);
+    }
+}
+
+PyObject *CudaResults::take()
+{
+    if (count == 1) {
+        return Py_NewRef(made[0]);
+    }
+    PyObject *tuple = PyTuple_New(count); /* of none, if all are parts of an input */
+    for (int k = 0; tuple && k < count; k++) {
+        PyTuple_SET_ITEM(tuple, k, Py_NewRef(made[k]));
+    }
+    return tuple;
+}
+
+bool allocate_results(const CudaFused *self, const Argument *given, const Encoded &encoded,
+                      int device, CudaResults &results)
+{
+    const Program &program = *self->program;
+    int n_inputs = (int)program.inputs.size(), n_outputs = (int)program.outputs.size();
+    for (int i = 0; i < n_inputs; i++) {
+        bool tensor = program.inputs[i].kind == INPUT_tensor;
+        results.addresses[i] = tensor ? given[i].data : 0;
+    }
+    for (int o = 0; o < n_outputs; o++) {
+        if (program.outputs[o].allocated()) {
+            char *data = nullptr;
+            const Output &out = program.outputs[o];
+            PyObject *made = new_memory(self, out.ndim, encoded.layouts[o],
+                                        program.nodes[out.node].dtype, device, &data);
+            if (!made) {
+                return false;
+            }
+            results.made[results.count++] = made;
+            results.addresses[n_inputs + o] = (uint64_t)data;
+        }
+    }
+    if (encoded.verdict == ENCODED && encoded.n_sums) {
+        char *data = nullptr;
+        Shape layout{{encoded.n_sums * encoded.parts_rows * encoded.parts_cols}, {1}, 0};
+        results.parts = new_memory(self, 1, layout, DT_f32, device, &data);
+        if (!results.parts) {
+            return false;
+        }
+        results.addresses[n_inputs + n_outputs] = (uint64_t)data;
+    }
+    return true;
+}
+
+void write_addresses(Encoded &encoded, const uint64_t *addresses)
+{
+    for (int k = 0; k < encoded.n_patches; k++) {
+        const Patch &patch = encoded.patches[k];
+        uint64_t address = addresses[patch.argument] + (uint64_t)patch.offset;
+        memcpy(encoded.image + patch.at, &address, sizeof(address));
+    }
+}
+
+int launch_sums(const CudaFused *self, Encoded &encoded, const uint64_t *addresses, int device,
+                void *stream)
+{
+    uint64_t parts = addresses[self->program->inputs.size() + self->program->outputs.size()];
     Launch one{};
     one.function = kernel_of_sums(device);
     if (!one.function) {
@@ -261,20 +200,14 @@ int launch_sums(Encoded &encoded, const uint64_t *addresses, uint64_t parts, int
     return launch(one);
 }
 
-/* Writes addresses into the image and runs it. */
 int launch_image(const CudaFused *self, Encoded &encoded, const uint64_t *addresses, int device)
 {
-    uint64_t parts = addresses[self->program->inputs.size() + self->program->outputs.size()];
     Launch one{};
     one.function = kernel_of(device, encoded.each, self->approximate);
     if (!one.function || current_stream(self->device_type, device, &one.stream)) {
         return -1;
     }
-    for (int k = 0; k < encoded.n_patches; k++) {
-        const Patch &patch = encoded.patches[k];
-        uint64_t address = addresses[patch.argument] + (uint64_t)patch.offset;
-        memcpy(encoded.image + patch.at, &address, sizeof(address));
-    }
+    write_addresses(encoded, addresses);
     const Gpu &gpu = gpus[device];
     one.blocks = (unsigned)encoded.blocks;
     one.threads = (unsigned)encoded.threads;
@@ -286,7 +219,7 @@ int launch_image(const CudaFused *self, Encoded &encoded, const uint64_t *addres
     pass(READY);
     int failed = launch(one);
     if (!failed && encoded.n_sums) {
-        failed = launch_sums(encoded, addresses, parts, device, one.stream);
+        failed = launch_sums(self, encoded, addresses, device, one.stream);
     }
     pass(LAUNCHED);
     if (timing && !failed) {
@@ -295,43 +228,7 @@ int launch_image(const CudaFused *self, Encoded &encoded, const uint64_t *addres
     return failed;
 }
 
-PyObject *run_encoded(const CudaFused *self, const Argument *given, Encoded &encoded, int device)
-{
-    const Program &program = *self->program;
-    int n_inputs = (int)program.inputs.size(), n_outputs = (int)program.outputs.size();
-    uint64_t addresses[MAX_INPUTS + MAX_OUTPUTS + 1] = {}; /* the last: parts of sums */
-    for (int i = 0; i < n_inputs; i++) {
-        addresses[i] = program.inputs[i].kind == INPUT_tensor ? given[i].data : 0;
-    }
-    Results results;
-    for (int o = 0; o < n_outputs; o++) {
-        if (program.outputs[o].allocated()) {
-            char *data = nullptr;
-            const Output &out = program.outputs[o];
-            PyObject *made = new_memory(self, out.ndim, encoded.layouts[o],
-                                        program.nodes[out.node].dtype, device, &data);
-            if (!made) {
-                return nullptr;
-            }
-            results.made[results.count++] = made;
-            addresses[n_inputs + o] = (uint64_t)data;
-        }
-    }
-    PyObject *parts = nullptr;
-    if (encoded.verdict == ENCODED && encoded.n_sums) {
-        char *data = nullptr;
-        Shape layout{{encoded.n_sums * encoded.parts_rows * encoded.parts_cols}, {1}, 0};
-        parts = new_memory(self, 1, layout, DT_f32, device, &data);
-        if (!parts) {
-            return nullptr;
-        }
-        addresses[n_inputs + n_outputs] = (uint64_t)data;
-    }
-    pass(ALLOCATED);
-    int failed = encoded.verdict == ENCODED ? launch_image(self, encoded, addresses, device) : 0;
-    Py_XDECREF(parts); /* what the stream has in its queue comes before whoever gets it next */
-    return failed ? nullptr : results.take();
-}
+namespace {
 
 PyObject *cuda_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *keywords)
 {
@@ -345,7 +242,7 @@ PyObject *cuda_call(PyObject *object, PyObject *const *args, size_t nargsf, PyOb
     Argument given[MAX_INPUTS];
     int device;
     const char *reason = nullptr;
-    Taken taken = take_all(self, args, n, self->device_type, given, device, reason);
+    Taken taken = take_arguments(self, args, n, self->device_type, given, device, reason);
     if (taken == TO_PYTHON) {
         return by_reference(object, args, n);
     }
@@ -366,7 +263,15 @@ PyObject *cuda_call(PyObject *object, PyObject *const *args, size_t nargsf, PyOb
     if (encoded.verdict == LEFT) {
         return by_reference(object, args, n);
     }
-    return run_encoded(self, given, encoded, device);
+    CudaResults results;
+    if (!allocate_results(self, given, encoded, device, results)) {
+        return nullptr;
+    }
+    pass(ALLOCATED);
+    if (encoded.verdict == ENCODED && launch_image(self, encoded, results.addresses, device)) {
+        return nullptr;
+    }
+    return results.take();
 }
 
 /* ---- looking inside ---- */
@@ -427,7 +332,7 @@ PyObject *cuda_encode(PyObject *object, PyObject *const *args, Py_ssize_t n)
     Argument given[MAX_INPUTS];
     int device;
     const char *reason = nullptr;
-    Taken taken = take_all(self, args + 1, n - 1, torch_library.cpu, given, device, reason);
+    Taken taken = take_arguments(self, args + 1, n - 1, torch_library.cpu, given, device, reason);
     if (taken == NOT_TAKEN) {
         PyErr_SetString(not_encodable, reason);
         return nullptr;
@@ -551,6 +456,11 @@ PyType_Spec cuda_fused_spec = {"magjit_dvm._vm.CudaFused", sizeof(CudaFused), 0,
 
 } // namespace
 
+bool is_cuda_fused(PyObject *object)
+{
+    return PyObject_TypeCheck(object, (PyTypeObject *)cuda_fused_type);
+}
+
 PyObject *py_cuda_spans(PyObject *, PyObject *)
 {
     PyObject *list = PyList_New(0);
@@ -572,10 +482,8 @@ PyObject *py_cuda_spans(PyObject *, PyObject *)
 int add_cuda_fused(PyObject *module)
 {
     spans = new std::vector<std::array<int64_t, N_MOMENTS>>;
-    PyObject *type = PyType_FromModuleAndSpec(module, &cuda_fused_spec, nullptr);
-    int failed = type ? PyModule_AddObjectRef(module, "CudaFused", type) : -1;
-    Py_XDECREF(type);
-    return failed;
+    cuda_fused_type = PyType_FromModuleAndSpec(module, &cuda_fused_spec, nullptr);
+    return cuda_fused_type ? PyModule_AddObjectRef(module, "CudaFused", cuda_fused_type) : -1;
 }
 
 } // namespace magjit_dvm

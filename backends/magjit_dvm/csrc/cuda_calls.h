@@ -5,7 +5,24 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "cuda_encoder.h"
+
 namespace magjit_dvm {
+
+struct CudaFused {
+    PyObject_HEAD
+    vectorcallfunc call;
+    Program *program; /* NULL: calls go to Python */
+    cuda::Prepared *prepared;
+    PyObject *fallback; /* called with the same arguments where there are no words; or None */
+    int32_t device_type;
+    bool approximate; /* the GPU's own tanh and quotients */
+};
+
+bool is_cuda_fused(PyObject *object);
+
+/* stacked(members, *args) of operators on a GPU: see cuda_stacks.cpp. */
+PyObject *cuda_stacked_call(PyObject *members, PyObject *const *args, Py_ssize_t nargs);
 
 /* cuda_spans(): of each launch since the last time it was asked, while `timing` was on, nanoseconds of
  * taking arguments, encoding, allocating results, putting addresses into words, and the driver. */
@@ -13,6 +30,54 @@ PyObject *py_cuda_spans(PyObject *, PyObject *);
 
 /* Adds CudaFused. */
 int add_cuda_fused(PyObject *module);
+
+/* ---- parts of a call ---- */
+
+enum Taken : uint8_t { TAKEN, NOT_TAKEN, TO_PYTHON };
+
+/* What a call gives, and the one GPU of its tensors, −1 if it has none; where it is not taken,
+ * the reason. */
+Taken take_arguments(const CudaFused *self, PyObject *const *args, Py_ssize_t n, int32_t device_type,
+                     cuda::Argument *given, int &device, const char *&reason);
+
+/* `encode`, told of to who asks for times. */
+void encode_timed(const cuda::Prepared &prepared, const cuda::Argument *given,
+                  const cuda::Device &machine, cuda::Encoded &encoded);
+
+/* The results of a call, owned until they are taken, and where all its tensors lie. */
+struct CudaResults {
+    PyObject *made[MAX_OUTPUTS];
+    int count = 0;
+    PyObject *parts = nullptr; /* of sums: what the stream has in its queue comes before whoever gets
+                                * this memory next */
+    uint64_t addresses[MAX_INPUTS + MAX_OUTPUTS + 1] = {}; /* the last: parts of sums */
+
+    CudaResults() = default;
+    CudaResults(const CudaResults &) = delete;
+    ~CudaResults()
+    {
+        for (int k = 0; k < count; k++) {
+            Py_DECREF(made[k]);
+        }
+        Py_XDECREF(parts);
+    }
+    PyObject *take();
+};
+
+/* False with an exception where there is no memory. */
+bool allocate_results(const CudaFused *self, const cuda::Argument *given,
+                      const cuda::Encoded &encoded, int device, CudaResults &results);
+
+/* Into an image's words. */
+void write_addresses(cuda::Encoded &encoded, const uint64_t *addresses);
+
+/* Writes addresses and runs an image. −1 with an exception. */
+int launch_image(const CudaFused *self, cuda::Encoded &encoded, const uint64_t *addresses,
+                 int device);
+
+/* Adds up the parts of sums across rows. The image has been launched: its memory is free. */
+int launch_sums(const CudaFused *self, cuda::Encoded &encoded, const uint64_t *addresses, int device,
+                void *stream);
 
 } // namespace magjit_dvm
 

@@ -15,15 +15,19 @@ struct Gpu {
     uint64_t counters, n_counters;
     uint64_t kernels[N_KERNELS][2]; /* of R = 8, 16, 32, 64; approximate */
     uint64_t sums;                  /* the kernel that adds up parts: see cuda/parts.py */
+    uint64_t stacks[N_KERNELS][2];  /* kernels of several images */
 };
 
 extern Gpu gpus[MAX_GPUS];
 extern PyObject *allocate_hook; /* see py_cuda_hooks */
 
 /* A kernel's handle, after which the GPU is known; 0 with an exception set. */
-uint64_t ask_for_kernel(int device, int each, bool approximate);
+uint64_t ask_for_kernel(int device, int each, bool approximate, bool stacked = false);
 uint64_t kernel_of(int device, int each, bool approximate);
 uint64_t kernel_of_sums(int device);
+
+/* 0 without an exception: it is not there yet. */
+uint64_t kernel_of_stacks(int device, int each, bool approximate);
 
 /* torch's current stream; −1 with an exception set. */
 int current_stream(int32_t device_type, int device, void **stream);
@@ -31,8 +35,8 @@ int current_stream(int32_t device_type, int device, void **stream);
 /* The sizes of a GPU, as plan.py's Machine has them. −1 with an exception set. */
 int read_device(PyObject *tuple, cuda::Device &machine);
 
-/* cuda_hooks(kernel, allocate): what Python does when it is asked. kernel(device, R, approximate) is a
- * kernel's handle, and tells of the device by cuda_gpu; with R = 0 it only does that.
+/* cuda_hooks(kernel, allocate): what Python does when it is asked. kernel(device, R, approximate,
+ * stacked) is a kernel's handle, and tells of the device by cuda_gpu; with R = 0 it only does that.
  * allocate(sizes, strides, dtype, device) is a tensor, or raises as torch does; device −1 is the CPU. */
 PyObject *py_cuda_hooks(PyObject *, PyObject *args);
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "cuda_calls.h"
+
 namespace magjit_dvm {
 
 namespace {
@@ -105,6 +107,9 @@ PyObject *stacked_call(PyObject *, PyObject *const *args, Py_ssize_t nargs)
     if (nargs < 1 || !PyTuple_Check(args[0]) || PyTuple_GET_SIZE(args[0]) > MAX_STACK) {
         PyErr_SetString(PyExc_TypeError, "stacked(up to 8 fused operators, *args)");
         return nullptr;
+    }
+    if (PyTuple_GET_SIZE(args[0]) && is_cuda_fused(PyTuple_GET_ITEM(args[0], 0))) {
+        return cuda_stacked_call(args[0], args + 1, nargs - 1);
     }
     Member members[MAX_STACK];
     int n = (int)PyTuple_GET_SIZE(args[0]);

@@ -46,13 +46,13 @@ def usable(index: int) -> bool:
     return not reason
 
 
-def compiled(arch: str, each: int, approximate: bool) -> bytes:
+def compiled(arch: str, each: int, approximate: bool, stacked: bool = False) -> bytes:
     """The cubin of the kernel for R elements a lane.
 
     Args:
         arch: ``sm_90`` and so on.
         each: R; ``SUMS`` of the kernel that adds up parts of sums.
-        approximate: see ``interpreter.source``.
+        approximate, stacked: see ``interpreter.source``.
 
     Raises:
         BackendError: there is no compiler, or it fails.
@@ -66,12 +66,13 @@ def compiled(arch: str, each: int, approximate: bool) -> bytes:
     make = _by_nvcc if found[0].startswith("nvcc") else _by_nvrtc
     code = code_digest(Path(__file__).parents[1])  # the source's own text takes 35 ms to make
     checked = os.environ.get("MAGJIT_DVM_CHECKED") == "1"  # for checkers of races
-    key = fingerprint(code, each, approximate, checked, arch, found[0], *_OPTIONS)
+    key = fingerprint(code, each, approximate, checked, stacked, arch, found[0], *_OPTIONS)
 
     def made() -> bytes:
-        what = "the kernel of sums" if each == SUMS else f"the interpreter, R = {each},"
+        what = f"the interpreter{' of stacks' if stacked else ''}, R = {each},"
+        what = "the kernel of sums" if each == SUMS else what
         log.info("compiling %s for %s; it is kept on disk", what, arch)
-        text = SUMS_SOURCE if each == SUMS else source(approximate, (each,), checked)
+        text = SUMS_SOURCE if each == SUMS else source(approximate, (each,), checked, stacked)
         return make(text, arch)
 
     return disk_cache().get_or_make("dvm_cubin", key, made)

@@ -24,7 +24,7 @@ from magjit_dvm.cuda.elements import (
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
 from magjit_dvm.cuda.loads import Loads
 from magjit_dvm.cuda.ptx import single
-from magjit_dvm.cuda.shell import ENTRY, SHELL
+from magjit_dvm.cuda.shell import ALONE, ENTRY, IN_STACK, SHELL
 from magjit_dvm.cuda.short_functions import LARGEST
 from magjit_dvm.cuda.words import BY_ROW, MAX_DRAWING, NUMBER, OF_STAGE, OPCODES
 
@@ -89,24 +89,31 @@ OWN_TABLE = frozenset(
 for about 70; beyond it, ptxas makes jumps to jumps of them, each on a line of code of its own."""
 
 
-def kernel_name(each: int) -> str:
+def kernel_name(each: int, stacked: bool = False) -> str:
     """The entry point of R elements a lane."""
-    return f"mj_dvm_{each}"
+    return f"mj_dvm_stack_{each}" if stacked else f"mj_dvm_{each}"
 
 
-def source(approximate: bool = False, each: tuple[int, ...] = EACH, checked: bool = False) -> str:
+def source(
+    approximate: bool = False,
+    each: tuple[int, ...] = EACH,
+    checked: bool = False,
+    stacked: bool = False,
+) -> str:
     """CUDA C++ for NVRTC or nvcc; includes nothing.
 
     Args:
         approximate: the GPU's own tanh and quotients (about 11 and 22 bits).
         each: the values of R to make kernels for.
         checked: for checkers of races, see ``EMPTY_ARRIVALS``.
+        stacked: a launch has several images.
     """
+    begin = IN_STACK if stacked else ALONE
     parts = ["#define MJ_CHECKED" * checked, SHELL, _constants()]
     for one in each:
         parts += [
             _block(one, approximate),
-            ENTRY.format(each=one, name=kernel_name(one), threads=THREADS[one]),
+            ENTRY.format(each=one, name=kernel_name(one, stacked), threads=THREADS[one], **begin),
         ]
     return "\n".join(parts)
 

@@ -7,6 +7,7 @@ a call nothing is kept.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
@@ -36,6 +37,8 @@ from magjit_dvm.vm import (
 
 __all__ = ["DeviceFused", "Gpu", "gpu"]
 
+log = logging.getLogger("magjit.dvm")
+
 _COUNTERS = 8192
 _LEAST_SHARED = 101376
 """Bytes that a block may ask for on any GPU from 8.0 on, where torch does not say."""
@@ -63,22 +66,46 @@ class Gpu:
         self.counters = torch.zeros(_COUNTERS, 2, dtype=torch.int32, device=f"cuda:{index}")
         torch.cuda.synchronize(index)  # zeros before any stream's first launch
         cuda_gpu(index, astuple(self.machine), self.counters.data_ptr(), _COUNTERS)
-        self._functions: dict[tuple[int, bool], int] = {}
+        self._functions: dict[tuple[int, bool, bool], int] = {}
+        self._asked: set[tuple[int, bool]] = set()
         self._lock = threading.Lock()
 
     def function(self, each: int, approximate: bool) -> int:
         """The kernel for R elements a lane, or of sums; compiled when it is first asked for."""
-        key = each, approximate
+        key = each, approximate, False
         found = self._functions.get(key)
         if found is None:
             with self._lock:
                 found = self._functions.get(key)
                 if found is None:
-                    cubin = compiled(self.arch, each, approximate)
-                    name = SUMS_NAME if each == SUMS else kernel_name(each)
-                    shared = 0 if each == SUMS else self.machine.shared_bytes
-                    found = cuda_load(self.index, cubin, name, shared, self._overlaps)
-                    self._functions[key] = found
+                    found = self._loaded(key, compiled(self.arch, *key))
+        return found
+
+    def function_of_stacks(self, each: int, approximate: bool) -> int:
+        """The kernel that runs several images; 0 while it is being compiled, or cannot be.
+
+        Nobody waits for it: fused operators of a stack can be launched one by one.
+        """
+        found = self._functions.get((each, approximate, True))
+        if found is None and (each, approximate) not in self._asked:
+            self._asked.add((each, approximate))
+            threading.Thread(target=self.compile_for_stacks, args=(each, approximate)).start()
+        return found or 0
+
+    def compile_for_stacks(self, each: int, approximate: bool) -> None:
+        """Have the kernel of stacks."""
+        key = each, approximate, True
+        try:
+            self._loaded(key, compiled(self.arch, *key))
+        except (BackendError, DeviceError) as error:
+            log.warning("fused operators of a stack are launched one by one: %s", error)
+
+    def _loaded(self, key: tuple[int, bool, bool], cubin: bytes) -> int:
+        each, _, stacked = key
+        name = SUMS_NAME if each == SUMS else kernel_name(each, stacked)
+        shared = 0 if each == SUMS else self.machine.shared_bytes
+        found = cuda_load(self.index, cubin, name, shared, self._overlaps)
+        self._functions[key] = found
         return found
 
 
@@ -211,9 +238,11 @@ def _launch_sums(parts: Parts, tensors: Sequence[Any], index: int) -> None:
     )
 
 
-def _kernel(index: int, each: int, approximate: int) -> int:
+def _kernel(index: int, each: int, approximate: int, stacked: int) -> int:
     """Asked for by C++: the GPU is told of; its kernel for R, or of sums, if that is not 0."""
     one = gpu(index)
+    if stacked:
+        return one.function_of_stacks(each, bool(approximate))
     return one.function(each, bool(approximate)) if each else 0
 
 

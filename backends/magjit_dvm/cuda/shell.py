@@ -23,11 +23,14 @@ Block b begins with tile b, whose parts are on their way before the program has 
 tiles come from a counter in global memory, the next one asked for while a tile is fed; the last
 block to find no more sets it back, so that the next launch in the stream finds zeros.  Without a
 counter, as beside sums across rows, block b takes tiles b, b + blocks, and so on.
+
+A stack is a launch of several images (``csrc/cuda_stacks.cpp``): which one a block runs, and which
+of its blocks it is, is all that its kernel asks more.
 """
 
 from __future__ import annotations
 
-__all__ = ["ENTRY", "SHELL"]
+__all__ = ["ALONE", "ENTRY", "IN_STACK", "SHELL"]
 
 SHELL = r"""
 typedef unsigned u32;
@@ -51,6 +54,8 @@ struct Head {
 struct __align__(16) Quad { u32 x, y, z, w; };
 struct __align__(16) Image { Head h; Quad program[(4096 - 352) / 16]; };
 static_assert(sizeof(Head) == 352 && sizeof(Image) == 4096, "as words.py packs it");
+struct __align__(16) Stack { u32 end[8], at[8]; Quad images[(4096 - 64) / 16]; };
+static_assert(sizeof(Stack) == 4096, "as cuda_stacks.cpp packs it");
 
 DEV u32 shared_address(const void *p)
 {
@@ -175,10 +180,10 @@ extern __shared__ __align__(1024) unsigned char mj_shared[];
 
 ENTRY = r"""
 extern "C" __global__ void __launch_bounds__({threads}, 1)
-{name}(const __grid_constant__ Image image)
+{name}({parameter})
 {{
     constexpr u32 SLICE = 32 * {each};
-    const Head &h = image.h;
+{image}    const Head &h = image.h;
     const u32 lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), W = h.warps;
     const u32 base = shared_address(mj_shared), S = h.stages;
     const u32 full = base + h.barriers_at, empty = full + 8 * S, ring = base + h.ring_at;
@@ -191,7 +196,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     const Quad *program = image.program;
     asm volatile("" : "+l"(program));
     asm volatile("" ::"l"(mj_powers)); /* named in PTX alone, a compiler would drop it */
-    for (u32 i = threadIdx.x; i < h.program_bytes / 16; i += blockDim.x) {{
+    for (u32 i = threadIdx.x; i < h.program_bytes / 16; i += {threads_there}) {{
         ((Quad *)mj_shared)[i] = program[i];
     }}
     const u32 each_rows = 128 * (1 + h.numbers + 2 * h.accumulators);
@@ -223,7 +228,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         asm volatile("griddepcontrol.wait;" ::: "memory"); /* what came before, and all it wrote */
 #endif
         u32 *counter = (u32 *)h.counter;
-        u32 t = blockIdx.x, next = 0;
+        u32 t = {block}, next = 0;
         bool others_wait = true;
         __syncwarp();
         while (t < h.tiles) {{
@@ -252,7 +257,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                     others_wait = false;
                     all_meet(W);
                     if (counter && lane == 0) {{
-                        next = gridDim.x + atomicAdd(counter, 1);
+                        next = {blocks} + atomicAdd(counter, 1);
                     }}
                 }}
                 if (++s == S) {{
@@ -266,10 +271,10 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
             if (counter) {{
                 t = __shfl_sync(~0u, next, 0);
                 if (lane == 0 && t < h.tiles) {{
-                    next = gridDim.x + atomicAdd(counter, 1);
+                    next = {blocks} + atomicAdd(counter, 1);
                 }}
             }} else {{
-                t += gridDim.x;
+                t += {blocks};
             }}
         }}
         if (others_wait) {{
@@ -289,7 +294,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         /* All of this block's draws are behind it; the last block's are behind all. */
         if (counter && lane == 0) {{
             __threadfence();
-            if (atomicAdd(counter + 1, 1) == gridDim.x - 1) {{
+            if (atomicAdd(counter + 1, 1) == {blocks} - 1) {{
                 counter[0] = 0;
                 counter[1] = 0;
             }}
@@ -393,8 +398,38 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
             for (u32 r = 0; r < tile_rows; r++, at += bytes) {{
                 sum += *(const float *)at;
             }}
-            ((float *)h.parts)[((u64)number * gridDim.x + blockIdx.x) * h.cols + column] = sum;
+            ((float *)h.parts)[((u64)number * {blocks} + {block}) * h.cols + column] = sum;
         }}
     }}
 }}
 """
+
+ALONE = {
+    "parameter": "const __grid_constant__ Image image",
+    "image": "",
+    "block": "blockIdx.x",
+    "blocks": "gridDim.x",
+    "threads_there": "blockDim.x",
+}
+"""How a kernel begins whose parameter is one image."""
+
+IN_STACK = {
+    "parameter": "const __grid_constant__ Stack stack",
+    "image": """\
+    u32 which = 0;
+#pragma unroll 1
+    while (blockIdx.x >= stack.end[which]) {
+        which++;
+    }
+    const u32 before = which ? stack.end[which - 1] : 0;
+    const u32 block = blockIdx.x - before, blocks = stack.end[which] - before;
+    const Image &image = *(const Image *)((const unsigned char *)&stack + stack.at[which]);
+    if (threadIdx.x >= 32 * (image.h.warps + 1)) {
+        return; /* another image has more warps */
+    }
+""",
+    "block": "block",
+    "blocks": "blocks",
+    "threads_there": "(32 * (W + 1))",
+}
+"""How one begins whose parameter is several: each has blocks of its own, one after another."""

@@ -1,0 +1,127 @@
+"""Fused operators on GPUs wait for others that do not depend on them, to be launched with them.
+
+In the graph's order they are seldom neighbours: of a layer's query, key and value, each is a
+product, its bias and its heads.  A step moves in front of waiting operators if it does not need
+them, and behind them if it does; what draws or writes does not move at all, and nothing passes it.
+An operator waits for a few products at most, so that little more memory is in use at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from operator import getitem
+
+import torch
+from torch.fx import Node as FxNode
+
+from magjit.plugin.fx_nodes import is_symbol
+from magjit_dvm.attention import attention
+from magjit_dvm.groups import VIEWS, FusedGroup
+from magjit_dvm.program import NodeKind
+
+__all__ = ["MOST", "gathered", "may_wait"]
+
+MOST = 8
+"""Members of a stack: as many as a launch has room for."""
+_AHEAD = 8
+"""Operators that may go ahead of those that wait."""
+_LONGEST = 96
+"""Steps that are looked at, so that the time for all of them stays linear."""
+
+aten = torch.ops.aten
+
+Step = FusedGroup | FxNode
+
+
+def may_wait(step: Step) -> bool:
+    """Whether a step is a fused operator that a launch may have with others."""
+    if not isinstance(step, FusedGroup) or not step.on_gpu or step.program is None:
+        return False
+    return all(node.kind is not NodeKind.DRAW for node in step.program.nodes)
+
+
+def gathered(steps: Sequence[Step]) -> list[Step]:
+    """The steps, with fused operators that do not depend on one another behind one another."""
+    left, done = deque(steps), list[Step]()
+    while left:
+        step = left.popleft()
+        if not may_wait(step):
+            done.append(step)
+            continue
+        window = _Window(step)
+        while left and window.takes(left[0]):
+            window.add(left.popleft())
+        if len(window.waiting) == 1:
+            left.extendleft(reversed(window.passed))
+            done.append(step)
+        else:
+            done += (*window.ahead, *window.waiting)
+            left.extendleft(reversed(window.behind))
+    return done
+
+
+class _Window:
+    """Fused operators that wait, and what has been seen since the first of them."""
+
+    def __init__(self, first: Step) -> None:
+        self.waiting: list[Step] = []
+        self.ahead: list[Step] = []
+        self.behind: list[Step] = []
+        self.passed: list[Step] = []
+        self.late: set[FxNode] = set()
+        self.written: set[FxNode] = set()  # wholes, of which several may write parts at once
+        self.products = 0
+        self._wait(first)
+
+    def takes(self, step: Step) -> bool:
+        """Whether the next step may change places with those before it."""
+        room = len(self.waiting) < MOST and self.products < _AHEAD and len(self.passed) < _LONGEST
+        return room and _moves(step)
+
+    def add(self, step: Step) -> None:
+        self.passed.append(step)
+        written = set(step.written) if isinstance(step, FusedGroup) else set[FxNode]()
+        read = set(_operands(step)) - written
+        if self.late & (read | written) or self.written & read:
+            self.behind.append(step)
+            self.late.update(_results(step))
+            self.late.update(written)
+        elif may_wait(step):
+            self._wait(step)
+        else:
+            self.ahead.append(step)
+            self.products += not _costs_nothing(step)
+
+    def _wait(self, step: Step) -> None:
+        assert isinstance(step, FusedGroup)
+        self.waiting.append(step)
+        self.late.update(step.outputs)
+        self.written.update(step.written)
+
+
+def _costs_nothing(step: Step) -> bool:
+    if isinstance(step, FusedGroup):
+        return False
+    return step.op == "get_attr" or step.target in (*VIEWS, getitem) or is_symbol(step)
+
+
+def _operands(step: Step) -> Iterable[FxNode]:
+    return step.all_input_nodes if isinstance(step, FxNode) else step.operands
+
+
+def _results(step: Step) -> Iterable[FxNode]:
+    return (step,) if isinstance(step, FxNode) else step.outputs
+
+
+def _moves(step: Step) -> bool:
+    """Whether it is the same wherever its operands are: nothing is written, nothing drawn."""
+    if isinstance(step, FusedGroup):
+        return may_wait(step)
+    if step.target is attention or _costs_nothing(step):
+        return True
+    if not isinstance(step.target, torch._ops.OpOverload):
+        return False
+    mutates = step.target._schema.is_mutable
+    draws = torch.Tag.nondeterministic_seeded in step.target.tags
+    return step.op == "call_function" and not mutates and not draws
