@@ -116,9 +116,9 @@ def test_a_group_has_one_device() -> None:
 
 
 @without_gpu
-def test_groups_on_a_gpu_are_not_stacked() -> None:
+def test_groups_on_a_gpu_are_stacked() -> None:
     schedule = schedule_of(lambda x, y: (x.sin() + 1, y.sum(-1)), (8,), (9, 9))
-    assert "run_stacked" not in schedule.source
+    assert "run_stacked(stack_" in schedule.source
     assert len(list(schedule.programs())) == 2
 
 
