@@ -14,6 +14,7 @@ from magjit_dvm.cuda.interpreter import EACH, source
 from magjit_dvm.cuda.parts import MOST_SUMS, SUMS_SOURCE
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import ACROSS, Node, NodeKind, Output, Program
+from magjit_dvm.stacking import MOST
 from magjit_dvm.vm import NotEncodable
 from tests.dvm.checking import compute, load, output, tensor
 from tests.dvm_cuda import checking
@@ -162,12 +163,11 @@ def test_the_second_kernel_is_given_where_parts_and_results_are() -> None:
     assert image is not None and image.parts is not None
     parts = image.parts
     packed = parts.pack(4096, [0, 0, 111, 222, 333])
-    numbers = np.frombuffer(packed, np.uint64)
-    assert numbers[0] == 4096 and list(np.frombuffer(packed, np.uint32)[2:4]) == [parts.rows, 256]
-    assert (numbers[2], numbers[4]) == (222, 333), "of the second and the third result"
-    assert list(np.frombuffer(packed, np.uint32)[[6, 10]]) == [1, 0]
-    assert len(packed) == 16 + 16 * MOST_SUMS
-    assert "Result of[8]" in SUMS_SOURCE and MOST_SUMS == 8
+    places = np.frombuffer(packed, np.uint64).reshape(2, 4)[:, :2].tolist()
+    assert places == [[4096, 222], [4096 + 4 * parts.rows * 256, 333]]
+    numbers = np.frombuffer(packed, np.uint32).reshape(2, 8)[:, 4:].tolist()
+    assert numbers == [[parts.rows, 256, 1, 8], [parts.rows, 256, 0, 16]]
+    assert f"Sum of[{MOST * MOST_SUMS}]" in SUMS_SOURCE and parts.blocks == 16
 
 
 def test_room_is_kept_for_sums() -> None:

@@ -371,10 +371,24 @@ def test_members_of_other_kernels_have_launches_of_their_own() -> None:
 
 
 def test_sums_of_a_stack_are_added_up_behind_it() -> None:
-    x, w = values(F16, 3000, 256), values(F32, 3000)
-    fused, before = OnCpu(beside_rows(F16)), KEPT[0]
-    results = stacked((fused, (x, w)), (fused, (x, w)))
-    assert KEPT[0] == before + 3 and len(results) == 6 and KEPT[1] % 1000 == SUMS
+    """By one launch, each as by a launch of its own."""
+    program, before, members = beside_rows(F16), KEPT[0], []
+    for rows, columns in ((3000, 256), (2000, 256), (2500, 256)):
+        members.append((OnCpu(program), (values(F16, rows, columns), values(F32, rows))))
+    results = stacked(*members)
+    assert KEPT[0] == before + 2 and len(results) == 9 and KEPT[1] % 1000 == SUMS
+    packed, end = b"", 0
+    for number, (fused, given) in enumerate(members):
+        parts = encode(fused.program, list(given), BIG).image.parts  # type: ignore[union-attr]
+        assert parts is not None
+        made = bytes(PARAMETER)[len(packed) :]
+        own = [one.data_ptr() for one in (*given, *results[3 * number : 3 * number + 3])]
+        alone = parts.pack(int.from_bytes(made[:8], "little"), own)
+        for k in range(0, len(alone), 32):
+            last = int.from_bytes(alone[k + 28 : k + 32], "little") + end
+            packed += alone[k : k + 28] + last.to_bytes(4, "little")
+        end = last
+    assert bytes(PARAMETER)[: KEPT_SIZE.value] == packed and KEPT[2] == end
 
 
 def test_what_has_no_words_is_called_by_itself() -> None:

@@ -169,35 +169,31 @@ void write_addresses(Encoded &encoded, const uint64_t *addresses)
     }
 }
 
-int launch_sums(const CudaFused *self, Encoded &encoded, const uint64_t *addresses, int device,
-                void *stream)
+void PartsToAdd::of(const CudaFused *self, const Encoded &encoded, const uint64_t *addresses)
 {
     uint64_t parts = addresses[self->program->inputs.size() + self->program->outputs.size()];
+    int64_t across = (encoded.parts_cols + SUMS_COLUMNS - 1) / SUMS_COLUMNS;
+    for (int k = 0; k < encoded.n_sums; k++) {
+        blocks += (uint32_t)across;
+        sums[count++] = {parts, addresses[encoded.sums[k].argument], (uint32_t)encoded.parts_rows,
+                         (uint32_t)encoded.parts_cols, encoded.sums[k].what, blocks};
+        parts += 4 * (uint64_t)(encoded.parts_rows * encoded.parts_cols);
+    }
+}
+
+int PartsToAdd::launch(int device, void *stream)
+{
+    if (!count) {
+        return 0;
+    }
     Launch one{};
     one.function = kernel_of_sums(device);
-    if (!one.function) {
-        return -1;
-    }
-    struct {
-        uint64_t parts;
-        uint32_t rows, cols;
-        struct {
-            uint64_t to;
-            uint32_t what, unused;
-        } of[MOST_SUMS];
-    } parameter{parts, (uint32_t)encoded.parts_rows, (uint32_t)encoded.parts_cols, {}};
-    static_assert(sizeof(parameter) == 16 + 16 * MOST_SUMS, "as parts.py packs it");
-    for (int k = 0; k < encoded.n_sums; k++) {
-        parameter.of[k] = {addresses[encoded.sums[k].argument], encoded.sums[k].what, 0};
-    }
-    memcpy(encoded.image, &parameter, sizeof(parameter));
-    int64_t across = (encoded.parts_cols + SUMS_COLUMNS - 1) / SUMS_COLUMNS;
-    one.blocks = (unsigned)(encoded.n_sums * across);
+    one.blocks = blocks;
     one.threads = SUMS_THREADS;
     one.stream = stream;
-    one.parameter = encoded.image;
-    one.n_bytes = sizeof(parameter);
-    return launch(one);
+    one.parameter = (char *)sums;
+    one.n_bytes = count * (int)sizeof(Sum);
+    return one.function ? magjit_dvm::launch(one) : -1;
 }
 
 int launch_image(const CudaFused *self, Encoded &encoded, const uint64_t *addresses, int device)
@@ -219,7 +215,9 @@ int launch_image(const CudaFused *self, Encoded &encoded, const uint64_t *addres
     pass(READY);
     int failed = launch(one);
     if (!failed && encoded.n_sums) {
-        failed = launch_sums(self, encoded, addresses, device, one.stream);
+        PartsToAdd sums;
+        sums.of(self, encoded, addresses);
+        failed = sums.launch(device, one.stream);
     }
     pass(LAUNCHED);
     if (timing && !failed) {

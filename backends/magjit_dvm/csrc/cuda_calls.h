@@ -75,9 +75,23 @@ void write_addresses(cuda::Encoded &encoded, const uint64_t *addresses);
 int launch_image(const CudaFused *self, cuda::Encoded &encoded, const uint64_t *addresses,
                  int device);
 
-/* Adds up the parts of sums across rows. The image has been launched: its memory is free. */
-int launch_sums(const CudaFused *self, cuda::Encoded &encoded, const uint64_t *addresses, int device,
-                void *stream);
+/* The second launch of sums across rows: what blocks have left is added up. */
+class PartsToAdd {
+public:
+    void of(const CudaFused *self, const cuda::Encoded &encoded, const uint64_t *addresses);
+    int launch(int device, void *stream); /* nothing, if there are none */
+
+private:
+    struct Sum {
+        uint64_t parts, to;
+        uint32_t rows, cols, what, end; /* blocks of it and those before */
+    };
+    static_assert(sizeof(Sum) == 32, "as parts.py packs it");
+    alignas(16) Sum sums[cuda::IMAGE_BYTES / sizeof(Sum)]; /* the driver may read all of it */
+    static_assert(sizeof(sums) / sizeof(Sum) >= MAX_STACK * cuda::MOST_SUMS);
+    int count = 0;
+    uint32_t blocks = 0;
+};
 
 } // namespace magjit_dvm
 

@@ -78,14 +78,11 @@ struct Joined {
         if (magjit_dvm::launch(launch)) {
             return -1;
         }
+        PartsToAdd sums;
         for (int k = 0; k < count; k++) {
-            Member &one = *members[k];
-            if (one.encoded.n_sums && launch_sums(one.self, one.encoded, one.results.addresses,
-                                                  device, launch.stream)) {
-                return -1;
-            }
+            sums.of(members[k]->self, members[k]->encoded, members[k]->results.addresses);
         }
-        return 0;
+        return sums.launch(device, launch.stream);
     }
 };
 

@@ -16,32 +16,40 @@ MOST_SUMS = 8
 SUMS, SUMS_NAME = 1, "mj_dvm_sums_1"
 """Of the second kernel: what stands for it in the place of R, and its name."""
 COLUMNS, THREADS = 32, 1024
-"""Of a block of the second kernel."""
+"""Of a block of the second kernel, which adds up the sums of all operators of a stack."""
 WHAT = {DType.F32: 0, DType.F16: 1, DType.BF16: 2}
 
 SUMS_SOURCE = r"""
 typedef unsigned u32;
 typedef unsigned long long u64;
 
-struct Result { u64 to; u32 what, unused; };
-struct Sums { u64 parts; u32 rows, cols; Result of[8]; };
+struct Sum { u64 parts, to; u32 rows, cols, what, end; };
+struct Sums { Sum of[64]; };
 
-/* A block adds up 32 columns of one sum: each warp every 32nd row. */
+/* A block adds up 32 columns of one sum: each warp every 32nd row. Sums have blocks of their own, one
+ * after another. */
 extern "C" __global__ void __launch_bounds__(1024, 1)
 mj_dvm_sums_1(const __grid_constant__ Sums s)
 {
     __shared__ float added[32][33];
-    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, across = (s.cols + 31) / 32;
-    const u32 number = blockIdx.x / across, column = blockIdx.x % across * 32 + lane;
-    const float *const part = (const float *)s.parts + (u64)number * s.rows * s.cols + column;
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    u32 number = 0;
+#pragma unroll 1
+    while (blockIdx.x >= s.of[number].end) {
+        number++;
+    }
+    const Sum &one = s.of[number];
+    const u32 first = 32 * (blockIdx.x - (number ? s.of[number - 1].end : 0)), column = first + lane;
+    const u32 rows = one.rows, cols = one.cols;
+    const float *const part = (const float *)one.parts + column;
     float sum = 0;
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-    if (column < s.cols) {
+    if (column < cols) {
 #pragma unroll 4
-        for (u32 row = warp; row < s.rows; row += 32) {
-            sum += part[(u64)row * s.cols];
+        for (u32 row = warp; row < rows; row += 32) {
+            sum += part[(u64)row * cols];
         }
     }
     added[warp][lane] = sum;
@@ -50,21 +58,20 @@ mj_dvm_sums_1(const __grid_constant__ Sums s)
     for (u32 apart = 16; apart; apart /= 2) {
         sum += __shfl_xor_sync(~0u, sum, apart);
     }
-    const u32 own = blockIdx.x % across * 32 + warp;
-    if (lane || own >= s.cols) {
+    const u32 own = first + warp;
+    if (lane || own >= cols) {
         return;
     }
-    const Result &result = s.of[number];
-    if (result.what == 0) {
-        ((float *)result.to)[own] = sum;
+    if (one.what == 0) {
+        ((float *)one.to)[own] = sum;
     } else {
         unsigned short half;
-        if (result.what == 1) {
+        if (one.what == 1) {
             asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(sum));
         } else {
             asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(sum));
         }
-        ((unsigned short *)result.to)[own] = half;
+        ((unsigned short *)one.to)[own] = half;
     }
 }
 """
@@ -97,10 +104,12 @@ class Parts:
 
     def pack(self, address: int, addresses: list[int]) -> bytes:
         """The second kernel's parameter, given where parts and arguments are."""
-        packed = struct.pack("<QII", address, self.rows, self.cols)
-        for argument, what in self.results:
-            packed += struct.pack("<QII", addresses[argument], what, 0)
-        return packed + bytes(16 * (MOST_SUMS - len(self.results)))
+        packed, across = b"", -(-self.cols // COLUMNS)
+        for number, (argument, what) in enumerate(self.results):
+            at = address + 4 * number * self.rows * self.cols
+            end = (number + 1) * across
+            packed += struct.pack("<QQ4I", at, addresses[argument], self.rows, self.cols, what, end)
+        return packed
 
     def added(self, parts: torch.Tensor) -> list[torch.Tensor]:
         """What the second kernel computes, but for the order in which it adds up."""
