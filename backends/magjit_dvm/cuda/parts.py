@@ -26,8 +26,8 @@ typedef unsigned long long u64;
 struct Sum { u64 parts, to; u32 rows, cols, what, end; };
 struct Sums { Sum of[64]; };
 
-/* A block adds up 32 columns of one sum: each warp every 32nd row. Sums have blocks of their own, one
- * after another. */
+/* A block adds up 32 columns of one sum: each warp every 32nd row. Sums have blocks of their own,
+ * one after another. */
 extern "C" __global__ void __launch_bounds__(1024, 1)
 mj_dvm_sums_1(const __grid_constant__ Sums s)
 {
@@ -39,7 +39,8 @@ mj_dvm_sums_1(const __grid_constant__ Sums s)
         number++;
     }
     const Sum &one = s.of[number];
-    const u32 first = 32 * (blockIdx.x - (number ? s.of[number - 1].end : 0)), column = first + lane;
+    const u32 first = 32 * (blockIdx.x - (number ? s.of[number - 1].end : 0));
+    const u32 column = first + lane;
     const u32 rows = one.rows, cols = one.cols;
     const float *const part = (const float *)one.parts + column;
     float sum = 0;
