@@ -51,6 +51,7 @@ class _Fuser:
         """How many groups have nodes before each position, and nodes from there on; at least."""
         self.builders: dict[int, Builder] = {}
         self.reasons: dict[FxNode, str] = {}
+        self.alone: dict[FxNode, FusedGroup] = {}
         self.drawn_before = _drawn_before(graph)
         self.class_of = SizeClasses(graph).of
 
@@ -63,7 +64,7 @@ class _Fuser:
                 self.merge_others(self.group_of[node], self.beside(self.group_of[node]))
         for group in {id(group): group for group in self.group_of.values()}.values():
             self.complete(group)
-        return Fusion(self.schedule(), self.reasons)
+        return Fusion(self.schedule(), self.reasons, self.alone)
 
     # -- joining --
 
@@ -203,8 +204,12 @@ class _Fuser:
             if again is not None:
                 raise NotFusable("a look-up for each element, repeated", again)
             if _is_one_kernel(group):
-                self.reasons[group.nodes[0]] = "alone: ATen has a kernel for it"
-                self.group_of.pop(group.nodes[0])
+                (node,) = group.nodes
+                self.reasons[node] = "alone: ATen has a kernel for it"
+                self.group_of.pop(node)
+                others = may_go_across(node) or only_looks_up(group)
+                if not others and set(group.operands) <= set(node.all_input_nodes):
+                    self.alone[node] = group
             return
         except NotFusable as reason:
             culprit = reason.node or group.nodes[-1]

@@ -96,10 +96,15 @@ class FusedGroup:
 
 @dataclass(slots=True)
 class Fusion:
-    """A graph as a sequence of fused operators and single nodes, and why nodes stayed single."""
+    """A graph as a sequence of fused operators and single nodes, and why nodes stayed single.
+
+    Attributes:
+        alone: of single nodes that ATen runs as fast, what they are as fused operators.
+    """
 
     steps: list[FusedGroup | FxNode]
     reasons: dict[FxNode, str]
+    alone: dict[FxNode, FusedGroup] = field(default_factory=dict)
 
     @property
     def groups(self) -> list[FusedGroup]:

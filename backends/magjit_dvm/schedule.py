@@ -22,6 +22,7 @@ from magjit_dvm.panels import Panels, use_panels
 from magjit_dvm.stacking import Stack, stacked
 from magjit_dvm.view_chains import ViewChain, in_chains
 from magjit_dvm.vm import convolution, linear, run_stacked
+from magjit_dvm.waiting import let_wait
 
 __all__ = ["Schedule"]
 
@@ -80,6 +81,7 @@ class Schedule:
 
     def __init__(self, gm: GraphModule, fusion: Fusion) -> None:
         use_panels(fusion)
+        let_wait(fusion)
         self.fusion = fusion
         self._steps: list[Step] = in_chains(stacked(fusion.steps))
         self._numbers = {id(step): number for number, step in enumerate(fusion.steps)}

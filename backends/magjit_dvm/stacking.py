@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch.fx import Node as FxNode
 
 from magjit_dvm.groups import VIEWS, FusedGroup
-from magjit_dvm.waiting import MOST, gathered, may_wait
+from magjit_dvm.waiting import MOST, may_wait
 
 __all__ = ["MOST", "Stack", "stacked"]
 
@@ -52,7 +52,7 @@ def stacked(steps: Sequence[FusedGroup | FxNode]) -> list[FusedGroup | FxNode | 
         late.clear()
         written.clear()
 
-    for step in gathered(steps):
+    for step in steps:
         if isinstance(step, FusedGroup):
             read = set(step.operands) - set(step.written)
             waits = late & set(step.operands) or written & read

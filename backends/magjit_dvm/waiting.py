@@ -4,12 +4,15 @@ In the graph's order they are seldom neighbours: of a layer's query, key and val
 product, its bias and its heads.  A step moves in front of waiting operators if it does not need
 them, and behind them if it does; what draws or writes does not move at all, and nothing passes it.
 An operator waits for a few products at most, so that little more memory is in use at a time.
+
+Operators that are fused with nothing, and are as fast by ATen's kernels, wait as well: in a launch
+with others they cost next to nothing.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import getitem
 
 import torch
@@ -17,10 +20,10 @@ from torch.fx import Node as FxNode
 
 from magjit.plugin.fx_nodes import is_symbol
 from magjit_dvm.attention import attention
-from magjit_dvm.groups import VIEWS, FusedGroup
+from magjit_dvm.groups import VIEWS, FusedGroup, Fusion
 from magjit_dvm.program import NodeKind
 
-__all__ = ["MOST", "gathered", "may_wait"]
+__all__ = ["MOST", "gathered", "let_wait", "may_wait"]
 
 MOST = 8
 """Members of a stack: as many as a launch has room for."""
@@ -41,17 +44,31 @@ def may_wait(step: Step) -> bool:
     return all(node.kind is not NodeKind.DRAW for node in step.program.nodes)
 
 
-def gathered(steps: Sequence[Step]) -> list[Step]:
-    """The steps, with fused operators that do not depend on one another behind one another."""
+def let_wait(fusion: Fusion) -> None:
+    """Bring a fusion's steps into an order in which what may share a launch is together."""
+    fusion.steps = gathered(fusion.steps, fusion.alone)
+    for step in fusion.steps:
+        if isinstance(step, FusedGroup) and fusion.alone.get(step.nodes[0]) is step:
+            fusion.reasons.pop(step.nodes[0])
+
+
+def gathered(steps: Sequence[Step], alone: Mapping[FxNode, FusedGroup]) -> list[Step]:
+    """The steps, with fused operators that do not depend on one another behind one another.
+
+    Args:
+        steps: in an order in which they can run.
+        alone: what single nodes are as fused operators, where there are others to go with.
+    """
     left, done = deque(steps), list[Step]()
     while left:
         step = left.popleft()
-        if not may_wait(step):
+        first = _as_group(step, alone)
+        if not may_wait(first):
             done.append(step)
             continue
-        window = _Window(step)
+        window = _Window(first)
         while left and window.takes(left[0]):
-            window.add(left.popleft())
+            window.add(left.popleft(), alone)
         if len(window.waiting) == 1:
             left.extendleft(reversed(window.passed))
             done.append(step)
@@ -59,6 +76,10 @@ def gathered(steps: Sequence[Step]) -> list[Step]:
             done += (*window.ahead, *window.waiting)
             left.extendleft(reversed(window.behind))
     return done
+
+
+def _as_group(step: Step, alone: Mapping[FxNode, FusedGroup]) -> Step:
+    return alone.get(step, step) if isinstance(step, FxNode) else step
 
 
 class _Window:
@@ -79,16 +100,17 @@ class _Window:
         room = len(self.waiting) < MOST and self.products < _AHEAD and len(self.passed) < _LONGEST
         return room and _moves(step)
 
-    def add(self, step: Step) -> None:
+    def add(self, step: Step, alone: Mapping[FxNode, FusedGroup]) -> None:
         self.passed.append(step)
+        group = _as_group(step, alone)
         written = set(step.written) if isinstance(step, FusedGroup) else set[FxNode]()
         read = set(_operands(step)) - written
         if self.late & (read | written) or self.written & read:
             self.behind.append(step)
             self.late.update(_results(step))
             self.late.update(written)
-        elif may_wait(step):
-            self._wait(step)
+        elif may_wait(group):
+            self._wait(group)
         else:
             self.ahead.append(step)
             self.products += not _costs_nothing(step)

@@ -202,7 +202,7 @@ def test_time_is_linear() -> None:
                 yield node
 
     given = list(steps())
-    found = gathered(given)
+    found = gathered(given, {})
     assert len(found) == len(given) and set(map(id, found)) == set(map(id, given))
     assert sum(isinstance(one, FxNode) for one in found) == 6000
     assert max(map(len, _runs(found))) == waiting._AHEAD // 2

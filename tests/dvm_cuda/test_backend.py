@@ -124,9 +124,22 @@ def test_groups_on_a_gpu_are_stacked() -> None:
 
 @without_gpu
 def test_an_operator_alone_is_atens() -> None:
-    schedule = schedule_of(lambda x, y: (x.sin(), y.sum(-1)), (8,), (9, 9))
+    schedule = schedule_of(lambda x: x.sin(), (8,))
     assert "alone: ATen has a kernel for it" in schedule.fusion.reasons.values()
-    assert len(list(schedule.programs())) == 1
+    assert not list(schedule.programs())
+
+
+@without_gpu
+def test_operators_alone_go_with_others() -> None:
+    schedule = schedule_of(lambda x, y: (x.sin(), y.sum(-1)), (8,), (9, 9))
+    assert not schedule.fusion.reasons and "run_stacked(stack_" in schedule.source
+
+    def experts(x: torch.Tensor, *weights: torch.Tensor) -> Any:
+        return [(x @ weight).relu() @ weight.t() for weight in weights]
+
+    schedule = schedule_of(experts, (5, 8), *[(8, 16)] * 4)
+    assert schedule.source.count("run_stacked(stack_") == 1 and "relu_default" not in schedule.source
+    assert not any("alone" in one for one in schedule.fusion.reasons.values())
 
 
 def alone(function: Any, *given: tuple[tuple[int, ...], tuple[int, ...], torch.dtype]) -> bool:
