@@ -35,6 +35,7 @@ from magjit_dvm.cuda.launch import DeviceFused, gpu
 from magjit_dvm.cuda.words import Image
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Program
+from magjit_dvm.vm import run_stacked
 from tests.dvm.checking import compute, load, output, tensor
 from tests.dvm_cuda import test_encoder as words
 from tests.dvm_cuda import test_row_words as row_words
@@ -98,7 +99,29 @@ def main(tool: str) -> None:
         assert encoded.image is not None
         apart(encoded.image, few.shared_bytes)
         require_reference(program, DeviceFused(program)._run(encoded, given, 0), arguments)
+    if tool != "racecheck":
+        run_stack()
     print("done")
+
+
+def run_stack() -> None:
+    """Programs of fewer and more warps in one launch, as the product has them."""
+    members = [
+        (chain(2), [words.values(F32, 37)]),
+        (words.softmax(F32), [words.values(F32, 5, 64)]),
+        (words.softmax(F32), [words.values(F32, 90, 128)]),
+        (sums.alone(F32), [words.values(F32, 300, 256)]),
+    ]
+    given: list[Any] = [[ended(one) for one in arguments] for _, arguments in members]
+    programs = [program for program, _ in members]
+    encoded = [encode(*one, gpu(0).machine).image for one in zip(programs, given, strict=True)]
+    for each in {image.each for image in encoded if image is not None}:
+        gpu(0).compile_for_stacks(each, False)
+    fused = tuple(DeviceFused(program) for program in programs)
+    results = list(run_stacked(fused, *(one for arguments in given for one in arguments)))
+    for program, arguments in members:
+        made = tuple(results.pop(0) for _ in program.outputs)
+        require_reference(program, made[0] if len(made) == 1 else made, arguments)
 
 
 if __name__ == "__main__":
