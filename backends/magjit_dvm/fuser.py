@@ -22,12 +22,15 @@ from magjit_dvm.builder import Builder, NotFusable
 from magjit_dvm.groups import VIEWS, FusedGroup, Fusion
 from magjit_dvm.joining import join_parts
 from magjit_dvm.look_ups import only_looks_up, repeated
+from magjit_dvm.program import NodeKind
 from magjit_dvm.size_classes import SizeClasses
 from magjit_dvm.translate import handles, translate
 
 __all__ = ["fuse"]
 
 _MOST = 48
+_LIGHT = 3
+"""Computations of an operator that memory decides about."""
 
 
 def fuse(graph: Graph, fixed: bool = True) -> Fusion:
@@ -207,8 +210,7 @@ class _Fuser:
                 (node,) = group.nodes
                 self.reasons[node] = "alone: ATen has a kernel for it"
                 self.group_of.pop(node)
-                others = may_go_across(node) or only_looks_up(group)
-                if not others and set(group.operands) <= set(node.all_input_nodes):
+                if _may_go_with_others(group):
                     self.alone[node] = group
             return
         except NotFusable as reason:
@@ -335,6 +337,18 @@ def _is_one_kernel(group: FusedGroup) -> bool:
     pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
     alone = pointwise and not gains_alone(node)
     return may_go_across(node) or alone or only_looks_up(group)
+
+
+def _may_go_with_others(group: FusedGroup) -> bool:
+    """Whether an operator that ATen runs as fast loses nothing in a launch with others.
+
+    What computes much for what it moves is slower by words.
+    """
+    (node,) = group.nodes
+    if may_go_across(node) or only_looks_up(group) or group.program is None:
+        return False
+    computed = sum(one.kind is NodeKind.COMPUTE for one in group.program.nodes)
+    return computed <= _LIGHT and set(group.operands) <= set(node.all_input_nodes)
 
 
 def _elements(node: FxNode) -> int:

@@ -47,9 +47,10 @@ def may_wait(step: Step) -> bool:
 def let_wait(fusion: Fusion) -> None:
     """Bring a fusion's steps into an order in which what may share a launch is together."""
     fusion.steps = gathered(fusion.steps, fusion.alone)
-    for step in fusion.steps:
-        if isinstance(step, FusedGroup) and fusion.alone.get(step.nodes[0]) is step:
-            fusion.reasons.pop(step.nodes[0])
+    groups = {id(step) for step in fusion.steps}
+    for node, group in fusion.alone.items():
+        if id(group) in groups:
+            fusion.reasons.pop(node)
 
 
 def gathered(steps: Sequence[Step], alone: Mapping[FxNode, FusedGroup]) -> list[Step]:

@@ -121,7 +121,8 @@ def test_parts_of_one_whole() -> None:
     def parts(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         whole = torch.cat([x.exp() + 1, y.sin() * 2, (x @ w).tanh() - 1])
         other = torch.cat([y.cos() * 3, x.exp() * 2])
-        return whole, whole @ w, other.sum(0), (whole * 2).sum(1)
+        copied = torch.cat([x, y.cos() * 5])
+        return whole, whole @ w, other.sum(0), (whole * 2).sum(1), copied
 
     steps_of(parts, torch.randn(3, 8), torch.randn(5, 8), torch.randn(8, 8))
 
