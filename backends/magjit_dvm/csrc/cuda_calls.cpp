@@ -220,9 +220,6 @@ int launch_image(const CudaFused *self, Encoded &encoded, const uint64_t *addres
         failed = sums.launch(device, one.stream);
     }
     pass(LAUNCHED);
-    if (timing && !failed) {
-        spans->push_back(moments);
-    }
     return failed;
 }
 
@@ -266,8 +263,13 @@ PyObject *cuda_call(PyObject *object, PyObject *const *args, size_t nargsf, PyOb
         return nullptr;
     }
     pass(ALLOCATED);
-    if (encoded.verdict == ENCODED && launch_image(self, encoded, results.addresses, device)) {
-        return nullptr;
+    if (encoded.verdict == ENCODED) {
+        if (launch_image(self, encoded, results.addresses, device)) {
+            return nullptr;
+        }
+        if (timing) {
+            spans->push_back(moments);
+        }
     }
     return results.take();
 }

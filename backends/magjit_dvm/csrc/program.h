@@ -78,9 +78,6 @@ struct Program {
     std::string verify() const;
 };
 
-/* What is wrong with a node that draws; empty if nothing is. */
-std::string check_draw(const Program &program, const Node &node);
-
 enum : int { MAX_NODES = 224, MAX_INPUTS = 64, MAX_OUTPUTS = 32 };
 
 /* An input of one call. */

@@ -2,7 +2,6 @@
 #include "module.h"
 
 #include <algorithm>
-#include <string>
 
 namespace magjit_dvm {
 
@@ -30,24 +29,6 @@ bool read_dims(PyObject *tuple, int8_t *dims, int8_t *ndim, int lowest, int rank
 }
 
 } // namespace
-
-std::string check_draw(const Program &program, const Node &node)
-{
-    uint32_t order = 0;
-    for (int64_t packed = node.integer; packed > 0; packed >>= 4) {
-        int d = (int)(packed & 15) - 1;
-        if (d < 0 || order >> d & 1) {
-            return "numbers that are drawn along a dimension twice";
-        }
-        order |= 1u << d;
-    }
-    bool there = node.aux >= 0 && node.aux + DRAWN <= (int)program.inputs.size();
-    for (int k = 0; there && k < DRAWN; k++) {
-        there = program.inputs[node.aux + k].kind == INPUT_int;
-    }
-    bool fits = there && order == node.mask && node.dtype == DT_f32;
-    return fits ? "" : "numbers that are drawn without ints that say which";
-}
 
 int read_program(Program &program, PyObject *inputs, PyObject *nodes, PyObject *outputs)
 {
