@@ -143,8 +143,9 @@ def _moves(step: Step) -> bool:
         return may_wait(step)
     if step.target is attention or _costs_nothing(step):
         return True
-    if not isinstance(step.target, torch._ops.OpOverload):
+    if not isinstance(step.target, torch._ops.OpOverload) or step.is_impure():
         return False
-    mutates = step.target._schema.is_mutable
+    if step.target.namespace not in ("aten", "prims"):
+        return False  # others may talk to somebody, who expects an order
     draws = torch.Tag.nondeterministic_seeded in step.target.tags
-    return step.op == "call_function" and not mutates and not draws
+    return not step.target._schema.is_mutable and not draws

@@ -15,6 +15,7 @@ import magjit
 from magjit_dvm.backend import schedules
 from magjit_dvm.cuda.launch import gpu
 from magjit_dvm.stacking import Stack
+from tests.dvm_gpu.exact import require_as_near
 
 pytestmark = pytest.mark.gpu
 
@@ -98,9 +99,7 @@ def test_gradients_of_a_layer() -> None:
             gradients.append([given.grad, *(one.grad for one in parameters)])
             for one in parameters:
                 one.grad = None
-        for ours, eager, wanted in zip(*gradients, strict=True):
-            error, others = ((one.double() - wanted).norm() for one in (ours, eager))
-            assert error <= 2 * others + 1e-6 * wanted.norm()
+        require_as_near(*gradients)
 
 
 def test_streams_and_graphs() -> None:

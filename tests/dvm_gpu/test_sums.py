@@ -13,6 +13,7 @@ import magjit
 from magjit_dvm.cuda.launch import DeviceFused
 from magjit_dvm.instructions import DType
 from tests.dvm_cuda import test_sums as words
+from tests.dvm_gpu.exact import require_as_near
 from tests.dvm_gpu.test_gpu import check_gpu, on_gpu
 
 pytestmark = pytest.mark.gpu
@@ -101,6 +102,4 @@ def test_gradients(width: int, dtype: torch.dtype) -> None:
             gradients.append([given.grad, *(one.grad for one in parameters)])
             for one in parameters:
                 one.grad = None
-        for ours, eager, wanted in zip(*gradients, strict=True):
-            error, others = ((one.double() - wanted).norm() for one in (ours, eager))
-            assert error <= 2 * others + 1e-6 * wanted.norm()
+        require_as_near(*gradients)
