@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch.fx import Node as FxNode
 
 from magjit_dvm.program import Program
 
-__all__ = ["CASTS", "VIEWS", "FusedGroup", "Fusion", "Size"]
+__all__ = ["CASTS", "VIEWS", "FusedGroup", "Fusion", "Size", "operands_of", "results_of"]
 
 aten = torch.ops.aten
 CASTS = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
@@ -110,3 +111,22 @@ class Fusion:
     def groups(self) -> list[FusedGroup]:
         """The fused operators."""
         return [step for step in self.steps if isinstance(step, FusedGroup)]
+
+
+class _Step(Protocol):
+    """What is more than one node, in a sequence of what runs."""
+
+    @property
+    def operands(self) -> list[FxNode]: ...
+    @property
+    def outputs(self) -> list[FxNode]: ...
+
+
+def operands_of(step: FxNode | _Step) -> list[FxNode]:
+    """What must have been computed before a step."""
+    return step.all_input_nodes if isinstance(step, FxNode) else step.operands
+
+
+def results_of(step: FxNode | _Step) -> list[FxNode]:
+    """What a step computes."""
+    return [step] if isinstance(step, FxNode) else step.outputs

@@ -17,7 +17,7 @@ from torch.fx import Node as FxNode
 from magjit_dvm.attention import Attention, DeviceAttention, attention
 from magjit_dvm.builder import size_key
 from magjit_dvm.by_aten import by_aten
-from magjit_dvm.groups import FusedGroup, Fusion, Size
+from magjit_dvm.groups import FusedGroup, Fusion, Size, operands_of, results_of
 from magjit_dvm.panels import Panels, use_panels
 from magjit_dvm.stacking import Stack, stacked
 from magjit_dvm.view_chains import ViewChain, in_chains
@@ -116,15 +116,15 @@ class Schedule:
         return "\n".join(lines) + "\n", f"<magjit_dvm {next(_numbers)}>"
 
     def _unread(self, inputs: list[FxNode]) -> frozenset[int]:
-        read = {node for step in self._steps for node in _operands(step)}
+        read = {node for step in self._steps for node in operands_of(step)}
         return frozenset(k for k, node in enumerate(inputs) if node not in read)
 
     def _last_uses(self) -> dict[int, list[FxNode]]:
         last: dict[FxNode, int] = {}
         for number, step in enumerate(self._steps):
-            for node in _operands(step):
+            for node in operands_of(step):
                 last[node] = number
-            for node in _results(step):
+            for node in results_of(step):
                 last.setdefault(node, number)
         dies: dict[int, list[FxNode]] = {}
         for node, number in last.items():
@@ -186,9 +186,9 @@ class Schedule:
         return f"{several} = {call}" if results else call
 
     def _chain(self, chain: ViewChain) -> str:
-        function = self._global("view_as", chain.compiled())
+        function = self._global("view_as", chain.compiled(self._gm))
         arguments = ", ".join(self._name(one) for one in chain.operands)
-        return f"{self._name(chain.result)} = {function}({arguments})"
+        return f"{self._name(chain.nodes[-1])} = {function}({arguments})"
 
     def _fused(self, group: FusedGroup) -> str:
         assert group.program is not None
@@ -242,16 +242,6 @@ class Schedule:
     def programs(self) -> Iterable[tuple[str, Any]]:
         """Name and callable of each fused operator."""
         return ((name, one) for name, one in self._globals.items() if name.startswith("fused_"))
-
-
-def _operands(step: Step) -> Iterable[FxNode]:
-    return step.all_input_nodes if isinstance(step, FxNode) else step.operands
-
-
-def _results(step: Step) -> Iterable[FxNode]:
-    if isinstance(step, FxNode):
-        return (step,)
-    return (step.result,) if isinstance(step, ViewChain) else step.outputs
 
 
 def _may_have_few_rows(product: FxNode) -> bool:

@@ -14,11 +14,14 @@ from operator import getitem
 from typing import Any
 
 import torch
+from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
 from magjit.plugin.aliases import is_alias, may_alias, written_by
 from magjit_dvm.attention import attention
+from magjit_dvm.by_aten import by_aten
 from magjit_dvm.drawing import take_numbers
+from magjit_dvm.groups import FusedGroup
 from magjit_dvm.vm import Views
 
 __all__ = ["ViewChain", "in_chains"]
@@ -36,75 +39,63 @@ Operator = tuple[int, tuple[Number, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ViewChain:
-    """Views of which each but the last is there for the next alone."""
+    """Views of which each but the last is there for the next alone.
+
+    Attributes:
+        operators: what they are made of, for the machine.
+    """
 
     nodes: tuple[FxNode, ...]
+    operators: tuple[Operator, ...]
 
     @property
-    def result(self) -> FxNode:
-        """What is left of them."""
-        return self.nodes[-1]
+    def outputs(self) -> list[FxNode]:
+        """The last of them."""
+        return [self.nodes[-1]]
 
     @property
     def operands(self) -> list[FxNode]:
-        """The tensor, and numbers that calls give."""
-        (first, *_) = self.nodes[0].all_input_nodes
-        return [first, *self.numbers]
+        """The tensor, and numbers that calls give, in order."""
+        given = (one for one in _all_numbers(self.operators) if isinstance(one, FxNode))
+        return [self.nodes[0].all_input_nodes[0], *dict.fromkeys(given)]
 
-    @property
-    def numbers(self) -> list[FxNode]:
-        """What calls give, in order."""
-        operators = [one for node in self.nodes for one in _operators_of(node) or ()]
-        found = (number for _, numbers in operators for number in numbers)
-        return list(dict.fromkeys(one for one in found if isinstance(one, FxNode)))
-
-    def compiled(self) -> Callable[..., torch.Tensor]:
-        """Takes the tensor and the numbers."""
-        place = {node: _GIVEN + k for k, node in enumerate(self.numbers)}
+    def compiled(self, gm: GraphModule) -> Callable[..., torch.Tensor]:
+        """Takes the operands; ``gm`` is the nodes' module."""
+        place = {node: _GIVEN + k for k, node in enumerate(self.operands[1:])}
         operators = tuple(
             (kind, tuple(one if isinstance(one, int) else place[one] for one in numbers))
-            for node in self.nodes
-            for kind, numbers in _operators_of(node) or ()
+            for kind, numbers in self.operators
         )
-        return Views(operators, len(place), self._by_torch())
+        return Views(operators, len(place), self.by_torch(gm))
 
-    def _by_torch(self) -> Callable[..., torch.Tensor]:
-        nodes, given = self.nodes, self.numbers
-        first = nodes[0].all_input_nodes[0]
-
-        def run(tensor: torch.Tensor, *numbers: int) -> torch.Tensor:
-            known: dict[FxNode, Any] = {first: tensor, **dict(zip(given, numbers, strict=True))}
-            for node in nodes:
-                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
-                known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-            made: torch.Tensor = known[nodes[-1]]
-            return made
-
-        return run
+    def by_torch(self, gm: GraphModule) -> Callable[..., torch.Tensor]:
+        """The same view by view."""
+        views = FusedGroup(list(self.nodes), self.outputs, arguments=list(self.operands))
+        return by_aten(gm, views)
 
 
 def in_chains(steps: Sequence[Any]) -> list[Any]:
     """The steps, with views in chains; a chain is where its last view was."""
     inside: dict[FxNode, bool] = {}
-    single = [one for one in steps if isinstance(one, FxNode) and _may_join(one, inside)]
-    ends: dict[FxNode, tuple[FxNode, ...]] = {}
-    for node in single:
+    ends: dict[FxNode, ViewChain] = {}
+    parts: set[FxNode] = set()
+    for node in steps:
+        operators = _operators_of(node) if isinstance(node, FxNode) else None
+        if operators is None or not _stays(node, inside):
+            continue
+        parts.add(node)
         before = node.all_input_nodes[0]
-        goes_on = before in ends and len(before.users) == 1
-        ends[node] = (*(ends.pop(before) if goes_on else ()), node)
-    parts = {node for chain in ends.values() for node in chain}
+        chain = ViewChain((), ())
+        if before in ends and len(before.users) == 1:
+            chain = ends.pop(before)
+        ends[node] = ViewChain((*chain.nodes, node), (*chain.operators, *operators))
     done: list[Any] = []
     for step in steps:
         if not isinstance(step, FxNode) or step not in parts:
             done.append(step)
         elif step in ends:
-            done.append(ViewChain(ends[step]))
+            done.append(ends[step])
     return done
-
-
-def _may_join(node: FxNode, inside: dict[FxNode, bool]) -> bool:
-    operators = _operators_of(node)
-    return operators is not None and _stays(node, inside)
 
 
 def _stays(node: FxNode, known: dict[FxNode, bool]) -> bool:

@@ -12,7 +12,7 @@ with others they cost next to nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import getitem
 
 import torch
@@ -20,7 +20,7 @@ from torch.fx import Node as FxNode
 
 from magjit.plugin.fx_nodes import is_symbol
 from magjit_dvm.attention import attention
-from magjit_dvm.groups import VIEWS, FusedGroup, Fusion
+from magjit_dvm.groups import VIEWS, FusedGroup, Fusion, operands_of, results_of
 from magjit_dvm.program import NodeKind
 
 __all__ = ["MOST", "gathered", "let_wait", "may_wait"]
@@ -31,8 +31,6 @@ _AHEAD = 8
 """Operators that may go ahead of those that wait."""
 _LONGEST = 96
 """Steps that are looked at, so that the time for all of them stays linear."""
-
-aten = torch.ops.aten
 
 Step = FusedGroup | FxNode
 
@@ -105,10 +103,10 @@ class _Window:
         self.passed.append(step)
         group = _as_group(step, alone)
         written = set(step.written) if isinstance(step, FusedGroup) else set[FxNode]()
-        read = set(_operands(step)) - written
+        read = set(operands_of(step)) - written
         if self.late & (read | written) or self.written & read:
             self.behind.append(step)
-            self.late.update(_results(step))
+            self.late.update(results_of(step))
             self.late.update(written)
         elif may_wait(group):
             self._wait(group)
@@ -127,14 +125,6 @@ def _costs_nothing(step: Step) -> bool:
     if isinstance(step, FusedGroup):
         return False
     return step.op == "get_attr" or step.target in (*VIEWS, getitem) or is_symbol(step)
-
-
-def _operands(step: Step) -> Iterable[FxNode]:
-    return step.all_input_nodes if isinstance(step, FxNode) else step.operands
-
-
-def _results(step: Step) -> Iterable[FxNode]:
-    return (step,) if isinstance(step, FxNode) else step.outputs
 
 
 def _moves(step: Step) -> bool:

@@ -112,8 +112,8 @@ def test_chains_are_torchs(seed: int) -> None:
     steps = in_chains(list(gm.graph.nodes))
     assert len(steps) == (4 if views else 3)
     for chain in (one for one in steps if isinstance(one, ViewChain)):
-        assert place(chain.compiled()(x)) == place(expected)
-        assert place(chain._by_torch()(x)) == place(expected)
+        assert place(chain.compiled(gm)(x)) == place(expected)
+        assert place(chain.by_torch(gm)(x)) == place(expected)
 
 
 # -- calls ----------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from magjit_dvm.cuda.launch import DeviceFused, _allocate
 from magjit_dvm.cuda.native import as_lists
 from magjit_dvm.cuda.parts import SUMS
 from magjit_dvm.cuda.simulate import run_image
-from magjit_dvm.cuda.words import COUNTER_AT, HEADER_BYTES
+from magjit_dvm.cuda.words import COUNTER_AT, HEADER_BYTES, Image
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Input, InputKind, Node, NodeKind, Output, Program
 from magjit_dvm.vm import CudaFused, DeviceError
@@ -313,6 +313,12 @@ def stacked(*members: tuple[OnCpu, Any]) -> tuple[Any, ...]:
     return vm.run_stacked(tuple(fused for fused, _ in members), *arguments)
 
 
+def image_of(program: Program, given: Any) -> Image:
+    image = encode(program, list(given), BIG).image
+    assert image is not None
+    return image
+
+
 def images() -> list[tuple[bytes, int]]:
     """The images of a launch, and how many blocks each has."""
     parameter = bytes(PARAMETER)
@@ -334,7 +340,7 @@ def test_a_stack_is_one_launch() -> None:
         (softmax(F32), (values(F32, 90, 200),)),
         (layer_norm(F32), (wide, *[values(F32, 300)] * 2)),
     ]
-    each = {encode(program, list(given), BIG).image.each for program, given in members}  # type: ignore[union-attr]
+    each = {image_of(*member).each for member in members}
     assert len(each) == 1
     before, number = KEPT[0], asked_for_stacks.count(*each)
     for turn in range(2):
@@ -345,8 +351,8 @@ def test_a_stack_is_one_launch() -> None:
         left = list(results)
         for (image, blocks), (program, given) in zip(found, members, strict=True):
             own = tuple(left.pop(0) for _ in program.outputs)
-            made = encode(program, list(given), BIG).image
-            assert made is not None and blocks == made.blocks
+            made = image_of(program, given)
+            assert blocks == made.blocks
             assert threads >= 32 * (made.warps + 1) and KEPT[4] >= made.shared_bytes
             run_image(image, made.each, made.shared_bytes, given, own)
             require_results(program, own, reference.run(program, given), given, given)
@@ -365,7 +371,7 @@ def test_members_of_other_kernels_have_launches_of_their_own() -> None:
     stacked(*[(fused, (small,))] * 8)
     assert KEPT[0] == before + 5 and len(images()) == 8
     normed = values(F16, 7, 300), *[values(F16, 300)] * 2
-    length = len(encode(layer_norm(F16), list(normed), BIG).image.template())  # type: ignore[union-attr]
+    length = len(image_of(layer_norm(F16), normed).template())
     stacked(*[(OnCpu(layer_norm(F16)), normed)] * 8)
     assert KEPT[0] == before + 5 + -(-8 // ((4096 - 64) // length))
 
@@ -379,7 +385,7 @@ def test_sums_of_a_stack_are_added_up_behind_it() -> None:
     assert KEPT[0] == before + 2 and len(results) == 9 and KEPT[1] % 1000 == SUMS
     packed, end = b"", 0
     for number, (fused, given) in enumerate(members):
-        parts = encode(fused.program, list(given), BIG).image.parts  # type: ignore[union-attr]
+        parts = image_of(fused.program, given).parts
         assert parts is not None
         made = bytes(PARAMETER)[len(packed) :]
         own = [one.data_ptr() for one in (*given, *results[3 * number : 3 * number + 3])]

@@ -79,7 +79,7 @@ Taken take_number(const Input &in, PyObject *object, Argument &value, const char
 } // namespace
 
 Taken take_arguments(const CudaFused *self, PyObject *const *args, Py_ssize_t n, int32_t device_type,
-               Argument *given, int &device, const char *&reason)
+                     Argument *given, int &device, const char *&reason)
 {
     device = -1;
     if (!self->program || n != (Py_ssize_t)self->program->inputs.size()) {

@@ -213,12 +213,12 @@ int launch_image(const CudaFused *self, Encoded &encoded, const uint64_t *addres
     one.counters = gpu.counters;
     one.n_counters = encoded.draws ? gpu.n_counters : 0;
     pass(READY);
-    int failed = launch(one);
-    if (!failed && encoded.n_sums) {
-        PartsToAdd sums;
-        sums.of(self, encoded, addresses);
-        failed = sums.launch(device, one.stream);
+    if (launch(one)) {
+        return -1;
     }
+    PartsToAdd sums;
+    sums.of(self, encoded, addresses);
+    int failed = sums.launch(device, one.stream);
     pass(LAUNCHED);
     return failed;
 }

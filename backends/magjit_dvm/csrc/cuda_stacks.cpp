@@ -10,6 +10,7 @@
 #include "cuda_gpus.h"
 #include "cuda_launch.h"
 #include "module.h"
+#include "stack_members.h"
 
 namespace magjit_dvm {
 
@@ -86,51 +87,9 @@ struct Joined {
     }
 };
 
-/* One after another, each as if it had been called by itself. */
-PyObject *apart(const Member *members, Py_ssize_t n)
+bool is_operator(PyObject *object)
 {
-    PyObject *all = PyList_New(0);
-    for (Py_ssize_t i = 0; all && i < n; i++) {
-        const Member &member = members[i];
-        PyObject *one = PyObject_Vectorcall((PyObject *)member.self, member.args, (size_t)member.n,
-                                            nullptr);
-        int failed = one ? 0 : -1;
-        if (one && PyTuple_Check(one)) {
-            failed = PyList_SetSlice(all, PY_SSIZE_T_MAX, PY_SSIZE_T_MAX, one);
-        } else if (one) {
-            failed = PyList_Append(all, one);
-        }
-        Py_XDECREF(one);
-        if (failed) {
-            Py_CLEAR(all);
-        }
-    }
-    PyObject *tuple = all ? PyList_AsTuple(all) : nullptr;
-    Py_XDECREF(all);
-    return tuple;
-}
-
-/* The members and their arguments; false with an exception where they are not what they should be. */
-bool read_members(PyObject *tuple, PyObject *const *args, Py_ssize_t nargs, Member *members)
-{
-    Py_ssize_t at = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
-        PyObject *object = PyTuple_GET_ITEM(tuple, i);
-        CudaFused *self = (CudaFused *)object;
-        if (!is_cuda_fused(object) || !self->program) {
-            PyErr_SetString(PyExc_TypeError, "a stack is made of fused operators of one kind");
-            return false;
-        }
-        members[i].self = self;
-        members[i].args = args + at;
-        members[i].n = (Py_ssize_t)self->program->inputs.size();
-        at += members[i].n;
-    }
-    if (at != nargs) {
-        PyErr_SetString(PyExc_TypeError, "another number of arguments");
-        return false;
-    }
-    return true;
+    return is_cuda_fused(object) && ((CudaFused *)object)->program;
 }
 
 /* Whether all have words, on one GPU; an exception may be set where not. */
@@ -200,12 +159,12 @@ PyObject *cuda_stacked_call(PyObject *tuple, PyObject *const *args, Py_ssize_t n
 {
     Member members[MAX_STACK];
     Py_ssize_t n = PyTuple_GET_SIZE(tuple);
-    if (!read_members(tuple, args, nargs, members)) {
+    if (!read_members(tuple, args, nargs, members, is_operator)) {
         return nullptr;
     }
     int device = -1;
     if (!encode_all(members, n, device)) {
-        return PyErr_Occurred() ? nullptr : apart(members, n);
+        return PyErr_Occurred() ? nullptr : call_apart(members, n);
     }
     Py_ssize_t count = 0;
     for (Py_ssize_t i = 0; i < n; i++) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda_calls.h"
+#include "stack_members.h"
 
 namespace magjit_dvm {
 
@@ -20,32 +21,6 @@ struct Member {
     const Program &program() const { return *self->program; }
 };
 
-/* Append what a call of one operator gives. */
-int extend(PyObject *results, PyObject *one, bool several)
-{
-    if (!several) {
-        return PyList_Append(results, one);
-    }
-    return PyList_SetSlice(results, PY_SSIZE_T_MAX, PY_SSIZE_T_MAX, one);
-}
-
-/* One after another, each as if it had been called by itself. */
-PyObject *apart(const Member *members, int n)
-{
-    PyObject *results = PyList_New(0);
-    for (int i = 0; results && i < n; i++) {
-        const Member &member = members[i];
-        PyObject *one = fused_call((PyObject *)member.self, member.args, (size_t)member.n, nullptr);
-        if (!one || extend(results, one, count_results(member.program()) != 1)) {
-            Py_CLEAR(results);
-        }
-        Py_XDECREF(one);
-    }
-    PyObject *tuple = results ? PyList_AsTuple(results) : nullptr;
-    Py_XDECREF(results);
-    return tuple;
-}
-
 void drop(Member *members, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -55,28 +30,7 @@ void drop(Member *members, int n)
     }
 }
 
-/* The members and their arguments; false with an exception where they are not what they should be. */
-bool read_members(PyObject *tuple, PyObject *const *args, Py_ssize_t nargs, Member *members)
-{
-    Py_ssize_t at = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
-        PyObject *object = PyTuple_GET_ITEM(tuple, i);
-        if (PyVectorcall_Function(object) != fused_call) {
-            PyErr_SetString(PyExc_TypeError, "a stack is made of fused operators");
-            return false;
-        }
-        Member &member = members[i];
-        member.self = (Fused *)object;
-        member.args = args + at;
-        member.n = (Py_ssize_t)member.program().inputs.size();
-        at += member.n;
-    }
-    if (at != nargs) {
-        PyErr_SetString(PyExc_TypeError, "another number of arguments");
-        return false;
-    }
-    return true;
-}
+bool is_operator(PyObject *object) { return PyVectorcall_Function(object) == fused_call; }
 
 int run_members(Member *members, const Code *codes, int n)
 {
@@ -113,11 +67,11 @@ PyObject *stacked_call(PyObject *, PyObject *const *args, Py_ssize_t nargs)
     }
     Member members[MAX_STACK];
     int n = (int)PyTuple_GET_SIZE(args[0]);
-    if (!read_members(args[0], args + 1, nargs - 1, members)) {
+    if (!read_members(args[0], args + 1, nargs - 1, members, is_operator)) {
         return nullptr;
     }
     if (observer) {
-        return apart(members, n);
+        return call_apart(members, n);
     }
     CodeClaim claim(MAX_STACK);
     Code *codes = claim.get();
@@ -127,7 +81,7 @@ PyObject *stacked_call(PyObject *, PyObject *const *args, Py_ssize_t nargs)
     for (int i = 0; i < n; i++) {
         Member &member = members[i];
         if (prepare(member.self, member.args, member.n, member.given, codes[i])) {
-            return PyErr_Occurred() ? nullptr : apart(members, n);
+            return PyErr_Occurred() ? nullptr : call_apart(members, n);
         }
     }
     for (int i = 0; i < n; i++) {
@@ -141,7 +95,7 @@ PyObject *stacked_call(PyObject *, PyObject *const *args, Py_ssize_t nargs)
     int status = run_members(members, codes, n);
     if (status) {
         drop(members, n);
-        return status & NO_MEMORY ? PyErr_NoMemory() : apart(members, n); /* it raises in its words */
+        return status & NO_MEMORY ? PyErr_NoMemory() : call_apart(members, n); /* it raises in its words */
     }
     Py_ssize_t count = 0, at = 0;
     for (int i = 0; i < n; i++) {
