@@ -11,6 +11,7 @@ import torch.nn.functional as F
 __all__ = [
     "CONFIGURATIONS",
     "CUT_CASES",
+    "DESCRIBED_CASES",
     "DTYPES",
     "LARGE",
     "LARGE_CONFIGURATIONS",
@@ -58,6 +59,40 @@ def merged_heads(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Tensors:
     """One product for queries, keys and values, each stored by heads."""
     made = F.linear(x, w, b).view(2, 5, 3, 4, 8)
     return [one.transpose(1, 2).contiguous() * 2 for one in made.unbind(2)]
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+def rotary(x: torch.Tensor, w: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Tensors:
+    """One product for queries, keys and values, of which two are rotated where they are made."""
+    q, k, v = (x @ w).split([32, 16, 16], -1)
+    q, k, v = (one.view(2, 5, -1, 8).transpose(1, 2) for one in (q, k, v))
+    return [rotated(q, cos, sin), rotated(k, cos, sin), v * 1]
+
+
+def large_rotary(x: torch.Tensor, w: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Tensors:
+    q, k, v = F.linear(x, w).split([1024, 512, 512], -1)
+    q, k, v = (one.view(2, 256, -1, 128).transpose(1, 2) for one in (q, k, v))
+    return [rotated(q, cos, sin), rotated(k, cos, sin), v * 1]
+
+
+def rotary_with_bias(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> Tensors:
+    """What is added at the other column of a pair is added there, too; the ends cut tiles."""
+    q, k = F.linear(x, w, b).split([24, 16], -1)
+    return [rotated(one.reshape(2, 5, -1, 8), cos, sin) for one in (q, k)]
+
+
+def interleaved(x: torch.Tensor, w: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Tensors:
+    """Neighbours form pairs."""
+    made = (x @ w).view(2, 5, 4, 4, 2)
+    first, second = made.unbind(-1)
+    turned = torch.stack([first * cos - second * sin, second * cos + first * sin], -1)
+    return [turned.flatten(-2)]
 
 
 def unlike_pieces(x: torch.Tensor, w: torch.Tensor) -> Tensors:
@@ -138,6 +173,16 @@ PRODUCTS: dict[str, ProductCase] = {
         lambda q, k: [((q * 0.3) @ k.transpose(1, 2)).sigmoid()], ((4, 9, 16), (4, 7, 16))
     ),
     "merged heads": ProductCase(merged_heads, ((2, 5, 40), (96, 40), (96,))),
+    "rotary": ProductCase(rotary, ((2, 5, 40), (40, 64), (5, 8), (5, 8))),
+    "rotary with bias": ProductCase(
+        rotary_with_bias, ((2, 5, 40), (40, 40), (40,), (5, 1, 8), (5, 1, 8))
+    ),
+    # Pairs of neighbours are stacked: that is no exchange within a tile yet.
+    "interleaved rotary": ProductCase(
+        interleaved, ((2, 5, 40), (40, 32), (5, 1, 4), (5, 1, 4)), 1, 2
+    ),
+    "turned": ProductCase(lambda x, w: [(x.t() @ w.t()).relu()], ((72, 40), (56, 72))),
+    "tails": ProductCase(lambda x, w: [(x[1:, 8:] @ w).relu()], ((38, 80), (72, 56))),
     "chunks": ProductCase(
         lambda x, w, b: [one * k for k, one in enumerate((x @ w + b).chunk(3, 1))],
         ((10, 20), (20, 96), (96,)),
@@ -235,13 +280,29 @@ LARGE: dict[str, ProductCase] = {
     "large residual": ProductCase(
         lambda x, w, y: [y + F.linear(x, w)], ((1024, 1024), (1024, 1024), (1024, 1024))
     ),
+    "large rotary": ProductCase(
+        large_rotary, ((2, 256, 1024), (2048, 1024), (256, 128), (256, 128))
+    ),
     "large heads": ProductCase(
         lambda x, w: [one.transpose(1, 2) * 2 for one in (x @ w).view(2, 256, 3, 8, 64).unbind(2)],
         ((2, 256, 512), (512, 1536)),
     ),
 }
 
-CUT_CASES = ("large", "batch", "linear gelu", "dual", "merged heads", "kept and used", "no depth")
+CUT_CASES = (
+    "large",
+    "batch",
+    "linear gelu",
+    "dual",
+    "merged heads",
+    "kept and used",
+    "no depth",
+    "rotary",
+    "rotary with bias",
+    "interleaved rotary",
+    "turned",
+    "tails",
+)
 """Those that run in every configuration."""
 
 TIMED_CASES = (
@@ -256,7 +317,7 @@ TIMED_CASES = (
 )
 """Those of which both ways that a measurement compares are run."""
 
-# block_m, block_n, block_k, group_m, warps, stages, split_k, programs
+# block_m, block_n, block_k, group_m, warps, stages, split_k, programs, described
 LARGE_CONFIGURATIONS: list[tuple[int, ...]] = [
     (128, 128, 64, 8, 8, 3, 1, 132),
     (128, 64, 64, 4, 4, 4, 4),
@@ -265,9 +326,21 @@ LARGE_CONFIGURATIONS: list[tuple[int, ...]] = [
 ]
 """Those that "large linear gelu" is compiled in."""
 
+DESCRIBED_CASES: dict[str, tuple[int, ...]] = {
+    "large linear gelu": (128, 256, 64, 8, 8, 3, 1, 132, True),
+    "large residual": (128, 256, 64, 8, 8, 3, 1, 132, True),
+    "large rotary": (128, 256, 64, 8, 8, 3, 1, 132, True),
+    "large heads": (128, 128, 64, 16, 8, 4, 1, 132, True),
+    "wide swiglu": (128, 128, 64, 16, 8, 3, 1, 132, True),
+    "turned": (128, 256, 64, 8, 8, 3, 1, 132, True),
+}
+"""Those whose operands descriptors load, compiled."""
+
 CONFIGURATIONS: list[tuple[int, ...]] = [
     (16, 16, 16, 1, 2, 2),
     (16, 32, 16, 2, 4, 3, 1, 3),
     (32, 16, 32, 3, 4, 2, 3),
     (16, 16, 16, 2, 2, 2, 5, 4),
+    (16, 32, 16, 2, 4, 2, 1, 3, True),
+    (16, 64, 32, 1, 1, 2, 1, 2, True),
 ]

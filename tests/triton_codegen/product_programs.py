@@ -15,7 +15,7 @@ import magjit
 from magjit.plugin import BackendOptionError
 from magjit_triton.codegen import compiler
 from magjit_triton.codegen.decoding_kernels import DecodingKernel
-from magjit_triton.codegen.matmul.family import MatmulKernel
+from magjit_triton.codegen.matmul.kernel import MatmulKernel
 
 __all__ = ["PROGRAMS"]
 

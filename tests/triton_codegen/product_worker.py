@@ -36,6 +36,7 @@ from decoding_cases import DECODING, LARGE_DECODING  # noqa: E402
 from product_cases import (  # noqa: E402
     CONFIGURATIONS,
     CUT_CASES,
+    DESCRIBED_CASES,
     DTYPES,
     LARGE,
     LARGE_CONFIGURATIONS,
@@ -63,8 +64,8 @@ from magjit_triton.codegen.matmul.configuration import (  # noqa: E402
     MOST_SHARED_MEMORY,
     Configuration,
 )
-from magjit_triton.codegen.matmul.family import MatmulKernel  # noqa: E402
 from magjit_triton.codegen.matmul.fusing import ProductFusion  # noqa: E402
+from magjit_triton.codegen.matmul.kernel import MatmulKernel  # noqa: E402
 from magjit_triton.codegen.matmul.measuring import Bench, promising  # noqa: E402
 from magjit_triton.codegen.matmul.products import extent_of, is_product  # noqa: E402
 from magjit_triton.codegen.plan import Group  # noqa: E402
@@ -195,16 +196,18 @@ def timed() -> Iterator[tuple[str, Callable[[], None]]]:
 
 def hopeless() -> None:
     """Long products, and exact ones, are the library's without a plan of ours."""
-    for depth, dtype, expected in (
-        (64, torch.float16, True),
-        (16384, torch.float16, False),
-        (64, torch.float32, False),
+    pointers, descriptors = Device(describes=False), Device()
+    for depth, dtype, device, expected in (
+        (64, torch.float16, pointers, True),
+        (16384, torch.float16, pointers, False),
+        (16384, torch.float16, descriptors, True),
+        (64, torch.float32, descriptors, False),
     ):
         with FakeTensorMode():
             left = torch.empty(8192, depth, dtype=dtype)
             right = torch.empty(depth, 8192, dtype=dtype)
             gm = make_fx(lambda a, b: [(a @ b).relu()])(left, right)
-        fusion = ProductFusion(gm, ("cpu",), setting="auto", device=Device())
+        fusion = ProductFusion(gm, ("cpu",), setting="auto", device=device)
         (product,) = (node for node in gm.graph.nodes if is_product(node, ("cpu",)))
         assert fusion._may_pay(product) == expected
         fusion.measured = lambda fusion, group, plan: None
@@ -276,6 +279,10 @@ def sm90() -> Iterator[tuple[str, Callable[[], None]]]:
             f"cut {number}",
             partial(in_cut, cut, partial(assemble, "", case, torch.float16, False)),
         )
+    for name, cut in DESCRIBED_CASES.items() if MODE == "sm90" else ():
+        case = {**PRODUCTS, **LARGE}[name]
+        run = partial(assemble, "described", case, torch.bfloat16, False)
+        yield f"described {name}", partial(in_cut, cut, run)
 
 
 def assemble(name: str, case: ProductCase, dtype: torch.dtype, tf32: bool) -> None:
@@ -300,6 +307,9 @@ def assemble(name: str, case: ProductCase, dtype: torch.dtype, tf32: bool) -> No
             log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         spilled = re.search(r"(\d+) bytes spill stores", log)
         assert spilled is not None and int(spilled[1]) == 0, f"{kernel.source}\n{log}"
+        if isinstance(kernel, MatmulKernel):
+            assert ("cp.async.bulk.tensor" in text) == kernel.configuration.described
+            assert kernel.configuration.described or name != "described"
         if isinstance(kernel, OURS) and all(0 not in one for one in case.sizes):
             tensor_cores = "mma.sync" in text or "wgmma.mma_async" in text
             assert tensor_cores == (dtype != torch.float32 or tf32), kernel.source

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cases import Case, graph_of
 from decoding_cases import DECODING, LARGE_DECODING
-from product_cases import DTYPES, LARGE, PRODUCTS, arguments_of
+from product_cases import DESCRIBED_CASES, DTYPES, LARGE, PRODUCTS, arguments_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,6 +28,41 @@ CASES = {**PRODUCTS, **LARGE, **DECODING, **LARGE_DECODING}
 
 def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float((found.double() - exact).abs().max()) if exact.numel() else 0.0
+
+
+@pytest.mark.parametrize("label", ["float16", "bfloat16"])
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("name", list(DESCRIBED_CASES))
+def test_described_operands(
+    name: str, label: str, start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Descriptors load what begins at a multiple of 16 bytes; all else is read by pointers."""
+    from magjit_triton.codegen.compiler import compile_graph
+    from magjit_triton.codegen.matmul import steps
+    from magjit_triton.codegen.matmul.configuration import Configuration
+    from magjit_triton.codegen.matmul.kernel import MatmulKernel
+    from magjit_triton.settings import Settings
+
+    cut = Configuration(*DESCRIBED_CASES[name])
+    monkeypatch.setattr(steps, "default", lambda extent, work, multiprocessors: cut)
+    case = CASES[name]
+    arguments = []
+    for one in arguments_of(case, DTYPES[label]):
+        memory = torch.empty(one.numel() + start, dtype=one.dtype, device="cuda")
+        arguments.append(memory[start:].view(one.shape).copy_(one))
+    with torch.device("cuda"):
+        graph = graph_of(Case(case.function, lambda: arguments), arguments)
+        made = compile_graph(graph, arguments, Settings(matmul="triton"))
+        found, eager = made(*arguments), case.function(*arguments)
+        exact = case.function(*(one.double() for one in arguments))
+    products = [one for one in made.kernels if isinstance(one, MatmulKernel)]
+    assert products
+    assert all(one.configuration.described for one in products)
+    for ours, theirs, right in zip(found, eager, exact, strict=True):
+        least = torch.finfo(ours.dtype).eps * max(float(right.abs().max()), 1.0)
+        assert distance(ours, right) <= 2 * distance(theirs, right) + least
+    for ours, again in zip(found, made(*arguments), strict=True):
+        torch.testing.assert_close(ours, again, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("label", list(DTYPES))

@@ -188,6 +188,18 @@ def test_defaults_are_legal(extent: Extent, products: int, exact: bool) -> None:
     assert found.split_k == 1 or found.split_k * 512 <= extent.k
 
 
+@pytest.mark.parametrize("pairs", [2, 16, 128, 256])
+@pytest.mark.parametrize("rows", [1, 100, 8192])
+@pytest.mark.parametrize("kind", ["half", "exact", "tf32", "described"])
+def test_tiles_hold_both_columns_of_a_pair(kind: str, rows: int, pairs: int) -> None:
+    dtype = torch.float32 if kind in ("exact", "tf32") else torch.float16
+    work = Work(dtype, 1, kind == "exact", described=kind == "described", pairs=pairs)
+    for columns in (pairs, 4096):
+        found = default(Extent(1, rows, columns, 4096), work)
+        assert found.is_legal(work)
+        assert found.piece(work) >= pairs
+
+
 def test_few_rows_make_low_tiles_and_many_make_high_ones() -> None:
     assert default(Extent(1, 1, 4096, 4096), HALF).block_m == 16
     assert default(Extent(1, 8192, 8192, 8192), HALF).block_m == 128
@@ -226,6 +238,39 @@ def test_the_library_keeps_what_saves_nothing() -> None:
 def test_short_products_with_an_epilogue_are_ours_and_long_ones_the_librarys() -> None:
     assert ours_pays(facts(4096, 4096, 64, 2, launches=1), Device())
     assert not ours_pays(facts(4096, 4096, 4096, 2, launches=1), Device())
+
+
+LARGER = Work(torch.bfloat16, described=True)
+MEASURED = [
+    # m, n, k, passes saved, followed by something; of the library's time on an H100
+    (8192, 6144, 4096, 2, True, 0.925),
+    (8192, 6144, 4096, 0, False, 0.989),
+    (8192, 4096, 4096, 2, True, 0.951),
+    (4096, 4096, 4096, 2, True, 0.955),
+    (2048, 4096, 1024, 2, True, 0.953),
+    (4096, 3072, 768, 2, True, 0.915),
+    (8192, 14336, 4096, 2, True, 0.935),
+    (4096, 768, 3072, 2, True, 1.19),
+    (4096, 768, 3072, 0, False, 1.30),
+    (512, 6144, 4096, 2, True, 1.18),
+    (1000, 3000, 1000, 2, True, 1.09),
+    (4096, 3072, 768, 0, False, 1.14),
+]
+
+
+@pytest.mark.parametrize(("m", "n", "k", "passes", "follows", "measured"), MEASURED)
+def test_described_products_are_ours_where_they_were_faster(
+    m: int, n: int, k: int, passes: int, follows: bool, measured: float
+) -> None:
+    one = facts(m, n, k, passes, work=LARGER, follows=follows, launches=int(follows))
+    assert ours_pays(one, Device()) == (measured < 1)
+    ours, library = estimate(one, Device())
+    assert ours / library == pytest.approx(measured, rel=0.15)
+
+
+def test_without_descriptors_products_are_as_before() -> None:
+    one = facts(8192, 6144, 4096, 2, work=HALF, follows=True, launches=1)
+    assert not ours_pays(one, Device())
 
 
 def test_scattered_operands_and_exact_floats_stay_with_the_library() -> None:

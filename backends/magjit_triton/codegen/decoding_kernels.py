@@ -29,11 +29,11 @@ from magjit_triton.codegen.layout import Layout
 from magjit_triton.codegen.matmul.family import (
     WORKSPACE,
     Operand,
-    TilePrinter,
     nest_of_tiles,
     taken_parameters,
 )
 from magjit_triton.codegen.matmul.precision import float32_precision
+from magjit_triton.codegen.matmul.source import TilePrinter
 from magjit_triton.codegen.operators import constant
 from magjit_triton.codegen.printer import HEADER, TRITON_DTYPES, Blocks, expression
 

@@ -174,6 +174,24 @@ else:
 
 
 @triton.jit
+def halves(x):
+    """The left and the right half of a tile's columns."""
+    rows: tl.constexpr = x.shape[0]
+    columns: tl.constexpr = x.shape[1]
+    return tl.split(tl.permute(tl.reshape(x, (rows, 2, columns // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def exchanged(x, distance: tl.constexpr):
+    """Column ``c`` with what column ``c ^ distance`` has; ``distance`` is a power of two."""
+    rows: tl.constexpr = x.shape[0]
+    columns: tl.constexpr = x.shape[1]
+    pairs = tl.reshape(x, (rows, columns // (2 * distance), 2, distance))
+    first, second = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
+    return tl.reshape(tl.permute(tl.join(second, first), (0, 1, 3, 2)), (rows, columns))
+
+
+@triton.jit
 def div(a, b):
     """IEEE division."""
     return _divide(a, b)

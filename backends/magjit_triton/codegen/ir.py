@@ -110,6 +110,8 @@ class Builder:
     kept: list[int] = field(default_factory=list)
     ranges: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
     indirect: dict[sympy.Symbol, int] = field(default_factory=dict)
+    # A condition → the columns for which it holds, from and to (exclusive).
+    spans: dict[int, tuple[int, int]] = field(default_factory=dict)
     _known: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import sympy
 import torch
@@ -57,6 +58,11 @@ class Kernel:
         """Names of the parameters."""
         pointers = (f"b{k}" for k in range(len(self.buffers)))
         return (*pointers, *(symbol.name for symbol in self.symbols))
+
+    @property
+    def descriptors(self) -> tuple[Any, ...]:
+        """What is passed after the sizes: none but for described operands."""
+        return ()
 
     @property
     def checks(self) -> bool:

@@ -90,16 +90,16 @@ class Lowering:
         offset = simplify(layout.offset_at(index), self.builder.ranges)
         self.builder.stores.append(Store(layout.buffer, offset, value, None, layout.dtype))
 
-    def update(self, update: Update, index: Index, layout: Layout) -> None:
+    def update(self, update: Update, index: Index, layout: Layout, mask: int | None = None) -> None:
         """Store the value of an update at its place in the tensor that it changes."""
-        value = self.value(update.value, index)
+        value = self.value(update.value, index, mask)
         (part,) = update.movement.parts
         symbols = index_symbols(len(update.movement.shape))
         place = [substitute(one, symbols, index) for one in part.index]
-        place = [self.resolved(one, update.operands, None) for one in place]
+        place = [self.resolved(one, update.operands, mask) for one in place]
         self._bound(tuple(place), layout.sizes)
         offset = simplify(layout.offset_at(place), self.builder.ranges)
-        self.builder.stores.append(Store(layout.buffer, offset, value, None, layout.dtype))
+        self.builder.stores.append(Store(layout.buffer, offset, value, mask, layout.dtype))
 
     def _made(self, node: Node, index: Index, mask: int | None) -> int:
         if (node, index) in self.given:
@@ -266,14 +266,23 @@ class Lowering:
     def rounded(self, value: int, dtype: torch.dtype) -> int:
         """A value as one of ``dtype``, as if it had been stored and read again."""
         value = cast(self.builder, value, held(dtype))
-        instruction = self.builder.instructions[value]
-        if dtype not in HALVES:
-            return value
-        if instruction.op == "load" and instruction.attribute.dtype == dtype:
-            return value
-        if instruction.op == "round_to" and instruction.attribute == dtype:
+        if dtype not in HALVES or self._is_rounded(value, dtype):
             return value
         return self.builder.emit("round_to", (value,), dtype, torch.float32)
+
+    def _is_rounded(self, value: int, dtype: torch.dtype) -> bool:
+        """Whether a value is one of ``dtype`` already."""
+        instruction = self.builder.instructions[value]
+        match instruction.op:
+            case "load":
+                return bool(instruction.attribute.dtype == dtype)
+            case "round_to":
+                return bool(instruction.attribute == dtype)
+            case "neg" | "abs":
+                return self._is_rounded(instruction.args[0], dtype)
+            case "where":
+                return all(self._is_rounded(one, dtype) for one in instruction.args[1:])
+        return False
 
     def _pointwise(self, node: Node, index: Index, mask: int | None) -> int:
         name = operator_name(node)

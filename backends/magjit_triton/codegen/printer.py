@@ -267,6 +267,10 @@ class Printer:
             return f"({text}).to({dtype})"
         return text
 
+    def condition(self, number: int | None) -> str | None:
+        """Text of what a load or a store depends on, if it depends on something."""
+        return None if number is None else f"v{number}"
+
     def load(self, instruction: Instruction) -> str:
         return self.widened(self.loaded(instruction), instruction.attribute.dtype)
 
@@ -274,7 +278,7 @@ class Printer:
         """A value in the dtype of its memory."""
         load = instruction.attribute
         offset = self.nest.rewritten(load.offset)
-        extra = f"v{instruction.args[0]}" if instruction.args else None
+        extra = self.condition(instruction.args[0] if instruction.args else None)
         mask = self.mask_for(self.axes_of(offset), extra)
         if self.single_row and self.axes_of(offset) <= {"p"} and not mask:
             return f"tl.broadcast_to(tl.load({load.buffer} + {expression(offset)}), [1, 1])"
@@ -339,7 +343,7 @@ class Printer:
             self.emit(operand)
         offset = self.nest.rewritten(store.offset)
         axes = self.axes_of(offset)
-        extra = None if store.mask is None else f"v{store.mask}"
+        extra = self.condition(store.mask)
         # Every lane writes an element of its own: beyond the end of any axis there is none.
         mask = self.mask_for({axis.name for axis in self.nest.axes if axis.name != "r"}, extra)
         if "r" in axes:

@@ -14,7 +14,7 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,9 @@ def compile_for(
             divisible = bool(multiples) and multiples[number - pointers]
         if divisible:
             attributes[(number,)] = [["tt.divisibility", 16]]
+    for number, one in enumerate(kernel.descriptors):
+        element = POINTERS[kernel.dtypes[one.buffer]].removeprefix("*")
+        signature[f"d{number}"] = f"tensordesc<{element}[{','.join(map(str, one.block))}]>"
     source = ASTSource(function, signature=signature, constexprs={}, attrs=attributes)
     options: dict[str, Any] = {
         "num_warps": kernel.blocks.warps,
@@ -182,20 +185,74 @@ class Launcher:
             aligned, multiples, wide = key
             if wide != kernel.blocks.wide:
                 kernel = kernel.with_blocks(replace(kernel.blocks, wide=wide))
+        if aligned and not all(aligned[one.buffer] for one in kernel.descriptors):
+            kernel = kernel.by_pointers()  # type: ignore[attr-defined]
+        descriptors = _Descriptors(kernel) if kernel.descriptors else None
         if interpreting():
             function = load_function(HEADER + kernel.text(kernel.blocks), kernel.name)
 
             def interpreted(
                 first: int, second: int, stream: int, tensors: Any, places: Any, sizes: Any
             ) -> None:
-                function[(first, second)](*tensors, *sizes)
+                more = descriptors(tensors, places, sizes) if descriptors is not None else ()
+                function[(first, second)](*tensors, *sizes, *more)
 
             return interpreted
-        return _compiled(kernel, aligned, multiples)
+        return _compiled(kernel, aligned, multiples, descriptors)
+
+
+class _Descriptors:
+    """What a launch passes for described operands: ``descriptors(tensors, places, sizes)``."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        names = ", ".join(symbol.name for symbol in kernel.symbols)
+        numbers = [", ".join(map(expression, one.expressions)) for one in kernel.descriptors]
+        self._numbers = eval(f"lambda {names}: ({''.join(f'({one}), ' for one in numbers)})")
+        self._kernel = kernel
+        self._last: tuple[Any, list[Any]] | None = None
+
+    def __call__(self, tensors: Any, places: Sequence[int], sizes: Sequence[int]) -> list[Any]:
+        if interpreting():
+            return self._made(tensors, places, sizes)
+        key = (tuple(places), tuple(sizes))
+        last = self._last
+        if last is None or last[0] != key:
+            last = self._last = key, self._made(None, places, sizes)
+        return last[1]
+
+    def _made(self, tensors: Any, places: Sequence[int], sizes: Sequence[int]) -> list[Any]:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        made = []
+        wanted = zip(self._kernel.descriptors, self._numbers(*sizes), strict=True)
+        for one, (offset, outer, inner, stride) in wanted:
+            outer, inner = max(outer, 1), max(inner, 1)
+            dtype = self._kernel.dtypes[one.buffer]
+            base: Any = _Memory(places[one.buffer] + offset * dtype.itemsize, dtype)
+            if tensors is not None:  # The interpreter reads the tensor's own memory.
+                memory = tensors[one.buffer]
+                start = memory.storage_offset() + offset
+                base = torch.as_strided(memory, (outer, inner), (stride, 1), start)
+            made.append(TensorDescriptor(base, [outer, inner], [stride, 1], list(one.block)))
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """A place, in the way of a tensor: a descriptor that is kept keeps no tensor alive."""
+
+    place: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.place
 
 
 def _compiled(
-    kernel: Kernel, aligned: Sequence[bool], multiples: Sequence[bool]
+    kernel: Kernel,
+    aligned: Sequence[bool],
+    multiples: Sequence[bool],
+    descriptors: _Descriptors | None,
 ) -> Callable[..., None]:
     from triton.runtime.driver import driver
 
@@ -207,4 +264,13 @@ def _compiled(
     def launch(first: int, second: int, stream: int, tensors: Any, places: Any, sizes: Any) -> None:
         run(first, second, 1, stream, function, packed, None, None, None, *places, *sizes)
 
-    return launch
+    if descriptors is None:
+        return launch
+
+    def launch_with(
+        first: int, second: int, stream: int, tensors: Any, places: Any, sizes: Any
+    ) -> None:
+        more = descriptors(tensors, places, sizes)
+        run(first, second, 1, stream, function, packed, None, None, None, *places, *sizes, *more)
+
+    return launch_with

@@ -25,7 +25,8 @@ import sympy
 
 from magjit_triton.codegen.kernel import Kernel
 from magjit_triton.codegen.matmul.configuration import Configuration
-from magjit_triton.codegen.matmul.family import WORKSPACE, MatmulKernel
+from magjit_triton.codegen.matmul.family import WORKSPACE
+from magjit_triton.codegen.matmul.kernel import MatmulKernel
 from magjit_triton.codegen.runtime import POINTERS, compile_for
 from magjit_triton.macro.device import Device
 from magjit_triton.macro.families import MacroFamily

@@ -174,16 +174,21 @@ class MacroFusion(ProductFusion):
         return node.op == "call_function" and is_product(node, self.fusible_devices)
 
     def pays(self, group: Group, plan: Plan) -> bool:
-        """Where the repository has the group's family; else as without one."""
+        """Where the repository has the group's family; else as without one.
+
+        A product of known sizes that is too large for one of its kernels to be as fast as one whose
+        operands descriptors load is planned as without a repository.
+        """
         assert self.kernels is not None
         products = self.products_in(group.nodes)
         found = self.kernels.match(self, group, set(plan.stored))
-        if found is not None:
+        candidate = super().is_candidate
+        own = self.setting == "auto" and all(map(candidate, products))
+        if found is not None and not (own and self.pays_described(group, plan)):
             self.matches.update(dict.fromkeys(products, found))
             return True
         for one in products:
             self.matches.pop(one, None)
-        candidate = super().is_candidate
         if self.setting == "macro" or not all(map(candidate, products)):
             return False
         return super().pays(group, plan)

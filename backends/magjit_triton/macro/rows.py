@@ -11,6 +11,7 @@ import json
 import lzma
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 from magjit_triton.codegen.matmul.configuration import Configuration
 from magjit_triton.macro.assemble import Axis, Part
@@ -27,8 +28,8 @@ def cut_text(cut: Configuration) -> str:
 
 def cut_of(text: str) -> Configuration:
     """What ``cut_text`` gave."""
-    values = json.loads(text)
-    return Configuration(**dict(zip(_CUT, map(int, values), strict=True)))
+    named: dict[str, Any] = dict(zip(_CUT, map(int, json.loads(text)), strict=True))
+    return Configuration(**named)
 
 
 def residuals_bytes(residuals: Sequence[float]) -> bytes:

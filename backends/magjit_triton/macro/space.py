@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 from magjit_triton.codegen.matmul.configuration import Configuration, Work
 from magjit_triton.macro.device import Device
@@ -77,7 +78,7 @@ class Space:
 
     def configuration(self, values: Sequence[int]) -> Configuration:
         """The schedule with these values of the axes."""
-        named = dict(zip(self.axes, values, strict=True))
+        named: dict[str, Any] = dict(zip(self.axes, values, strict=True))
         programs = self.device.multiprocessors if named.pop("persistent", 0) else 0
         return Configuration(**named, programs=programs)
 

@@ -1,6 +1,7 @@
 """How a product is cut into tiles: the schedule space of the matmul kernels.
 
-    Configuration ::= block_m, block_n, block_k, group_m, warps, stages, split_k, programs
+    Configuration ::= block_m, block_n, block_k, group_m, warps, stages, split_k, programs,
+                      described
 
 It holds nothing of the operands: one configuration with one family (``family``) is one source, for
 all sizes.  What a tile costs on a multiprocessor is told from it before anything is compiled, so
@@ -14,7 +15,18 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["MOST_SHARED_MEMORY", "Configuration", "Extent", "Work", "default", "seconds", "space"]
+from magjit_triton.codegen.matmul.described import programs_for
+
+__all__ = [
+    "MOST_SHARED_MEMORY",
+    "Configuration",
+    "Extent",
+    "Work",
+    "default",
+    "described",
+    "seconds",
+    "space",
+]
 
 MOST_SHARED_MEMORY = 227 * 1024
 _MOST_ACCUMULATORS = 128
@@ -42,12 +54,16 @@ class Work:
         products: how many products one kernel makes of one left operand: 1 or 2.
         exact: whether float32 is multiplied without tensor cores.
         computed: whether an operand is computed when it is read, in registers.
+        described: whether descriptors can load all operands (``described``).
+        pairs: columns that a tile must have at least, aligned: what follows exchanges them.
     """
 
     dtype: torch.dtype
     products: int = 1
     exact: bool = False
     computed: bool = False
+    described: bool = False
+    pairs: int = 1
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,11 +72,13 @@ class Configuration:
 
     Attributes:
         block_m, block_n, block_k: elements of a tile; powers of two, at least 16.
-        group_m: rows of tiles that follow one another, so that they find operands in the cache.
+        group_m: rows of tiles that follow one another, so that they find operands in the cache;
+            columns of tiles where operands are described.
         warps: of a program.
         stages: how many steps over ``k`` are loaded ahead.
         split_k: into how many parts ``k`` is cut; parts are summed by a second kernel in order.
         programs: how many programs take tiles in turn; 0 where each has one.
+        described: whether descriptors load the operands.
     """
 
     block_m: int
@@ -71,6 +89,7 @@ class Configuration:
     stages: int = 3
     split_k: int = 1
     programs: int = 0
+    described: bool = False
 
     def __post_init__(self) -> None:
         for size in (self.block_m, self.block_n, self.block_k):
@@ -80,6 +99,8 @@ class Configuration:
             raise ValueError(f"{self}: no kernel is cut like this")
         if self.programs < 0:
             raise ValueError(f"{self}: a negative number of programs")
+        if self.described and (self.split_k > 1 or not self.programs):
+            raise ValueError(f"{self}: descriptors are for programs that take whole tiles in turn")
 
     def shared_memory(self, work: Work) -> int:
         """Bytes of the tiles that are loaded ahead."""
@@ -90,6 +111,11 @@ class Configuration:
         """Registers of a thread that hold parts of results."""
         return work.products * self.block_m * self.block_n // (32 * self.warps)
 
+    def piece(self, work: Work) -> int:
+        """Columns of a tile for which what follows is computed at a time."""
+        whole = not self.described or self.accumulators(work) <= _MOST_WITH_EPILOGUE
+        return self.block_n if whole else self.block_n // 2
+
     def is_legal(self, work: Work) -> bool:
         """Whether the tiles fit onto a multiprocessor, with an even share for each warp."""
         most = _MOST_ACCUMULATORS // 4 if work.exact else _MOST_ACCUMULATORS
@@ -97,6 +123,8 @@ class Configuration:
             self.shared_memory(work) <= MOST_SHARED_MEMORY
             and self.accumulators(work) <= most
             and self.block_m * self.block_n >= 16 * 16 * self.warps // 2
+            and self.piece(work) >= work.pairs
+            and (work.described or not self.described)
         )
 
     def tiles(self, extent: Extent) -> int:
@@ -109,7 +137,8 @@ class Configuration:
         text += f" s{self.stages}"
         if self.split_k > 1:
             text += f" /{self.split_k}"
-        return text + (f" p{self.programs}" if self.programs else "")
+        text += f" p{self.programs}" if self.programs else ""
+        return text + (" described" if self.described else "")
 
 
 def space(work: Work) -> Iterator[Configuration]:
@@ -132,13 +161,25 @@ def default(extent: Extent, work: Work, multiprocessors: int = _MULTIPROCESSORS)
         work: what is multiplied.
         multiprocessors: of the device.
     """
-    candidates = (_completed(m, n, split, extent, work) for m, n, split in _cuts(extent, work))
+    candidates = [_completed(m, n, split, extent, work) for m, n, split in _cuts(extent, work)]
     legal = [
         one
         for one in candidates
         if one.is_legal(work) and one.accumulators(work) <= _MOST_WITH_EPILOGUE
     ]
+    legal += [one for one in described(extent, multiprocessors) if one.is_legal(work)]
     return min(legal, key=lambda one: (seconds(one, extent, work, multiprocessors), one))
+
+
+def described(extent: Extent, multiprocessors: int) -> Iterator[Configuration]:
+    """The cuts whose operands descriptors load, for products that fill such tiles."""
+    if extent.batch > 1 or extent.m < _DESCRIBED_ROWS or extent.k < _SHORTEST_SPLIT:
+        return
+    for columns, stages in ((256, 3), (128, 4)):
+        tiles = -(-extent.m // _DESCRIBED_ROWS) * -(-extent.n // columns)
+        group = 2048 // columns
+        programs = programs_for(tiles, multiprocessors, group)
+        yield Configuration(_DESCRIBED_ROWS, columns, 64, group, 8, stages, 1, programs, True)
 
 
 def _cuts(extent: Extent, work: Work) -> Iterator[tuple[int, int, int]]:
@@ -148,9 +189,11 @@ def _cuts(extent: Extent, work: Work) -> Iterator[tuple[int, int, int]]:
         for block_n in (16, 32, 64, 128, 256):
             if block_m > min(most, _power(extent.m)) and block_m > 16:
                 continue
-            if block_n > min(2 * most, _power(extent.n)) and block_n > 16:
+            if block_n > max(min(2 * most, _power(extent.n)), work.pairs, 16):
                 continue
-            if work.exact and block_n > most:
+            if work.exact and block_n > max(most, work.pairs):
+                continue
+            if block_n < work.pairs:
                 continue
             for split in (1, 2, 4, 8):
                 if split == 1 or extent.k >= split * _SHORTEST_SPLIT:
@@ -176,8 +219,14 @@ def _completed(block_m: int, block_n: int, split: int, extent: Extent, work: Wor
 
 _FLOPS = {2: 4.9e12, 4: 2.4e12}
 """Of a multiprocessor on tensor cores, for elements of so many bytes."""
+_DESCRIBED_FLOPS = {256: 5.65e12, 128: 4.8e12}
+"""The same where descriptors load operands, for tiles of so many columns."""
+_SECONDS_OF_START = 3e-6
+_SECONDS_OF_STORES = 2.2e-6  # of a wave of the larger tiles
+_DESCRIBED_ROWS = 128
 _EXACT_FLOPS = 3.0e11
 _CACHE_BANDWIDTH = 4.2e10
+_DESCRIBED_CACHE_BANDWIDTH = 7.0e10
 _BANDWIDTH = 3.0e12
 _SECONDS_OF_STEP = 1.5e-7
 _SECONDS_OF_SPLIT = 3e-6
@@ -193,6 +242,9 @@ def seconds(cut: Configuration, extent: Extent, work: Work, multiprocessors: int
     length = -(-extent.k // cut.split_k)
     flops = _FLOPS[work.dtype.itemsize]
     flops *= _SHARE_BY_ROWS[cut.block_m] * _SHARE_BY_COLUMNS[cut.block_n]
+    cache = _CACHE_BANDWIDTH
+    if cut.described:
+        flops, cache = _DESCRIBED_FLOPS[cut.block_n], _DESCRIBED_CACHE_BANDWIDTH
     if work.exact:
         flops = _EXACT_FLOPS
     operations = 2.0 * cut.block_m * cut.block_n * work.products * length
@@ -203,8 +255,10 @@ def seconds(cut: Configuration, extent: Extent, work: Work, multiprocessors: int
     waves = -(-tiles // multiprocessors)
     # Tiles that share a multiprocessor wait at the same time.
     shared = max(1, min(4, MOST_SHARED_MEMORY // max(1, cut.shared_memory(work))))
-    busy = waves * max(operations / flops, read / _CACHE_BANDWIDTH)
+    busy = waves * max(operations / flops, read / cache)
     result = max(busy, -(-waves // shared) * waiting)
+    if cut.described:
+        result += _SECONDS_OF_START + waves * cut.block_n / 256 * _SECONDS_OF_STORES
     if cut.split_k > 1:
         sums = extent.batch * extent.m * extent.n * work.products * 4.0
         result += _SECONDS_OF_SPLIT + 2 * cut.split_k * sums / _BANDWIDTH

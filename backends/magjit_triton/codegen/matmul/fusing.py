@@ -9,7 +9,7 @@ the plan is made with all candidates, and again without those that do not pay.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import sympy
@@ -28,6 +28,7 @@ from magjit_triton.codegen.handlers import REDUCTIONS
 from magjit_triton.codegen.ir import Builder, Dim, Store
 from magjit_triton.codegen.layout import Layout, sizes_of
 from magjit_triton.codegen.lowering import Lowering, Unfusible, operator_name
+from magjit_triton.codegen.matmul.bounds import interval
 from magjit_triton.codegen.matmul.choice import (
     Device,
     Facts,
@@ -36,15 +37,11 @@ from magjit_triton.codegen.matmul.choice import (
     recomputing_pays,
 )
 from magjit_triton.codegen.matmul.configuration import Configuration, Work, default
+from magjit_triton.codegen.matmul.described import describe
 from magjit_triton.codegen.matmul.family import Operand
+from magjit_triton.codegen.matmul.points import Given, PointLowering, as_given, pairs_in
 from magjit_triton.codegen.matmul.precision import float32_precision
-from magjit_triton.codegen.matmul.products import (
-    Places,
-    extent_of,
-    is_product,
-    operands_of,
-    with_addend,
-)
+from magjit_triton.codegen.matmul.products import Places, extent_of, is_product, operands_of
 
 __all__ = ["AXES", "ProductFusion", "flat_dims", "tile_dims"]
 
@@ -52,9 +49,6 @@ AXES = {"left": ("g", "p", "r"), "right": ("g", "p", "q"), "result": ("g", "p", 
 _MOST_RECOMPUTED = 2**24
 _MOST_STEPS_TO_MEET = 12
 _NEIGHBOURS = 8
-
-Given = Callable[[Builder, int, tuple[sympy.Expr, ...]], int]
-"""From the number of a product and a point to its value there."""
 
 
 def tile_dims(node: Node, axes: Sequence[str]) -> tuple[Dim, ...]:
@@ -67,28 +61,6 @@ def tile_dims(node: Node, axes: Sequence[str]) -> tuple[Dim, ...]:
 def flat_dims(node: Node) -> tuple[Dim, ...]:
     """The dimensions of a pointwise kernel over a tensor."""
     return Domain(sizes_of(node.meta["val"])).dims()
-
-
-def _as_given(builder: Builder, number: int, point: tuple[sympy.Expr, ...]) -> int:
-    return builder.emit("given", (), f"product{number}", torch.float32)
-
-
-@dataclass
-class PointLowering(Lowering):
-    """Values at the points of a product; what is moved there is where its operand is."""
-
-    places: Places
-
-    def _made(self, node: Node, index: tuple[sympy.Expr, ...], mask: int | None) -> int:
-        if node not in self.memory:
-            place, operand = self.places.of(node), self.places.moved.get(node)
-            # The same index under another condition is another element.
-            if place is not None and operand is not None and place.index == index:
-                within = None if place.condition == sympy.true else self.truth(place.condition)
-                before = self.places.of(operand)
-                if within == mask and before is not None:
-                    return self.value(operand, before.index, mask)
-        return super()._made(node, index, mask)
 
 
 @dataclass
@@ -149,6 +121,7 @@ class ProductFusion(Fusion):
     def _may_pay(self, node: Node) -> bool:
         """Whether it is worth planning with a product: all that could be saved pays."""
         work, extent = self.work_of([node]), extent_of(node, self.hint)
+        work = replace(work, described=self.device.describes)
         operands = extent.batch * (extent.m + extent.n) * extent.k * work.dtype.itemsize
         result = Facts(extent, work, 0.0).result
         hoped = Facts(extent, work, 4 * result + 2 * operands, launches=4)
@@ -189,7 +162,7 @@ class ProductFusion(Fusion):
         products = self.products_in(nodes)
         if not products:
             return super().lowered(domain, nodes, memory)
-        builder, _ = self.epilogue(nodes, flat_dims(products[0]), memory, _as_given)
+        builder, _ = self.epilogue(nodes, flat_dims(products[0]), memory, as_given)
         read = {load.buffer for one in self.operands(products) for load in one.builder.loads()}
         if read & {self.realized[node].buffer for node in nodes if node in self.updates}:
             raise Unfusible("a product is written over what it is made of")
@@ -222,15 +195,12 @@ class ProductFusion(Fusion):
         builder = Builder(dims)
         domain = Domain(sizes_of(products[0].meta["val"]))
         places = Places(products, lambda node: node in outside, self.updates)
-        lowering = PointLowering(builder, domain, outside, movement_of, places)
-        values = {}
-        for number, product in enumerate(products):
-            value = given(builder, number, places.point)
-            if not whole:
-                value = with_addend(lowering, product, value, places.point)
-            dtype = product.meta["val"].dtype
-            values[product, places.point] = lowering.rounded(value, dtype) if rounded else value
-        lowering.given = values
+        lowering = PointLowering(
+            builder, domain, outside, movement_of, places, given, rounded, whole
+        )
+        lowering.given = {
+            (product, places.point): lowering.product(product, places.point) for product in products
+        }
         computed = {}
         for node in nodes:
             place = places.of(node)
@@ -247,10 +217,13 @@ class ProductFusion(Fusion):
         assert place is not None
         builder = lowering.builder
         mask = None if place.condition == sympy.true else lowering.truth(place.condition)
+        if mask is not None:
+            column = places.point[-1]
+            span = interval(place.condition, column, places.ranges[column])
+            if span is not None:
+                builder.spans[mask] = span
         if node in self.updates:
-            if mask is not None:
-                raise Unfusible("an update with a part of a product")
-            lowering.update(self.updates[node], place.index, self.realized[node])
+            lowering.update(self.updates[node], place.index, self.realized[node], mask)
             return
         value = lowering.value(node, place.index, mask)
         layout = self.layout_of(node)
@@ -340,12 +313,25 @@ class ProductFusion(Fusion):
             return max(1, -(-extent.n // cut.block_n))
         return max(1, -(-extent.m // cut.block_m))
 
-    @staticmethod
-    def work_of(products: Sequence[Node], *, computed: bool = False) -> Work:
-        """What is multiplied."""
+    def work_of(
+        self, products: Sequence[Node], nodes: Sequence[Node] = (), *, computed: bool = False
+    ) -> Work:
+        """What is multiplied.
+
+        Args:
+            nodes: of the group, if what follows and how operands lie is to be known, too.
+        """
         dtype = products[0].meta["val"].dtype
         exact = dtype == torch.float32 and float32_precision() == "ieee"
-        return Work(dtype, len(products), exact, computed)
+        if not nodes:
+            return Work(dtype, len(products), exact, computed)
+        dims = tile_dims(products[0], AXES["result"])
+        builder, _ = self.epilogue(nodes, dims, self.realized, as_given)
+        operands = self.operands(products)
+        described = self.device.describes and all(
+            describe(one.builder, one.value, dtype) is not None for one in operands
+        )
+        return Work(dtype, len(products), exact, computed, described, pairs_in(builder))
 
     def hint(self, expr: sympy.Expr) -> int:
         """The likely value of a size."""
@@ -442,6 +428,15 @@ class ProductFusion(Fusion):
             times = self.measured(self, group, plan)
         return ours_pays(facts, self.device, times)
 
+    def pays_described(self, group: Group, plan: Plan) -> bool:
+        """Whether descriptors load the operands, all sizes are known, and the products are ours."""
+        (product, *_) = self.products_in(group.nodes)
+        if not all(size.is_Integer for size in sizes_of(product.meta["val"])):
+            return False
+        facts = self.facts(group, plan)
+        cut = default(facts.extent, facts.work, self.device.multiprocessors)
+        return cut.described and ours_pays(facts, self.device)
+
     def facts(self, group: Group, plan: Plan) -> Facts:
         """What is known about the kernel of a group with a product."""
         products = self.products_in(group.nodes)
@@ -467,9 +462,9 @@ class ProductFusion(Fusion):
             again += (self._passes(products[0], side) - 1) * max(0.0, read - size)
             launches += 1
             computed |= movement_of(node) is None
-        work = self.work_of(products, computed=computed)
+        work = self.work_of(products, group.nodes, computed=computed)
         extent = extent_of(products[0], self.hint)
-        return Facts(extent, work, saved, again, launches, scattered)
+        return Facts(extent, work, saved, again, launches, scattered, bool(follows))
 
 
 def _is_contiguous(operand: Operand) -> bool:

@@ -19,7 +19,14 @@ from magjit_triton.codegen.fusion import Group, Plan
 from magjit_triton.codegen.ir import Builder, Load
 from magjit_triton.codegen.kernel import Kernel, make_kernel
 from magjit_triton.codegen.layout import Layout, reach_of, sizes_of
-from magjit_triton.codegen.matmul.configuration import Configuration, Extent, Work, default, space
+from magjit_triton.codegen.matmul.configuration import (
+    Configuration,
+    Extent,
+    Work,
+    default,
+    described,
+    space,
+)
 from magjit_triton.codegen.matmul.configuration import seconds as likely_seconds
 from magjit_triton.codegen.matmul.family import WORKSPACE
 from magjit_triton.codegen.matmul.fusing import ProductFusion, flat_dims
@@ -53,13 +60,14 @@ def measured(fusion: ProductFusion, group: Group, plan: Plan) -> tuple[float, fl
 def promising(extent: Extent, work: Work, multiprocessors: int) -> list[Configuration]:
     """The default, and those that should be fastest besides it."""
     first = default(extent, work, multiprocessors)
+    legal = [*space(work), *(o for o in described(extent, multiprocessors) if o.is_legal(work))]
     others = sorted(
-        (one for one in space(work) if one.block_k >= first.block_k // 2 and one.stages > 2),
+        (one for one in legal if one.block_k >= first.block_k // 2 and one.stages > 2),
         key=lambda one: (likely_seconds(one, extent, work, multiprocessors), one),
     )
-    found = {(first.block_m, first.block_n, first.split_k): first}
+    found = {(first.block_m, first.block_n, first.split_k, first.described): first}
     for one in others:
-        found.setdefault((one.block_m, one.block_n, 1), one)
+        found.setdefault((one.block_m, one.block_n, 1, one.described), one)
     return list(found.values())[:_MOST_CONFIGURATIONS]
 
 
@@ -83,7 +91,7 @@ class Bench:
     def times(self, timer: Callable[[Run], float]) -> tuple[float, float]:
         """Seconds of both, by a timer that runs what it is given."""
         extent = extent_of(self.products[0], self.fusion.hint)
-        work = self.fusion.work_of(self.products)
+        work = self.fusion.work_of(self.products, self.group.nodes)
         best: tuple[float, Configuration] | None = None
         for cut in promising(extent, work, self.fusion.device.multiprocessors):
             found = timer(self.ours(cut))
@@ -125,10 +133,17 @@ class Bench:
             runs.append(self._launch(self._kernel("timed_epilogue", builder)))
         return self._all(runs)
 
-    def _read(self, builder: Builder, number: int, point: tuple[sympy.Expr, ...]) -> int:
+    def _read(
+        self,
+        builder: Builder,
+        number: int,
+        point: tuple[sympy.Expr, ...],
+        distance: int,
+        mask: int | None,
+    ) -> int:
         layout = self.fusion.realized[self.products[number]]
         load = Load(layout.buffer, layout.offset_at(point), layout.dtype)
-        return builder.emit("load", (), load, torch.float32)
+        return builder.emit("load", () if mask is None else (mask,), load, torch.float32)
 
     def _operands(self) -> Iterator[Run]:
         """Makes the operands that the library cannot read where they are."""

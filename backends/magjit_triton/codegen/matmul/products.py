@@ -26,6 +26,7 @@ from magjit_triton.codegen.graphs import ABSORBED, is_tensor, movement_of
 from magjit_triton.codegen.handlers import REDUCTIONS
 from magjit_triton.codegen.layout import sizes_of
 from magjit_triton.codegen.lowering import HANDLERS, Lowering, operator_name
+from magjit_triton.codegen.matmul.bounds import tightened
 from magjit_triton.codegen.matmul.configuration import Extent
 from magjit_triton.codegen.operators import POINTWISE, constant
 from magjit_triton.codegen.updates import Update
@@ -66,7 +67,9 @@ def operands_of(node: Node) -> tuple[Node, Node]:
     return left, right
 
 
-def with_addend(lowering: Lowering, node: Node, product: int, point: Index) -> int:
+def with_addend(
+    lowering: Lowering, node: Node, product: int, point: Index, mask: int | None = None
+) -> int:
     """``alpha * product + beta * addend`` where a node is that, in float32; else the product."""
     if node.target not in _SUMS:
         return product
@@ -77,7 +80,7 @@ def with_addend(lowering: Lowering, node: Node, product: int, point: Index) -> i
         product = builder.emit("mul", (product, constant(builder, alpha, torch.float32)))
     if beta == 0:  # What is not a number does not count then.
         return product
-    addend = lowering.operand(node.args[0], sizes_of(node.meta["val"]), point, None)
+    addend = lowering.operand(node.args[0], sizes_of(node.meta["val"]), point, mask)
     if beta != 1:
         addend = builder.emit("mul", (addend, constant(builder, beta, torch.float32)))
     return builder.emit("add", (product, addend))
@@ -200,7 +203,9 @@ class Places:
             here = sympy.S.Zero if size == 1 and symbol not in solved else solved[symbol]
             condition = sympy.And(condition, here >= 0, here < size)
             index.append(simplify(here, self.ranges))
-        return Place(decide(condition, self.ranges), tuple(index))
+        column = self.point[-1]
+        condition = tightened(decide(condition, self.ranges), column, self.ranges[column])
+        return Place(condition, tuple(index))
 
     def _inverse(self, node: Node, operand: Node, place: Place) -> Place | None:
         """By the rule of an operator that gives each element of its one operand one place."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 import torch
@@ -14,14 +14,10 @@ from magjit_triton.codegen.ir import Builder, Load
 from magjit_triton.codegen.kernel import WIDE_FROM, Kernel, make_kernel
 from magjit_triton.codegen.layout import sizes_of
 from magjit_triton.codegen.matmul.configuration import Configuration, default
-from magjit_triton.codegen.matmul.family import (
-    WORKSPACE,
-    Family,
-    matmul_kernel,
-    partial_sums,
-    workspace_offset,
-)
+from magjit_triton.codegen.matmul.family import WORKSPACE, Family, partial_sums, workspace_offset
 from magjit_triton.codegen.matmul.fusing import AXES, ProductFusion, flat_dims, tile_dims
+from magjit_triton.codegen.matmul.kernel import matmul_kernel
+from magjit_triton.codegen.matmul.points import Given, as_given, pairs_in
 from magjit_triton.codegen.matmul.precision import float32_precision
 from magjit_triton.codegen.matmul.products import extent_of, operands_of
 
@@ -63,7 +59,12 @@ def product_kernels(
     products = fusion.products_in(nodes)
     family = family_of(fusion, nodes, kept)
     extent = extent_of(products[0], fusion.hint)
-    cut = configuration or default(extent, family.work, fusion.device.multiprocessors)
+    work = family.work
+    if not fusion.device.describes:
+        work = replace(work, described=False)
+    cut = configuration or default(extent, work, fusion.device.multiprocessors)
+    if cut.described and not family.descriptions:
+        cut = replace(cut, described=False)
     if cut.split_k == 1:
         return ProductKernels((_made(name, family, cut, reach, fusion.hint),), sympy.S.Zero)
     dims = tile_dims(products[0], AXES["result"])
@@ -100,11 +101,8 @@ def family_of(fusion: ProductFusion, nodes: Sequence[Node], kept: Sequence[Node]
     """
     products = fusion.products_in(nodes)
 
-    def given(builder: Builder, number: int, point: tuple[sympy.Expr, ...]) -> int:
-        return builder.emit("given", (), f"product{number}", torch.float32)
-
     dims = tile_dims(products[0], AXES["result"])
-    epilogue = _epilogue(fusion, nodes, kept, dims, given)
+    epilogue = _epilogue(fusion, nodes, kept, dims, as_given)
     operands = fusion.operands(products)
     sizes = sizes_of(products[0].meta["val"])
     batch = sizes[0] if len(sizes) == 3 else sympy.S.One
@@ -126,12 +124,19 @@ def _adding(
     product = fusion.products_in(nodes)[0]
     sizes = sizes_of(product.meta["val"])
 
-    def given(builder: Builder, number: int, point: tuple[sympy.Expr, ...]) -> int:
+    def given(
+        builder: Builder,
+        number: int,
+        point: tuple[sympy.Expr, ...],
+        distance: int,
+        mask: int | None,
+    ) -> int:
         result: int | None = None
+        within = () if mask is None else (mask,)
         for split in range(splits):
             place = workspace_offset(number, sympy.Integer(split), splits, point, sizes)
             load = Load(WORKSPACE, place, torch.float32)
-            value = builder.emit("load", (), load, torch.float32)
+            value = builder.emit("load", within, load, torch.float32)
             result = value if result is None else builder.emit("add", (result, value))
         assert result is not None
         return result
@@ -144,11 +149,14 @@ def _epilogue(
     nodes: Sequence[Node],
     kept: Sequence[Node],
     dims: tuple[object, ...],
-    given: Callable[[Builder, int, tuple[sympy.Expr, ...]], int],
+    given: Given,
 ) -> Builder:
     products = fusion.products_in(nodes)
     read = any(one in kept for one in products)
     builder, _ = fusion.epilogue(nodes, dims, fusion.realized, given, rounded=read)  # type: ignore[arg-type]
+    if not read and pairs_in(builder) > 1:
+        # Rounded, as eager mode has it, a tile that is exchanged needs half the registers.
+        builder, _ = fusion.epilogue(nodes, dims, fusion.realized, given, rounded=True)  # type: ignore[arg-type]
     names = {fusion.realized[node].buffer for node in kept}
     builder.stores = [store for store in builder.stores if store.buffer in names]
     return builder
