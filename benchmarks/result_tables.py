@@ -394,6 +394,29 @@ def _virtual_tensors(results: Results) -> str:
     return markdown(header, rows)
 
 
+def _products(results: Results) -> str:
+    peers = ("magjit", "library", "torch.compile", "eager")
+    header = ["layer: m x n x k", "MagJIT, ms", "with the library's product, ms"]
+    header += ["torch.compile, ms", "eager, ms", "times as fast as torch.compile"]
+    rows = []
+    for case in results.cases("run_ms"):
+        times = [results.value(case, "run_ms", peer) for peer in peers]
+        rows.append([case, *map(number, times), ratio(times[2], times[0])])
+    return markdown(header, rows)
+
+
+def _dram(results: Results) -> str:
+    peers = ("magjit", "torch.compile", "minimum")
+    header = ["block", "MagJIT, MiB", "torch.compile, MiB", "minimum, MiB"]
+    header += ["MagJIT / minimum", "torch.compile / minimum"]
+    rows = []
+    for case in results.cases("dram_mb"):
+        moved = [results.value(case, "dram_mb", peer) for peer in peers]
+        shares = [ratio(one, moved[2]) for one in moved[:2]]
+        rows.append([case, *map(number, moved), *shares])
+    return markdown(header, rows)
+
+
 _MACRO = {
     "selector_fraction": "best of all kernels / chosen kernel, mean of all rows",
     "gemm_speedup": "cuBLAS / chosen kernel, geometric mean",
@@ -441,6 +464,8 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
         f"{_VT} cpu --modes default",
         _virtual_tensors,
     ),
+    "products": ("products.json", "python benchmarks/products.py", _products),
+    "dram_bytes": ("dram_bytes.json", "python benchmarks/dram_bytes.py", _dram),
     "control_flow": ("control_flow_gpu.json", f"{_FLOW} --device cuda", _control_flow),
     "control_flow_cpu": ("control_flow.json", f"{_FLOW} --backends eager dvm", _control_flow),
     "gpu": ("gpu_models.json", "python benchmarks/gpu_models.py", _gpu),
@@ -464,5 +489,5 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
 
 `FILE#PART` stands for the rows whose case begins with `PART: `.
 """
-WITH_NOTES = frozenset({"macro_kernels", "macro_models"})
+WITH_NOTES = frozenset({"dram_bytes", "macro_kernels", "macro_models"})
 """Tables that have a column for them, or none of them."""

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 import dram_bytes
 import harness
+import products
 import virtual_tensors
 from vt_blocks import BLOCKS
 
@@ -107,6 +108,38 @@ def test_rows_that_need_no_times_replace_the_old_ones(monkeypatch: pytest.Monkey
         ]
     with pytest.raises(SystemExit, match="not been measured"):
         virtual_tensors.measure_beside(benchmark, "U-Net skip", 16, given)
+
+
+def test_a_layer_is_compared_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, with one entrant that is wrong."""
+    monkeypatch.setattr(
+        products,
+        "arguments_of",
+        lambda shape, dtype, device, made=products.arguments_of: made(shape, dtype, "cpu"),
+    )
+    monkeypatch.setattr(products, "device_times", lambda tasks, rounds: dict.fromkeys(tasks, 1.0))
+    benchmark = harness.Benchmark(None, 0.0)
+    for factor, expected in ((1.0, True), (1.1, False)):
+        monkeypatch.setattr(
+            products,
+            "entrants",
+            lambda function, factor=factor: {
+                "magjit": lambda *given: function(*given) * factor,
+                "eager": function,
+            },
+        )
+        agree = products.measure(benchmark, (8, 4, 16), "residual", torch.bfloat16, 1)
+        assert agree == expected
+    (row,) = benchmark.rows
+    assert row.case == "8 x 4 x 16, residual, bfloat16"
+    assert row.note
+
+
+@pytest.mark.parametrize("shape", ["8x4", "8x4x0", "8x4xk"])
+def test_shapes_are_three_numbers(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        products.parsed(["--shapes", shape])
+    assert "three positive numbers" in capsys.readouterr().err
 
 
 def test_rows_of_other_blocks_stay(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,8 @@ import magjit
 from magjit.plugin import BackendOptionError
 from magjit_triton.codegen import compiler
 from magjit_triton.codegen.decoding_kernels import DecodingKernel
+from magjit_triton.codegen.matmul import steps
+from magjit_triton.codegen.matmul.configuration import Configuration
 from magjit_triton.codegen.matmul.kernel import MatmulKernel
 
 __all__ = ["PROGRAMS"]
@@ -164,6 +167,102 @@ def merged_projection_into_a_cache() -> None:
         expected = step(x, w, *eager)
         torch.testing.assert_close(call(x, w, *mine), expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(mine, eager, rtol=1e-5, atol=1e-5)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+@program
+def rotated_keys_into_a_cache() -> None:
+    """Queries and keys are rotated, keys and values stored, where they are multiplied."""
+
+    def step(
+        x: Tensor, w: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        q, k, v = F.linear(x, w).split([64, 16, 16], -1)
+        q, k, v = (one.view(2, 3, -1, 8).transpose(1, 2) for one in (q, k, v))
+        keys[:, :, 2:5] = rotated(k, cos, sin)
+        values[:, :, 2:5] = v
+        return rotated(q, cos, sin)
+
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 3, 24), torch.randn(96, 24)
+    cos, sin = torch.randn(3, 8), torch.randn(3, 8)
+    caches = [torch.randn(2, 2, 7, 8) for _ in range(2)]
+    for cut in (None, Configuration(16, 32, 16, 2, 4, 2, 1, 3, described=True)):
+        for dtype in (torch.float32, torch.float16):
+            given = [one.to(dtype) for one in (x, w, cos, sin)]
+            eager, mine = ([one.to(dtype) for one in caches] for _ in range(2))
+            with in_cut(cut), kernels() as found:
+                call = ours(step)
+                for _ in range(CALLS):
+                    expected = step(*given, *eager)
+                    near = {"rtol": 1e-2, "atol": 2e-2} if dtype == torch.float16 else {}
+                    torch.testing.assert_close(call(*given, *mine), expected, **near)
+                    torch.testing.assert_close(mine, eager, **near)
+            assert products(found) == len(found) == 1
+
+
+@program
+def a_cache_that_is_read_and_written() -> None:
+    """What other points of a kernel may have written is not read by it."""
+
+    def step(x: Tensor, w: Tensor, keys: Tensor) -> Tensor:
+        q, k = (x @ w).split([16, 16], -1)
+        keys[1:4] = k + keys[2:5]
+        return q * 2
+
+    torch.manual_seed(0)
+    x, w, keys = torch.randn(3, 24), torch.randn(24, 32), torch.randn(6, 16)
+    eager, mine = keys.clone(), keys.clone()
+    call = ours(step)
+    for _ in range(CALLS):
+        torch.testing.assert_close(call(x, w, mine), step(x, w, eager), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(mine, eager, rtol=1e-5, atol=1e-5)
+
+
+@contextmanager
+def in_cut(cut: Configuration | None) -> Iterator[None]:
+    """All products in one configuration."""
+    original = steps.default
+    if cut is not None:
+        steps.default = lambda extent, work, multiprocessors: cut
+    try:
+        yield
+    finally:
+        steps.default = original
+
+
+@program
+def described_rows_of_any_number() -> None:
+    """The sizes in descriptors are those of the call."""
+
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(24, 40), nn.ReLU()).half().requires_grad_(requires_grad=False)
+    cut = Configuration(16, 16, 16, 2, 4, 2, 1, 3, described=True)
+    with in_cut(cut), kernels() as found:
+        call = ours(network, dynamic=True)
+        for rows in (5, 33, 70, 8, 33):
+            x = torch.randn(rows, 24).half()
+            torch.testing.assert_close(call(x), network(x), rtol=1e-2, atol=1e-2)
+    (kernel,) = {one.source: one for one in found if one.symbols}.values()
+    assert kernel.configuration.described
+
+
+@program
+def descriptors_keep_nothing_alive() -> None:
+    w = torch.randn(32, 24).half()
+    cut = Configuration(16, 16, 16, 2, 4, 2, 1, 3, described=True)
+    with in_cut(cut):
+        call = ours(lambda x, w: F.linear(x, w).relu())
+        for _ in range(CALLS):
+            x = torch.randn(16, 24).half()
+            place = weakref.ref(x)
+            call(x, w)
+            del x
+            assert place() is None
 
 
 @program

@@ -65,6 +65,37 @@ def test_described_operands(
         torch.testing.assert_close(ours, again, rtol=0, atol=0)
 
 
+def test_described_operands_in_cuda_graphs() -> None:
+    """A graph reads inputs where they are now: a descriptor in it has a place of its own."""
+    import magjit
+
+    torch.manual_seed(0)
+    layer = torch.nn.Sequential(torch.nn.Linear(1024, 2048), torch.nn.GELU()).cuda().bfloat16()
+    with torch.no_grad():
+        call = magjit.compile(
+            layer, backend="triton", mode="reduce-overhead", options={"matmul": "triton"}
+        )
+        kept = []
+        for _ in range(12):
+            x = torch.randn(2048, 1024, device="cuda", dtype=torch.bfloat16)
+            kept.append((x, call(x)))
+        for x, found in kept:
+            torch.testing.assert_close(found, layer(x), rtol=2e-2, atol=2e-2)
+
+
+def test_rows_of_any_number() -> None:
+    """One described kernel for all of them."""
+    import magjit
+
+    torch.manual_seed(0)
+    layer = torch.nn.Sequential(torch.nn.Linear(1024, 2048), torch.nn.ReLU()).cuda().half()
+    with torch.no_grad():
+        call = magjit.compile(layer, backend="triton", dynamic=True, options={"matmul": "triton"})
+        for rows in (2048, 1000, 7, 4097, 128):
+            x = torch.randn(rows, 1024, device="cuda", dtype=torch.float16)
+            torch.testing.assert_close(call(x), layer(x), rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("label", list(DTYPES))
 @pytest.mark.parametrize("name", list(CASES))
 def test_as_near_as_the_library(name: str, label: str) -> None:
