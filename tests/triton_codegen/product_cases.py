@@ -74,7 +74,11 @@ def rotary(x: torch.Tensor, w: torch.Tensor, cos: torch.Tensor, sin: torch.Tenso
 
 
 def large_rotary(x: torch.Tensor, w: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Tensors:
-    q, k, v = F.linear(x, w).split([1024, 512, 512], -1)
+    return rotated_heads(F.linear(x, w), cos, sin)
+
+
+def rotated_heads(made: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Tensors:
+    q, k, v = made.split([1024, 512, 512], -1)
     q, k, v = (one.view(2, 256, -1, 128).transpose(1, 2) for one in (q, k, v))
     return [rotated(q, cos, sin), rotated(k, cos, sin), v * 1]
 
@@ -283,6 +287,10 @@ LARGE: dict[str, ProductCase] = {
     "large rotary": ProductCase(
         large_rotary, ((2, 256, 1024), (2048, 1024), (256, 128), (256, 128))
     ),
+    "large rotary with bias": ProductCase(
+        lambda x, w, b, cos, sin: rotated_heads(F.linear(x, w, b), cos, sin),
+        ((2, 256, 1024), (2048, 1024), (2048,), (256, 128), (256, 128)),
+    ),
     "large heads": ProductCase(
         lambda x, w: [one.transpose(1, 2) * 2 for one in (x @ w).view(2, 256, 3, 8, 64).unbind(2)],
         ((2, 256, 512), (512, 1536)),
@@ -333,6 +341,11 @@ DESCRIBED_CASES: dict[str, tuple[int, ...]] = {
     "large heads": (128, 128, 64, 16, 8, 4, 1, 132, True),
     "wide swiglu": (128, 128, 64, 16, 8, 3, 1, 132, True),
     "turned": (128, 256, 64, 8, 8, 3, 1, 132, True),
+    "tails": (128, 256, 64, 8, 8, 3, 1, 132, True),
+    "linear gelu": (128, 256, 64, 8, 8, 3, 1, 132, True),
+    "merged heads": (128, 256, 64, 8, 8, 3, 1, 132, True),
+    "dual": (128, 128, 64, 16, 8, 3, 1, 132, True),
+    "large rotary with bias": (128, 128, 64, 16, 8, 4, 1, 132, True),
 }
 """Those whose operands descriptors load, compiled."""
 

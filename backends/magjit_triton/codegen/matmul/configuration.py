@@ -56,6 +56,7 @@ class Work:
         computed: whether an operand is computed when it is read, in registers.
         described: whether descriptors can load all operands (``described``).
         pairs: columns that a tile must have at least, aligned: what follows exchanges them.
+        heavy: whether what follows needs a tile in float32.
     """
 
     dtype: torch.dtype
@@ -64,6 +65,7 @@ class Work:
     computed: bool = False
     described: bool = False
     pairs: int = 1
+    heavy: bool = False
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -125,6 +127,9 @@ class Configuration:
             and self.block_m * self.block_n >= 16 * 16 * self.warps // 2
             and self.piece(work) >= work.pairs
             and (work.described or not self.described)
+            and not (
+                work.heavy and work.pairs > 1 and self.accumulators(work) > _MOST_WITH_EPILOGUE
+            )
         )
 
     def tiles(self, extent: Extent) -> int:
@@ -222,7 +227,7 @@ _FLOPS = {2: 4.9e12, 4: 2.4e12}
 _DESCRIBED_FLOPS = {256: 5.65e12, 128: 4.8e12}
 """The same where descriptors load operands, for tiles of so many columns."""
 _SECONDS_OF_START = 3e-6
-_SECONDS_OF_STORES = 2.2e-6  # of a wave of the larger tiles
+_SECONDS_OF_STORES = 1.2e-6  # of a wave of the larger tiles
 _DESCRIBED_ROWS = 128
 _EXACT_FLOPS = 3.0e11
 _CACHE_BANDWIDTH = 4.2e10

@@ -12,9 +12,10 @@ stored through the composed movements.  Two right operands share the loads of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import sympy
 import torch
@@ -23,7 +24,7 @@ from magjit_triton.codegen.ir import Builder, Dim, Store
 from magjit_triton.codegen.kernel import rename_buffers, size_symbols
 from magjit_triton.codegen.matmul.configuration import Work
 from magjit_triton.codegen.matmul.described import Description, describe
-from magjit_triton.codegen.matmul.points import pairs_in
+from magjit_triton.codegen.matmul.points import pairs_in, rounded_tiles
 from magjit_triton.codegen.nest import Axis, Nest
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "WORKSPACE",
     "Family",
     "Operand",
+    "is_contiguous",
     "is_load",
     "nest_of_tiles",
     "partial_sums",
@@ -38,6 +40,7 @@ __all__ = [
     "workspace_offset",
 ]
 
+_NEIGHBOURS = 8
 WORKSPACE = "workspace"
 """The buffer of partial sums: [products, splits, batch, m, n] of float32, row-major."""
 
@@ -98,6 +101,34 @@ class Operand:
     def nest(self) -> Nest:
         """The loops of a tile."""
         return nest_of_tiles(self.builder)
+
+
+def is_contiguous(operand: Operand) -> bool:
+    """Whether each load has runs of neighbours, which begin at multiples of 16 bytes."""
+    dims = operand.builder.dims[-2:]
+    for load in operand.builder.loads():
+        symbols = load.offset.free_symbols
+        if not any(dim.symbol in symbols for dim in dims):
+            continue
+        start = {one: sympy.S.Zero for one in symbols if one.name[:1] == "i"}
+        along = [dim for dim in dims if _runs(load.offset, dim, start)]
+        if not along:
+            return False
+        step = 16 // load.dtype.itemsize
+        for dim in operand.builder.dims:
+            if dim is not along[0] and dim.symbol in start:
+                place = load.offset.xreplace({**start, dim.symbol: sympy.S.One})
+                if sympy.expand(place - load.offset.xreplace(start)) % step != 0:
+                    return False
+    return True
+
+
+def _runs(offset: sympy.Expr, dim: Dim, start: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
+    count = _NEIGHBOURS if not dim.size.is_Integer else min(_NEIGHBOURS, int(dim.size))
+    if count < 2 or dim.symbol not in start:
+        return False
+    places = [offset.xreplace({**start, dim.symbol: sympy.Integer(k)}) for k in range(count)]
+    return all(sympy.expand(b - a) == 1 for a, b in pairwise(places))
 
 
 @dataclass(frozen=True)
@@ -162,7 +193,8 @@ class Family:
         exact = self.dtype == torch.float32 and self.precision == "ieee"
         pairs = pairs_in(self.epilogue)
         described = bool(self.descriptions)
-        return Work(self.dtype, len(self.rights), exact, computed, described, pairs)
+        heavy = not rounded_tiles(self.epilogue, self.dtype)
+        return Work(self.dtype, len(self.rights), exact, computed, described, pairs, heavy)
 
     @cached_property
     def descriptions(self) -> tuple[Description, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 import sympy
 import torch
@@ -38,8 +37,14 @@ from magjit_triton.codegen.matmul.choice import (
 )
 from magjit_triton.codegen.matmul.configuration import Configuration, Work, default
 from magjit_triton.codegen.matmul.described import describe
-from magjit_triton.codegen.matmul.family import Operand
-from magjit_triton.codegen.matmul.points import Given, PointLowering, as_given, pairs_in
+from magjit_triton.codegen.matmul.family import Operand, is_contiguous
+from magjit_triton.codegen.matmul.points import (
+    Given,
+    PointLowering,
+    as_given,
+    pairs_in,
+    rounded_tiles,
+)
 from magjit_triton.codegen.matmul.precision import float32_precision
 from magjit_triton.codegen.matmul.products import Places, extent_of, is_product, operands_of
 
@@ -48,7 +53,6 @@ __all__ = ["AXES", "ProductFusion", "flat_dims", "tile_dims"]
 AXES = {"left": ("g", "p", "r"), "right": ("g", "p", "q"), "result": ("g", "p", "q")}
 _MOST_RECOMPUTED = 2**24
 _MOST_STEPS_TO_MEET = 12
-_NEIGHBOURS = 8
 
 
 def tile_dims(node: Node, axes: Sequence[str]) -> tuple[Dim, ...]:
@@ -183,7 +187,8 @@ class ProductFusion(Fusion):
         Args:
             dims: loops over the product's points.
             given: the products' values.
-            rounded: whether they are rounded to the products' dtype, as something reads them.
+            rounded: whether they are rounded to the products' dtype, as something reads them; those
+                whose columns are exchanged always are.
             whole: whether the given values have what is added to products.
 
         Raises:
@@ -210,6 +215,9 @@ class ProductFusion(Fusion):
         lowering.computed = computed
         for node in nodes:
             self._store(lowering, node, places)
+        if not rounded and pairs_in(builder) > 1:
+            # Rounded, as eager mode has it, a tile that is exchanged needs half the registers.
+            return self.epilogue(nodes, dims, memory, given, rounded=True, whole=whole)
         return builder, products
 
     def _store(self, lowering: Lowering, node: Node, places: Places) -> None:
@@ -331,7 +339,8 @@ class ProductFusion(Fusion):
         described = self.device.describes and all(
             describe(one.builder, one.value, dtype) is not None for one in operands
         )
-        return Work(dtype, len(products), exact, computed, described, pairs_in(builder))
+        heavy = not rounded_tiles(builder, dtype)
+        return Work(dtype, len(products), exact, computed, described, pairs_in(builder), heavy)
 
     def hint(self, expr: sympy.Expr) -> int:
         """The likely value of a size."""
@@ -424,7 +433,7 @@ class ProductFusion(Fusion):
             return True
         facts = self.facts(group, plan)
         times = None
-        if self.measured is not None and facts.saved:
+        if self.measured is not None and (facts.saved or ours_pays(facts, self.device)):
             times = self.measured(self, group, plan)
         return ours_pays(facts, self.device, times)
 
@@ -453,7 +462,7 @@ class ProductFusion(Fusion):
         scattered = computed = False
         for side, node in sides:
             operand = self.operand(node, side, self.realized)
-            scattered |= not _is_contiguous(operand)
+            scattered |= not is_contiguous(operand)
             if node in self.realized or self.view_of(node) is not None:
                 continue
             size = tensor_bytes(node.meta["val"])
@@ -465,31 +474,3 @@ class ProductFusion(Fusion):
         work = self.work_of(products, group.nodes, computed=computed)
         extent = extent_of(products[0], self.hint)
         return Facts(extent, work, saved, again, launches, scattered, bool(follows))
-
-
-def _is_contiguous(operand: Operand) -> bool:
-    """Whether each load has runs of neighbours, which begin at multiples of 16 bytes."""
-    dims = operand.builder.dims[-2:]
-    for load in operand.builder.loads():
-        symbols = load.offset.free_symbols
-        if not any(dim.symbol in symbols for dim in dims):
-            continue
-        start = {one: sympy.S.Zero for one in symbols if one.name[:1] == "i"}
-        along = [dim for dim in dims if _runs(load.offset, dim, start)]
-        if not along:
-            return False
-        step = 16 // load.dtype.itemsize
-        for dim in operand.builder.dims:
-            if dim is not along[0] and dim.symbol in start:
-                place = load.offset.xreplace({**start, dim.symbol: sympy.S.One})
-                if sympy.expand(place - load.offset.xreplace(start)) % step != 0:
-                    return False
-    return True
-
-
-def _runs(offset: sympy.Expr, dim: Dim, start: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
-    count = _NEIGHBOURS if not dim.size.is_Integer else min(_NEIGHBOURS, int(dim.size))
-    if count < 2 or dim.symbol not in start:
-        return False
-    places = [offset.xreplace({**start, dim.symbol: sympy.Integer(k)}) for k in range(count)]
-    return all(sympy.expand(b - a) == 1 for a, b in pairwise(places))

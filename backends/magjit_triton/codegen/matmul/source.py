@@ -156,9 +156,15 @@ def _body(family: Family, cut: Configuration, wide: bool) -> list[str]:
     lines = [f"    rows = {rows}", f"    columns = {columns}"]
     indent = "    "
     if cut.programs:
-        total = f"{expression(batch)} * rows * columns * {cut.split_k}"
-        lines.append(f"    for program in range({start}, {total}, tl.num_programs(0)):")
         indent = "        "
+    after = _after_products(family, cut, wide, indent)
+    if cut.programs:
+        total = f"{expression(batch)} * rows * columns * {cut.split_k}"
+        loop = f"range({start}, {total}, tl.num_programs(0))"
+        if cut.described and not (family.checks or _branches(after)):
+            # One loop for all steps of all tiles: the next tile is loaded while this one is stored.
+            loop = f"tl.{loop[:-1]}, flatten=True)"
+        lines.append(f"    for program in {loop}:")
     else:
         lines.append(f"    program = {start}")
     if cut.described:
@@ -167,6 +173,12 @@ def _body(family: Family, cut: Configuration, wide: bool) -> list[str]:
     else:
         lines += [indent + line for line in _tile_of_program(family, cut)]
         lines += _products(family, cut, wide, indent)
+    return lines + after
+
+
+def _after_products(family: Family, cut: Configuration, wide: bool, indent: str) -> list[str]:
+    """What is computed of the products of a tile, and its stores."""
+    lines = []
     piece = cut.piece(family.work)
     names = [""] if piece == cut.block_n else ["l", "r"]
     short = cut.split_k == 1 and cut.described and rounded_tiles(family.epilogue, family.dtype)
@@ -186,6 +198,10 @@ def _body(family: Family, cut: Configuration, wide: bool) -> list[str]:
         printer.store_all(family.epilogue.stores)
         lines += printer.lines
     return lines
+
+
+def _branches(lines: Sequence[str]) -> bool:
+    return any(line.lstrip().startswith("if ") for line in lines)
 
 
 def _described_products(family: Family, cut: Configuration) -> list[str]:

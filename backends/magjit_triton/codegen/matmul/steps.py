@@ -17,7 +17,7 @@ from magjit_triton.codegen.matmul.configuration import Configuration, default
 from magjit_triton.codegen.matmul.family import WORKSPACE, Family, partial_sums, workspace_offset
 from magjit_triton.codegen.matmul.fusing import AXES, ProductFusion, flat_dims, tile_dims
 from magjit_triton.codegen.matmul.kernel import matmul_kernel
-from magjit_triton.codegen.matmul.points import Given, as_given, pairs_in
+from magjit_triton.codegen.matmul.points import Given, as_given
 from magjit_triton.codegen.matmul.precision import float32_precision
 from magjit_triton.codegen.matmul.products import extent_of, operands_of
 
@@ -154,9 +154,6 @@ def _epilogue(
     products = fusion.products_in(nodes)
     read = any(one in kept for one in products)
     builder, _ = fusion.epilogue(nodes, dims, fusion.realized, given, rounded=read)  # type: ignore[arg-type]
-    if not read and pairs_in(builder) > 1:
-        # Rounded, as eager mode has it, a tile that is exchanged needs half the registers.
-        builder, _ = fusion.epilogue(nodes, dims, fusion.realized, given, rounded=True)  # type: ignore[arg-type]
     names = {fusion.realized[node].buffer for node in kept}
     builder.stores = [store for store in builder.stores if store.buffer in names]
     return builder
