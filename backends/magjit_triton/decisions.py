@@ -30,7 +30,7 @@ __all__ = ["Decisions", "canonical", "device_text"]
 logger = logging.getLogger(__name__)
 
 _KIND = "triton_decisions"
-_SCHEMA = 1
+_SCHEMA = 2
 _SYMBOL = re.compile(r"\b[a-z]+\d+\b")
 
 
@@ -42,12 +42,15 @@ class Decisions:
         key: of the disk cache; None where nothing is kept.
         chosen: the strategy, or None while there is none.
         blocks: digest of a kernel's source → how it is cut.
+        products: name of a group with products → what was measured: seconds of our kernel and of
+            the library's, and our cut, as numbers.
         found: whether this was read from the disk.
     """
 
     key: str | None = None
     chosen: Names | None = None
     blocks: dict[str, list[int]] = field(default_factory=dict)
+    products: dict[str, tuple[float, float, list[int]]] = field(default_factory=dict)
     found: bool = False
 
     @classmethod
@@ -93,6 +96,7 @@ class Decisions:
             "key": self.key,
             "chosen": self.chosen,
             "blocks": self.blocks,
+            "products": self.products,
         }
         disk_cache().put(_KIND, self.key, json.dumps(content).encode())
 
@@ -110,10 +114,14 @@ def _parsed(payload: bytes | None, key: str) -> Decisions | None:
         blocks = {str(name): [int(one) for one in cut] for name, cut in content["blocks"].items()}
         if any(len(cut) != 5 or min(cut[:2]) < 1 or cut[3] < 1 for cut in blocks.values()):
             raise ValueError("blocks that are none")
+        products = {
+            str(name): (float(ours), float(library), [int(one) for one in cut])
+            for name, (ours, library, cut) in content["products"].items()
+        }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         logger.debug("decisions on disk are ignored: %s: %s", key, error)
         return None
-    return Decisions(key, chosen, blocks, found=True)
+    return Decisions(key, chosen, blocks, products, found=True)
 
 
 def canonical(gm: GraphModule) -> str:

@@ -12,14 +12,17 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cases import CASES, graph_of
+from cases import CASES, Case, graph_of
 
 from magjit import config
 from magjit_triton.codegen import deciding as module
 from magjit_triton.codegen import tuning
 from magjit_triton.codegen.compiler import compile_graph, plan_kernels
 from magjit_triton.codegen.deciding import Deciding
+from magjit_triton.codegen.fusion import Group, Plan
 from magjit_triton.codegen.kernel import Kernel
+from magjit_triton.codegen.matmul.configuration import Configuration
+from magjit_triton.codegen.matmul.fusing import ProductFusion
 from magjit_triton.codegen.tuning import candidates, tuned
 from magjit_triton.decisions import Decisions
 from magjit_triton.measuring import Stopwatch
@@ -163,3 +166,53 @@ def launched(self, stream, *arguments) -> None:
     for part in parts:
         first = part.shape[1] == 6
         (whole[:, :6] if first else whole[:, 6:]).copy_(part)
+
+
+def product_fusion(dtype: torch.dtype = torch.float32) -> tuple[ProductFusion, Plan, Group]:
+    arguments = [torch.empty(64, 32, dtype=dtype), torch.empty(48, 32, dtype=dtype)]
+    case = Case(lambda x, w: [torch.nn.functional.linear(x, w).relu()], lambda: arguments)
+    fusion = ProductFusion(graph_of(case, arguments), ("cpu",), setting="triton")
+    plan = fusion.plan()
+    (group,) = (one for one in plan.units if isinstance(one, Group))
+    return fusion, plan, group
+
+
+def test_products_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process and in the next one."""
+    cut = Configuration(32, 16, 32, 4, 4, 2, 1, 7, described=True)
+    calls = []
+
+    def measured(fusion, group, plan):
+        calls.append(group)
+        fusion.cuts.update(dict.fromkeys(fusion.products_in(group.nodes), cut))
+        return 1e-3, 2e-3
+
+    monkeypatch.setattr(module, "measured", measured)
+    with config.override(cache_dir=tmp_path):
+        for process in range(2):
+            fusion, plan, group = product_fusion()
+            decisions = Decisions.of(fusion.gm, AUTOTUNE, "kernels")
+            assert decisions.found == bool(process)
+            deciding = Deciding(fusion.gm, AUTOTUNE, decisions)
+            for _ in range(2):
+                fusion.cuts.clear()
+                assert deciding.times(fusion, group, plan) == (1e-3, 2e-3)
+                assert set(fusion.cuts.values()) == {cut}
+            deciding.finish()
+    assert len(calls) == 1
+
+
+def test_what_was_not_measured_is_not_measured_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "measured", lambda fusion, group, plan: None)
+    fusion, plan, group = product_fusion()
+    found = Deciding(fusion.gm, AUTOTUNE, Decisions(found=True))
+    monkeypatch.delattr(module, "measured")
+    assert found.times(fusion, group, plan) is None
+    for numbers in ([1, 2], [15, 16, 16, 8, 4, 3, 1, 0, 0]):
+        found.decisions.products = dict.fromkeys(found.decisions.products, (1.0, 2.0, numbers))
+        place = {node: number for number, node in enumerate(fusion.gm.graph.nodes)}
+        nodes = sorted(place[node] for node in group.nodes)
+        stored = sorted(place[node] for node in group.nodes if node in plan.stored)
+        found.decisions.products[f"{nodes} {stored}"] = (1.0, 2.0, numbers)
+        assert found.times(fusion, group, plan) is None
+        assert not fusion.cuts

@@ -31,7 +31,6 @@ from magjit_triton.codegen.layout import reach_of as _reach
 from magjit_triton.codegen.lowering import operator_name
 from magjit_triton.codegen.matmul.family import WORKSPACE
 from magjit_triton.codegen.matmul.fusing import ProductFusion
-from magjit_triton.codegen.matmul.measuring import measured
 from magjit_triton.codegen.matmul.steps import product_kernels
 from magjit_triton.codegen.memory_plan import ALLOCATE
 from magjit_triton.codegen.nest import Hint
@@ -110,7 +109,7 @@ def compile_graph(
         devices = ("cuda", "cpu")
     correct_strides(gm)
     deciding = Deciding(gm, settings, Decisions.of(gm, settings, "kernels"))
-    timed = measured if settings.measures and torch.cuda.is_available() else None
+    timed = deciding.times if settings.measures and torch.cuda.is_available() else None
 
     def program_of(one: GraphModule, decide: Decide) -> Program:
         for rewrite in PASSES:

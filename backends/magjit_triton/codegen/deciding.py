@@ -1,13 +1,15 @@
 """What the code generator decides about a graph: from the disk, by the search, or on the device.
 
 ``decide`` says what is computed in another tensor's memory, ``cut`` into which blocks a kernel is
-cut. With ``mode="max-autotune"`` both are measured; otherwise the models of ``traffic`` and
-``kernel`` have the word.
+cut, ``times`` how long a product takes as ours and as the library's. With ``mode="max-autotune"``
+all of them are measured; otherwise the models of ``traffic``, ``kernel`` and ``matmul.choice`` have
+the word.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +19,11 @@ from torch.fx import GraphModule
 from magjit.plugin.fx_helpers import copy_graph_module
 from magjit.plugin.virtual_tensors.refining import named, refined, with_names
 from magjit.plugin.virtual_tensors.search import Strategy
+from magjit_triton.codegen.fusion import Group, Plan
 from magjit_triton.codegen.kernel import Kernel
+from magjit_triton.codegen.matmul.configuration import Configuration
+from magjit_triton.codegen.matmul.fusing import ProductFusion
+from magjit_triton.codegen.matmul.measuring import measured
 from magjit_triton.codegen.nest import Hint
 from magjit_triton.codegen.placement import Choices, searched
 from magjit_triton.codegen.printer import Blocks
@@ -28,6 +34,8 @@ from magjit_triton.measuring import Stopwatch, example_inputs
 from magjit_triton.settings import Settings
 
 __all__ = ["Decide", "Deciding"]
+
+logger = logging.getLogger(__name__)
 
 Decide = Callable[[Choices], Strategy]
 Make = Callable[[GraphModule, Decide], Callable[..., Any]]
@@ -119,6 +127,33 @@ class Deciding:
         p, inner, looped, warps, stages = found
         wide = kernel.blocks.wide
         return kernel.with_blocks(Blocks(p, inner, bool(looped), wide, warps, stages))
+
+    def times(self, fusion: ProductFusion, group: Group, plan: Plan) -> tuple[float, float] | None:
+        """Seconds of our kernels of a group with products, and of the library's way.
+
+        They are measured once for a graph; our best cut goes into ``fusion.cuts``.
+        """
+        places = {node: number for number, node in enumerate(fusion.gm.graph.nodes)}
+        inside = sorted(places[node] for node in group.nodes)
+        stored = sorted(places[node] for node in group.nodes if node in plan.stored)
+        name = f"{inside} {stored}"
+        products = fusion.products_in(group.nodes)
+        if name not in self.decisions.products:
+            if self.decisions.found:
+                return None
+            found = measured(fusion, group, plan)
+            if found is None:
+                return None
+            cut = fusion.cuts[products[0]]
+            self.decisions.products[name] = (*found, cut.numbers)
+        ours, library, numbers = self.decisions.products[name]
+        try:
+            cut = Configuration.of(numbers)
+        except ValueError as error:
+            logger.debug("a cut on disk is ignored: %s", error)
+            return None
+        fusion.cuts.update(dict.fromkeys(products, cut))
+        return ours, library
 
     def finish(self) -> None:
         """Keep what was decided."""

@@ -10,8 +10,9 @@ that ``space`` is aligned with the hardware (TSCompiler §5.1, Figure 4).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -103,6 +104,23 @@ class Configuration:
             raise ValueError(f"{self}: a negative number of programs")
         if self.described and (self.split_k > 1 or not self.programs):
             raise ValueError(f"{self}: descriptors are for programs that take whole tiles in turn")
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> Configuration:
+        """What ``numbers`` gave.
+
+        Raises:
+            ValueError: they are no configuration's.
+        """
+        if len(numbers) != len(fields(cls)):
+            raise ValueError(f"{len(numbers)} numbers for a configuration")
+        named: dict[str, Any] = dict(zip((one.name for one in fields(cls)), numbers, strict=True))
+        return cls(**{**named, "described": bool(named["described"])})
+
+    @property
+    def numbers(self) -> list[int]:
+        """It as numbers, which JSON has."""
+        return [int(getattr(self, one.name)) for one in fields(self)]
 
     def shared_memory(self, work: Work) -> int:
         """Bytes of the tiles that are loaded ahead."""
