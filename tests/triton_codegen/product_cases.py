@@ -185,6 +185,9 @@ PRODUCTS: dict[str, ProductCase] = {
     "interleaved rotary": ProductCase(
         interleaved, ((2, 5, 40), (40, 32), (5, 1, 4), (5, 1, 4)), 1, 2
     ),
+    "one column": ProductCase(
+        lambda x, w: [(x @ w).view(2, 5, 1).transpose(0, 1)[1:] * 2], ((10, 24), (24, 1))
+    ),
     "turned": ProductCase(lambda x, w: [(x.t() @ w.t()).relu()], ((72, 40), (56, 72))),
     "tails": ProductCase(lambda x, w: [(x[1:, 8:] @ w).relu()], ((38, 80), (72, 56))),
     "chunks": ProductCase(

@@ -26,6 +26,9 @@ from magjit_triton.codegen.printer import HEADER, expression
 
 __all__ = ["Launcher", "compile_for", "has_triton", "interpreting", "load_function"]
 
+_DESCRIBES = 90
+"""The first architecture that loads tiles by descriptors."""
+
 POINTERS = {
     torch.bool: "*i1",
     torch.uint8: "*u8",
@@ -257,6 +260,8 @@ def _compiled(
     from triton.runtime.driver import driver
 
     target = driver.active.get_current_target()
+    if descriptors is not None and target.arch < _DESCRIBES:
+        kernel, descriptors = kernel.by_pointers(), None  # type: ignore[attr-defined]
     compiled = compile_for(kernel, target, aligned=aligned, multiples=multiples)
     run = compiled.run
     function, packed = compiled.function, compiled.packed_metadata

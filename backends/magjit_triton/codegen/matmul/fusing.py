@@ -27,7 +27,6 @@ from magjit_triton.codegen.handlers import REDUCTIONS
 from magjit_triton.codegen.ir import Builder, Dim, Store
 from magjit_triton.codegen.layout import Layout, sizes_of
 from magjit_triton.codegen.lowering import Lowering, Unfusible, operator_name
-from magjit_triton.codegen.matmul.bounds import interval
 from magjit_triton.codegen.matmul.choice import (
     Device,
     Facts,
@@ -226,8 +225,7 @@ class ProductFusion(Fusion):
         builder = lowering.builder
         mask = None if place.condition == sympy.true else lowering.truth(place.condition)
         if mask is not None:
-            column = places.point[-1]
-            span = interval(place.condition, column, places.ranges[column])
+            span = places.span(place.condition)
             if span is not None:
                 builder.spans[mask] = span
         if node in self.updates:

@@ -26,7 +26,7 @@ from magjit_triton.codegen.graphs import ABSORBED, is_tensor, movement_of
 from magjit_triton.codegen.handlers import REDUCTIONS
 from magjit_triton.codegen.layout import sizes_of
 from magjit_triton.codegen.lowering import HANDLERS, Lowering, operator_name
-from magjit_triton.codegen.matmul.bounds import tightened
+from magjit_triton.codegen.matmul.bounds import interval, tightened
 from magjit_triton.codegen.matmul.configuration import Extent
 from magjit_triton.codegen.operators import POINTWISE, constant
 from magjit_triton.codegen.updates import Update
@@ -203,9 +203,19 @@ class Places:
             here = sympy.S.Zero if size == 1 and symbol not in solved else solved[symbol]
             condition = sympy.And(condition, here >= 0, here < size)
             index.append(simplify(here, self.ranges))
+        return Place(self.tightened(decide(condition, self.ranges)), tuple(index))
+
+    def tightened(self, condition: Boolean) -> Boolean:
+        """A condition, by the columns for which it holds where it is one of columns alone."""
         column = self.point[-1]
-        condition = tightened(decide(condition, self.ranges), column, self.ranges[column])
-        return Place(condition, tuple(index))
+        if column not in self.ranges:  # There is one column.
+            return condition
+        return tightened(condition, column, self.ranges[column])
+
+    def span(self, condition: Boolean) -> tuple[int, int] | None:
+        """From where to where a condition holds; None where it is none of columns alone."""
+        column = self.point[-1]
+        return interval(condition, column, self.ranges[column]) if column in self.ranges else None
 
     def _inverse(self, node: Node, operand: Node, place: Place) -> Place | None:
         """By the rule of an operator that gives each element of its one operand one place."""
