@@ -185,7 +185,7 @@ PRODUCTS: dict[str, ProductCase] = {
     "interleaved rotary": ProductCase(
         interleaved, ((2, 5, 40), (40, 32), (5, 1, 4), (5, 1, 4)), 1, 2
     ),
-    "one column": ProductCase(
+    "part of one column": ProductCase(
         lambda x, w: [(x @ w).view(2, 5, 1).transpose(0, 1)[1:] * 2], ((10, 24), (24, 1))
     ),
     "turned": ProductCase(lambda x, w: [(x.t() @ w.t()).relu()], ((72, 40), (56, 72))),
@@ -344,10 +344,6 @@ DESCRIBED_CASES: dict[str, tuple[int, ...]] = {
     "large heads": (128, 128, 64, 16, 8, 4, 1, 132, True),
     "wide swiglu": (128, 128, 64, 16, 8, 3, 1, 132, True),
     "turned": (128, 256, 64, 8, 8, 3, 1, 132, True),
-    "tails": (128, 256, 64, 8, 8, 3, 1, 132, True),
-    "linear gelu": (128, 256, 64, 8, 8, 3, 1, 132, True),
-    "merged heads": (128, 256, 64, 8, 8, 3, 1, 132, True),
-    "dual": (128, 128, 64, 16, 8, 3, 1, 132, True),
     "large rotary with bias": (128, 128, 64, 16, 8, 4, 1, 132, True),
 }
 """Those whose operands descriptors load, compiled."""
