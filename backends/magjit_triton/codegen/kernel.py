@@ -64,6 +64,10 @@ class Kernel:
         """What is passed after the sizes: none but for described operands."""
         return ()
 
+    def by_pointers(self) -> Kernel:
+        """The same without descriptors, for memory or devices that have none."""
+        return self
+
     @property
     def checks(self) -> bool:
         """Whether it asserts that indices read from memory are in range."""

@@ -189,7 +189,7 @@ class Launcher:
             if wide != kernel.blocks.wide:
                 kernel = kernel.with_blocks(replace(kernel.blocks, wide=wide))
         if aligned and not all(aligned[one.buffer] for one in kernel.descriptors):
-            kernel = kernel.by_pointers()  # type: ignore[attr-defined]
+            kernel = kernel.by_pointers()
         descriptors = _Descriptors(kernel) if kernel.descriptors else None
         if interpreting():
             function = load_function(HEADER + kernel.text(kernel.blocks), kernel.name)
@@ -261,7 +261,7 @@ def _compiled(
 
     target = driver.active.get_current_target()
     if descriptors is not None and target.arch < _DESCRIBES:
-        kernel, descriptors = kernel.by_pointers(), None  # type: ignore[attr-defined]
+        kernel, descriptors = kernel.by_pointers(), None
     compiled = compile_for(kernel, target, aligned=aligned, multiples=multiples)
     run = compiled.run
     function, packed = compiled.function, compiled.packed_metadata

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import sympy
 
@@ -13,7 +12,7 @@ from magjit_triton.codegen.matmul.configuration import Configuration
 from magjit_triton.codegen.matmul.described import Descriptor
 from magjit_triton.codegen.matmul.family import Family, nest_of_tiles
 from magjit_triton.codegen.matmul.source import matmul_source, tiles_of
-from magjit_triton.codegen.printer import HEADER, Blocks, expression
+from magjit_triton.codegen.printer import Blocks, expression
 
 __all__ = ["MatmulKernel", "matmul_kernel"]
 
@@ -34,11 +33,6 @@ class MatmulKernel(Kernel):
         """Source of the kernel."""
         return matmul_source(self.name, self.family, self.configuration, wide=blocks.wide)
 
-    @cached_property
-    def source(self) -> str:
-        """Triton source with its imports."""
-        return HEADER + self.text(self.blocks)
-
     @property
     def identity(self) -> Hashable:
         """What it has in common with kernels that differ in their names and memory alone."""
@@ -58,7 +52,7 @@ class MatmulKernel(Kernel):
         )
 
     def by_pointers(self) -> MatmulKernel:
-        """The same, for memory that descriptors cannot load: its start is no multiple of 16."""
+        """The same, for memory that begins at no multiple of 16, or devices before sm_90."""
         cut = replace(self.configuration, described=False)
         return replace(self, configuration=cut)
 

@@ -181,7 +181,7 @@ def _after_products(family: Family, cut: Configuration, wide: bool, indent: str)
     lines = []
     piece = cut.piece(family.work)
     names = [""] if piece == cut.block_n else ["l", "r"]
-    short = cut.split_k == 1 and cut.described and rounded_tiles(family.epilogue, family.dtype)
+    short = cut.described and rounded_tiles(family.epilogue, family.dtype)
     for number in range(len(family.rights)):
         product = f"product{number}"
         if short:
@@ -212,7 +212,7 @@ def _described_products(family: Family, cut: Configuration) -> list[str]:
         for number in range(count)
     ]
     loop, step = step_along(family.sizes[3], cut.block_k)
-    row, column = (f"({text}).to(tl.int32)" for text in _begins(cut))
+    row, column = f"(row * {cut.block_m}).to(tl.int32)", f"(column * {cut.block_n}).to(tl.int32)"
     left, *rights = family.descriptions
     lines += [loop, f"    {step}", f"    left = {left.tile('d0', row, 'step')}"]
     short = TRITON_DTYPES[family.dtype]
@@ -222,10 +222,6 @@ def _described_products(family: Family, cut: Configuration) -> list[str]:
         made = f'h.accumulate(left, right, {product}, {short}, "{family.precision}")'
         lines.append(f"    {product} = {made}")
     return lines
-
-
-def _begins(cut: Configuration) -> tuple[str, str]:
-    return f"row * {cut.block_m}", f"column * {cut.block_n}"
 
 
 def _tile_of_program(family: Family, cut: Configuration) -> list[str]:
