@@ -361,16 +361,6 @@ int Encoder::scaled_by_row(const Operators &op, int x, int y) const
     return -1;
 }
 
-/* The operands of a product, that of a row behind the other. */
-void Encoder::find_factors(int n, int &tile, int &row) const
-{
-    tile = canonical[program.nodes[n].args[0]];
-    row = canonical[program.nodes[n].args[1]];
-    if (in_row(tile)) {
-        std::swap(tile, row);
-    }
-}
-
 /* A ← x ± tile · row value. */
 void Encoder::add_scaled(bool subtracts, int x, int product)
 {
@@ -449,6 +439,10 @@ void Encoder::reduce_row(int n)
     Normalized parts;
     if (find_normalized(n, parts)) {
         return normalize(n, parts);
+    }
+    NormBackward back;
+    if (!stopped() && is_in_norm_backward(n, back)) {
+        return put_norm_backward(back);
     }
     Softmax soft;
     if (!stopped() && find_softmax(n, soft)) {

@@ -22,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 11, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 12, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
@@ -96,7 +96,7 @@ struct Words {
     uint8_t kept, affine; /* vectors in shared memory */
     uint8_t reduce[N_REDUCTIONS], finish[N_REDUCTIONS];
     uint8_t row_reduce[N_REDUCTIONS], row_squares, row_stat; /* of a row in one stage */
-    uint8_t row_norm, row_softmax;
+    uint8_t row_norm, row_softmax, row_back, add_up_norm;
     uint8_t by_row, by_row_number, and_ints; /* s.by and sk.by; i.bitwise_and */
     bool is_by_row[256];                     /* what these two do */
     uint8_t scaled_rsqrt, sub_exp_small, sub_exp_small_number;
@@ -291,6 +291,25 @@ struct Softmax {
     int total, inverse, product;
 };
 
+/* (x − mean) · root; of x · root, the mean is −1. */
+struct Standardized {
+    int x, mean, root;
+};
+
+/* (G − sum(G) · share − X · sum(G · X) · share) · root, X being normalized. */
+struct NormBackward {
+    int result, gradient, normalized;
+    Standardized norm;
+    uint32_t share;
+    int n_folded, folded[4]; /* each share of a sum and that sum */
+};
+
+/* Of a sum across rows: a tile times a norm; no tile where it is none. */
+struct Product {
+    int tile, normalized;
+    Standardized norm;
+};
+
 struct Encoder {
     const Prepared &prepared;
     const Program &program;
@@ -390,6 +409,19 @@ struct Encoder {
     void sum_tile(int o);
     void place_parts();
 
+    /* cuda_backwards.cpp */
+    void find_factors(int n, int &tile, int &row) const;
+    bool is_early(int n) const;
+    bool find_standardized(int n, Standardized &found) const;
+    bool is_made_for_one(int n, int op) const;
+    bool share_of_sum(int n, int &total, uint32_t &share);
+    bool find_norm_backward(int result, NormBackward &found);
+    bool is_in_norm_backward(int n, NormBackward &found);
+    Word &put_with_norm(uint8_t operation, const Standardized &norm);
+    void put_norm_backward(const NormBackward &back);
+    void find_products();
+    void add_up_products(int n);
+
     /* cuda_values.cpp */
     void survey();
     int alias_of(int n) const;
@@ -448,7 +480,6 @@ struct Encoder {
     void compute_operator(int n);
     void compute_binary(const Operators &op, int left, int right);
     int scaled_by_row(const Operators &op, int x, int y) const;
-    void find_factors(int n, int &tile, int &row) const;
     void add_scaled(bool subtracts, int x, int product);
     void apply(uint8_t plain, uint8_t immediate, int y);
     void compute_select(const Node &node);
@@ -480,6 +511,7 @@ struct Encoder {
     int32_t uses[MAX_NODES], left[MAX_NODES];
     int8_t row_register[MAX_NODES], accumulator[MAX_NODES]; /* −1: none */
     int16_t slot[MAX_NODES];                                /* in scratch memory; −1: not saved */
+    Product products[MOST_SUMS];
     int16_t pending[MOST_SUMS]; /* of each sum, what it is of; −1 once that has been added */
     bool folded[MAX_NODES]; /* row values that are part of another's word */
     int held = -1;                                          /* the value that A has; −1: none */

@@ -95,6 +95,7 @@ void find_singles(Names &names, Words &found)
     names.find(found.select, "select");
     names.find(found.save, "save");
     names.find(found.add_up, "acc");
+    names.find(found.add_up_norm, "acc.norm");
     names.find(found.add_scaled, "mad.r");
     names.find(found.sub_scaled, "nmad.r");
     names.find(found.row_in, "s.in");
@@ -121,6 +122,7 @@ void find_singles(Names &names, Words &found)
     names.find(found.kept, "lt.w");
     names.find(found.affine, "w.affine");
     names.find(found.row_softmax, "row.f.softmax");
+    names.find(found.row_back, "row.f.back");
     names.find(found.scaled_rsqrt, "sk.scaled_rsqrt");
     names.find(found.sub_exp_small, "f.sub_exp_small");
     names.find(found.sub_exp_small_number, "fk.sub_exp_small");

@@ -70,6 +70,9 @@ void Encoder::find_sums()
         encoded.sums[image.sums++] = {n_inputs() + o, (uint32_t)summed_as(out.node)};
     }
     image.scratch = image.sums;
+    if (!stopped()) {
+        find_products();
+    }
 }
 
 /* The value that an output is the sum of. */
@@ -88,13 +91,18 @@ void Encoder::add_up(int n)
             pending[k] = -1;
         }
     }
+    add_up_products(n);
 }
 
 /* A tile more of a sum, unless it has been computed before. */
 void Encoder::sum_tile(int o)
 {
     int n = summed(o);
-    if (std::find(pending, pending + image.sums, n) != pending + image.sums) {
+    int16_t *end = pending + image.sums, *place = std::find(pending, end, n);
+    if (place != end && products[place - pending].tile >= 0) {
+        generate(products[place - pending].tile);
+    }
+    if (std::find(pending, end, n) != end) {
         generate(n);
         add_up(n);
     }

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from magjit_dvm.cuda.backwards import NormBackward
 from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
 from magjit_dvm.cuda.parts import MOST_SUMS
 from magjit_dvm.cuda.plan import Machine, arrange
@@ -315,11 +316,6 @@ class _Encoder(SumsEncoder):
                     return n
         return -1
 
-    def factors(self, n: int) -> tuple[int, int]:
-        """The operands of a product, that of a row behind the other."""
-        left, right = (self.canonical[arg] for arg in self.nodes[n].args)
-        return (right, left) if self.in_row(left) else (left, right)
-
     def add_scaled(self, op: str, x: int, product: int) -> None:
         """A ← x ± tile · row value."""
         tile, row = self.factors(product)
@@ -385,6 +381,10 @@ class _Encoder(SumsEncoder):
         if parts:
             self.normalize(n, arg, parts)
             return
+        back = self.norm_backward(n)
+        if back is not None:
+            self.put_norm_backward(back)
+            return
         parts = self.softmaxed(n)
         if parts:
             self.generate(arg)
@@ -427,6 +427,22 @@ class _Encoder(SumsEncoder):
             self.done_with(arg)
         self.folded.update((n, squares))
         self.held = product
+
+    def put_norm_backward(self, back: NormBackward) -> None:
+        """A ← the gradient of a norm's input: both reductions and what is made of them."""
+        centered = back.mean >= 0
+        uses = 2 + centered
+        self.generate(back.gradient)
+        self.give_up(uses)
+        self.bring(back.x, "t")
+        x, y = self.register[back.mean] if centered else 0, self.register[back.root]
+        self.put("row.f.back", x=x, y=y, w2=back.share, w3=int(centered))
+        for _ in range(uses):
+            self.done_with(back.gradient)
+        for _ in range(2):
+            self.done_with(back.normalized)
+        self.folded.update(back.folded)
+        self.held = back.result
 
     def skip_squares(self, n: int) -> None:
         """The sum of squares is known: what it is of is not computed for it."""

@@ -234,19 +234,38 @@ class _Loop(Loads):
                 self.put(
                     f"and.b32 c0,{m},{1 << r % 32}; setp.ne.s32 q,c0,0; selp.b32 A{r},A{r},T{r},q;"
                 )
-        elif name == "acc":
-            self.put("add.u32 ad,{SCR},i1;")
-            tiles = [",".join(f"T{4 * j + i}" for i in range(4)) for j in range(self.J)]
-            for j, t in enumerate(tiles):
-                self.put(f"ld.shared.v4.b32 {{{{{t}}}}},[ad+{512 * j}];")
-            for j, t in enumerate(tiles):
-                self.put("".join(f"add.rn.f32 T{r},T{r},A{r}; " for r in range(4 * j, 4 * j + 4)))
-                self.put(f"st.shared.v4.b32 [ad+{512 * j}],{{{{{t}}}}};")
+        elif name in ("acc", "acc.norm"):
+            self.add_to_sum(of_norm=name == "acc.norm")
+            return
         else:
             self.put("add.u32 ad,{SCR},i1;")
             for j in range(self.J):
                 a = ",".join(f"A{4 * j + i}" for i in range(4))
                 self.put(f"st.shared.v4.b32 [ad+{512 * j}],{{{{{a}}}}};")
+        self.fetch()
+
+    def add_to_sum(self, of_norm: bool) -> None:
+        """The slot at i1 ← what it has and A, or A times T normalized; T is lost."""
+        if of_norm:
+            self.standardize()
+        self.put("add.u32 ad,{SCR},i1;")
+        quads = [[f"T{4 * j + i}" for i in range(4)] for j in range(self.J)]
+        if of_norm:
+            quads = [[f"{'wn'[j % 2]}{i}" for i in range(4)] for j in range(self.J)]
+        together = 2 if of_norm else self.J
+        for first in range(0, self.J, together):
+            if first:
+                self.part()
+            group = range(first, min(first + together, self.J))
+            self.put(*(f"ld.shared.v4.b32 {_vector(quads[j])},[ad+{512 * j}];" for j in group))
+            for j in group:
+                for r, to in enumerate(quads[j], 4 * j):
+                    self.put(
+                        f"fma.rn.f32 {to},A{r},T{r},{to};"
+                        if of_norm
+                        else f"add.rn.f32 {to},{to},A{r};"
+                    )
+                self.put(f"st.shared.v4.b32 [ad+{512 * j}],{_vector(quads[j])};")
         self.fetch()
 
     def add_scaled(self, turned: str = "") -> None:
@@ -455,3 +474,8 @@ class _Loop(Loads):
             self.apply(elementwise(name, "f", self.approximate), [("S0", "F0")])
         self.set_row_register("S0")
         self.fetch()
+
+
+def _vector(registers: list[str]) -> str:
+    """Four of them, as lines have them."""
+    return f"{{{{{','.join(registers)}}}}}"

@@ -2,7 +2,8 @@
 
 ``red`` and ``fin`` work over chunks, through accumulators.  Where a row is in one stage, ``row``
 does both at once, and ``row.f.stat`` finds a sum and the squares about the mean in one word, with
-one barrier.  ``row.f.norm`` and ``row.f.softmax`` go on to what norms and softmaxes make of it.
+one barrier.  ``row.f.norm`` and ``row.f.softmax`` go on to what norms and softmaxes make of it,
+``row.f.back`` to the gradient of a norm.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _FEW = 4
 
 
 class Reductions(Cases):
-    """The words ``red``, ``fin`` and ``row``: norms and softmaxes alone change A."""
+    """The words ``red``, ``fin`` and ``row``: norms, softmaxes and gradients alone change A."""
 
     def reduce(self, name: str) -> None:
         """Accumulator x ← what it has and the reduction of the warp's elements that are there."""
@@ -59,14 +60,17 @@ class Reductions(Cases):
     def row(self, name: str) -> None:
         """S[x] ← the reduction of a row; ``f.stat`` also has S[y] ← the squares about its mean.
 
-        ``f.norm`` has the mean and the inverse deviation, and normalizes A; ``f.softmax`` has
-        nothing but A.
+        ``f.norm`` has the mean and the inverse deviation, and normalizes A; ``f.softmax`` and
+        ``f.back`` have nothing but A.
         """
         if name in ("f.stat", "f.norm"):
             self.statistics(normalizes=name == "f.norm")
             return
         if name == "f.softmax":
             self.softmax()
+            return
+        if name == "f.back":
+            self.norm_backward()
             return
         again = self.of_warp(name)
         self.of_row(name)
@@ -95,14 +99,15 @@ class Reductions(Cases):
         self.put(f"{opcode} f0,f0,f1; {opcode} f2,f2,f3; {opcode} f0,f0,f2;")
         self.exchange("f0", "f1", opcode, (16, 8, 4, 2, 1))
 
-    def where_absent(self, labels: tuple[str, str], value: str) -> None:
-        """Put a value into the elements of A that are not there, and go back."""
+    def where_absent(self, labels: tuple[str, str], value: str, banks: str = "A") -> None:
+        """Put a value into the elements of A, or of several tiles, that are not there; go back."""
         self.put(f"{labels[0]}:")
         self.from_lane()
         for j in reversed(range(self.J)):  # all before a block that is there are, too
             self.put(f"setp.ge.u32 q,{{NV}},{128 * j + 128}; @q bra.uni {labels[1]};")
             for i in range(4):
-                self.put(f"setp.gt.s32 q,nvl,{128 * j + i}; @!q mov.b32 A{4 * j + i},{value};")
+                self.put(f"setp.gt.s32 q,nvl,{128 * j + i};")
+                self.put("".join(f"@!q mov.b32 {bank}{4 * j + i},{value}; " for bank in banks))
         self.put(f"bra.uni {labels[1]};")
 
     def exchange(self, one: str, other: str, opcode: str, distances: tuple[int, ...]) -> None:
@@ -232,6 +237,62 @@ class Reductions(Cases):
         self.put(*(f"mul.rn.f32 A{r},A{r},f4;" for r in range(self.R)))
         self.fetch()
         self.where_absent(again, none)
+
+    def standardize(self) -> None:
+        """T ← (T − S[x]) · S[y]; where F1 is 0, T · S[y]. f7 ← S[y], and q1 says whether F1 is 0."""
+        scaled = self.label("SCALED")
+        self.row_register("f7", 20)
+        self.put(f"setp.eq.u32 q1,F1,0; @q1 bra.uni {scaled};")
+        self.row_register("f6", 16)
+        self.put(*(f"sub.rn.f32 T{r},T{r},f6;" for r in range(self.R)))
+        self.put(f"{scaled}:", *(f"mul.rn.f32 T{r},T{r},f7;" for r in range(self.R)))
+
+    def norm_backward(self) -> None:
+        """A ← (A − sum(A) · F0 − X · sum(A · X) · F0) · S[y], X being T normalized: a gradient.
+
+        Without the first sum where F1 is 0, as of X that has no mean subtracted. Both sums take the
+        same exchanges, and of several warps the same barrier.
+        """
+        one, few, alone = self.label("ONE"), self.label("FEW"), self.label("ALONE")
+        absent = self.label("TAIL"), self.label("HEAD")
+        self.standardize()
+        self.put(f"@!full bra.uni {absent[0]};", f"{absent[1]}:")
+        products, sums = ("f0", "f2", "f3", "f4"), ("f1", "f5", "f6", "u0")
+        for r in range(self.R):
+            to = products[r % 4]
+            self.put(f"mul.rn.f32 {to},A{r},T{r};" if r < 4 else f"fma.rn.f32 {to},A{r},T{r},{to};")
+        self.put("add.rn.f32 f0,f0,f2; add.rn.f32 f3,f3,f4; add.rn.f32 f0,f0,f3; mov.b32 f1,0;")
+        self.put(f"@q1 bra.uni {alone};")
+        self.put(*(f"add.rn.f32 {sums[i]},A{i},A{i + 4};" for i in range(4)))
+        self.put(*(f"add.rn.f32 {sums[r % 4]},{sums[r % 4]},A{r};" for r in range(8, self.R)))
+        self.put("add.rn.f32 f1,f1,f5; add.rn.f32 f6,f6,u0; add.rn.f32 f1,f1,f6;")
+        self.put(f"{alone}:")
+        self.exchange_both((16, 8, 4, 2, 1))
+        self.put(f"and.b32 k0,{{GW}},255; setp.le.u32 q,k0,1; @q bra.uni {one};")
+        self.meet("st.shared.v2.b32 [u0],{{f0,f1}};")
+        self.put(
+            "ld.shared.v2.b32 {{f0,f1}},[u3]; shr.u32 c1,c1,3; setp.gt.u32 q,k0,c1; "
+            f"selp.b32 f0,f0,0,q; selp.b32 f1,f1,0,q; @q1 bra.uni {few};"
+        )
+        self.exchange_both((16, 8, 4))
+        self.put(f"{few}:")
+        self.exchange_both((2, 1))
+        self.put(
+            f"{one}:",
+            "mul.rn.f32 f4,f7,F0; neg.f32 f4,f4; mul.rn.f32 f0,f0,f4; mul.rn.f32 f1,f1,f4;",
+        )
+        self.put(*(f"fma.rn.f32 A{r},A{r},f7,f1;" for r in range(self.R)))
+        self.put(*(f"fma.rn.f32 A{r},T{r},f0,A{r};" for r in range(self.R)))
+        self.fetch()
+        self.where_absent(absent, "0", "AT")
+
+    def exchange_both(self, distances: tuple[int, ...]) -> None:
+        """As ``exchange``, sums of f0 and of f1."""
+        for by in distances:
+            self.put(
+                f"shfl.sync.bfly.b32 f2,f0,{by},31,-1; shfl.sync.bfly.b32 f3,f1,{by},31,-1; "
+                "add.rn.f32 f0,f0,f2; add.rn.f32 f1,f1,f3;"
+            )
 
     def normalize(self) -> None:
         """f0 ← the mean, f1 ← 1 / √(squares / columns + F1), A ← (A + f6 − mean) · f1.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from magjit_dvm.cuda.backwards import Backwards
 from magjit_dvm.cuda.plan import Machine
 from magjit_dvm.cuda.shapes import Operand, Space
 from magjit_dvm.cuda.tiling import is_near, is_transposed
-from magjit_dvm.cuda.values import WHAT, Values, exact_inverse, float_bits
+from magjit_dvm.cuda.values import WHAT, exact_inverse, float_bits
 from magjit_dvm.cuda.words import BY_ROW, NUMBER, OF_COLUMNS, OF_STAGE, Descriptor, Image, Word
 from magjit_dvm.instructions import DType
 from magjit_dvm.philox import FOURS
@@ -45,7 +46,7 @@ Place = tuple[int, int, int]
 """Of an operand: its descriptor's number, its argument, bytes from there."""
 
 
-class RowEncoder(Values):
+class RowEncoder(Backwards):
     """Words for values of rows.
 
     Attributes:

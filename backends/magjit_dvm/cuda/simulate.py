@@ -20,7 +20,15 @@ from magjit_dvm.cuda.ptx import evaluate
 from magjit_dvm.cuda.short_functions import LARGEST
 from magjit_dvm.cuda.simulate_addresses import Addresses
 from magjit_dvm.cuda.simulate_memory import BYTES, HEADER_FIELDS, ImageError, Memory, memory_of
-from magjit_dvm.cuda.simulate_rows import FOLD, fused, identity, normalized, softmax
+from magjit_dvm.cuda.simulate_rows import (
+    FOLD,
+    fused,
+    identity,
+    norm_gradient,
+    normalized,
+    softmax,
+    standardized,
+)
 from magjit_dvm.cuda.words import (
     BY_ROW,
     HEADER_BYTES,
@@ -318,11 +326,13 @@ class _Kernel(Addresses):
             if self.w1 + 128 * self.each > self.room:
                 raise ImageError("scratch memory that is not there")
             self.scratch[self.w1] = self.A.copy()
-        elif name == "acc":
+        elif name in ("acc", "acc.norm"):
             if self.w1 not in self.scratch:
                 raise ImageError("scratch memory is read before it is written")
             with np.errstate(all="ignore"):
-                total = self.scratch[self.w1].view(np.float32) + self.A.view(np.float32)
+                more = self.A.view(np.float32)
+                more = more * self.norm() if name == "acc.norm" else more
+                total = self.scratch[self.w1].view(np.float32) + more
             self.scratch[self.w1] = total.view(np.uint32)
             self.T = self.empty.copy()
         elif name != "nop":
@@ -397,6 +407,13 @@ class _Kernel(Addresses):
             elif op == "softmax":
                 self.replace_row(softmax(whole))
                 return
+            elif op == "back":
+                share = np.uint32(self.F0).view(np.float32)
+                root = self.number(self.y)[:1].view(np.float32)
+                made = norm_gradient(whole, self.norm()[self.valid], share, root, self.F1 != 0)
+                self.replace_row(made)
+                self.T = self.empty.copy()
+                return
             elif op == "stat":
                 if self.w1 != len(whole):
                     raise ImageError("statistics of another row")
@@ -409,6 +426,14 @@ class _Kernel(Addresses):
             else:
                 total = FOLD[op].reduce(whole, initial=identity(name), dtype=whole.dtype)
         self.set_number(self.x, np.full(self.group, total, whole.dtype).view(np.uint32))
+
+    def norm(self) -> Array:
+        """T normalized by row registers; without a mean where F1 is 0."""
+        columns = [
+            self.number(k).view(np.float32)[:, None] for k in (self.x, self.y)[self.F1 == 0 :]
+        ]
+        mean, root = columns if self.F1 else (None, columns[0])
+        return standardized(self.T.view(np.float32), mean, root)
 
     def replace_row(self, row: Array) -> None:
         """A ← a row; what is not there has nothing of use."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["FOLD", "fused", "identity", "normalized", "softmax"]
+__all__ = ["FOLD", "fused", "identity", "norm_gradient", "normalized", "softmax", "standardized"]
 
 Array = Any
 FOLD = {
@@ -41,6 +41,18 @@ def softmax(row: Array) -> Array:
     """Exponentials of what is beyond the largest, by their sum."""
     powers = np.exp(row - row.max())
     return powers / powers.sum(dtype=np.float32)
+
+
+def standardized(tile: Array, mean: Array | None, root: Array) -> Array:
+    """(tile − mean) · root, of arrays of float32; tile · root without a mean."""
+    return (tile if mean is None else tile - mean) * root
+
+
+def norm_gradient(row: Array, norm: Array, share: Array, root: Array, centered: bool) -> Array:
+    """The gradient of a norm's input, of the one that comes and of the norm itself."""
+    product = np.multiply(row, norm).sum(dtype=np.float32) * share
+    total = row.sum(dtype=np.float32) * share if centered else np.float32(0)
+    return (row - total - norm * product) * root
 
 
 def fused(a: Array, b: Array, c: Array) -> Array:

@@ -14,6 +14,7 @@ out evenly (``Image.draws``): each sum has its terms in the same order each time
 
 from __future__ import annotations
 
+from magjit_dvm.cuda.backwards import Standardized
 from magjit_dvm.cuda.parts import MOST_SUMS, WHAT, Parts
 from magjit_dvm.cuda.rows import RowEncoder
 from magjit_dvm.program import ACROSS, NodeKind
@@ -28,10 +29,16 @@ class SumsEncoder(RowEncoder):
     Attributes:
         sums: of each output that is one, which of them it is: its slot of scratch memory.
         pending: of what they are sums of, the slots that it has not been added to yet.
+        beside: of what is a tile times a norm, made for such a sum alone: these two, and the norm's
+            parts.
     """
 
     sums: dict[int, int]
     pending: dict[int, list[int]]
+    beside: dict[int, tuple[int, int, Standardized]]
+
+    def bring(self, n: int, bank: str, second: str = "nop", y: int = 0) -> None:
+        raise NotImplementedError
 
     def done_with(self, n: int) -> None:
         raise NotImplementedError
@@ -85,6 +92,21 @@ class SumsEncoder(RowEncoder):
                 raise NotEncodable("too many sums across rows")
         self.slots = len(self.sums)
         self.image.sums = len(self.sums)
+        self.find_products()
+
+    def find_products(self) -> None:
+        """Which of them are sums of a tile times a norm."""
+        self.beside = {}
+        for n in self.pending:
+            node = self.nodes[n]
+            if node.op != "mul" or self.uses[n] != 1:
+                continue
+            left, right = (self.canonical[arg] for arg in node.args)
+            for tile, norm in ((left, right), (right, left)):
+                parts = self.standardized(norm)
+                if parts is not None and tile != norm and not self.in_row(tile):
+                    self.beside[n] = tile, norm, parts
+                    break
 
     def summed(self, k: int) -> int:
         """The value that an output is the sum of."""
@@ -96,10 +118,22 @@ class SumsEncoder(RowEncoder):
         for slot in self.pending.pop(n, ()):
             self.put("acc", w1=self.slot_at(slot))
             self.done_with(n)
+        for product, (tile, norm, parts) in self.beside.items():
+            if tile != n or product not in self.pending:
+                continue
+            (slot,) = self.pending.pop(product)
+            centered = parts.mean >= 0
+            self.bring(parts.x, "t")
+            x, y = self.register[parts.mean] if centered else 0, self.register[parts.root]
+            self.put("acc.norm", x=x, y=y, w1=self.slot_at(slot), w3=int(centered))
+            for one in (product, norm, n):
+                self.done_with(one)
 
     def sum_tile(self, k: int) -> None:
         """A tile more of a sum, unless it has been computed before."""
         n = self.summed(k)
+        if n in self.pending and n in self.beside:
+            self.generate(self.beside[n][0])
         if n in self.pending:
             self.generate(n)
             self.add_up(n)

@@ -73,7 +73,7 @@ OF_COLUMNS = ("32", "f16", "bf16")
 LOOKED_UP = (*NARROW, "i64s")
 """What there are tables of."""
 REDUCTIONS = ("f.sum", "f.prod", "f.max", "f.min", "i.max", "i.min")
-ROW_REDUCTIONS = (*REDUCTIONS, "f.squares", "f.stat", "f.norm", "f.softmax")
+ROW_REDUCTIONS = (*REDUCTIONS, "f.squares", "f.stat", "f.norm", "f.softmax", "f.back")
 """Of a row in one stage, all at once."""
 SCALARS = ("add", "sub", "mul", "div", "rsqrt", "log")
 """Float operators on row registers that have a word of their own."""
@@ -104,7 +104,8 @@ OPCODES: tuple[str, ...] = (
     *(f"f.{name}" for name in FLOATS),
     *(f"i.{name}" for name in INTS),
     *(f"{kind}k.{name}" for kind, names in WITH_IMMEDIATE.items() for name in names),
-    *("swap", "keep", "take", "mask", "select", "save", "acc", "mad.r", "nmad.r", "w.affine"),
+    *("swap", "keep", "take", "mask", "select", "save", "acc", "acc.norm", "mad.r", "nmad.r"),
+    "w.affine",
     *(f"lt.{how}.{what}" for how in "suvbe" for what in NARROW),
     *(f"lt.{how}.{what}" for how in "se" for what in LOADED[4:]),
     *(f"lt.{how}.{what}" for how in ("c", "n", "t", "row") for what in OF_COLUMNS),
@@ -137,7 +138,8 @@ of its address, which are a position where no pointer is added, ``col.at`` the c
 ``draw`` are random numbers, of which a descriptor says how threads of eager mode share them;
 ``at`` is A ← the table's elements at positions A, ``s.at`` S[x] ← the one at S[y], ``lt.row`` its
 row at S[y].  ``mad.r`` is A ← A + T · S[y], ``nmad.r`` A − T · S[y]; ``acc`` adds A to a slot of
-scratch memory, and A stays;
+scratch memory, and A stays; ``acc.norm`` adds A times T normalized, (T − S[x]) · S[y], or T · S[y]
+where F1 is 0;
 ``s.by`` is S[x] ← the word's second operator of S[y], S[w1] and S[w2], ``sk.by`` of S[y] and F0;
 ``s.in`` is a row's number from a stage, of which y says what it is there.  Stores are ``g``
 contiguous and aligned, ``u`` contiguous, ``e`` through a descriptor, ``n`` as loads.
@@ -146,7 +148,7 @@ contiguous and aligned, ``u`` contiguous, ``e`` through a descriptor, ``n`` as l
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 11
+FORM = 12
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
