@@ -209,8 +209,20 @@ void Encoder::find_products()
     }
 }
 
-/* A has a tile: its products with norms are added to their sums. */
-void Encoder::add_up_products(int n)
+/* Whether a tile has products with norms that are not added to their sums yet. */
+bool Encoder::has_products(int n) const
+{
+    for (int k = 0; k < image.sums; k++) {
+        if (products[k].tile == n && pending[k] >= 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A has a tile: its products with norms are added to their sums, the tile itself to the one at
+ * `joined`, if there is one. */
+void Encoder::add_up_products(int n, uint32_t joined)
 {
     for (int k = 0; k < image.sums; k++) {
         if (products[k].tile != n || pending[k] < 0) {
@@ -218,7 +230,10 @@ void Encoder::add_up_products(int n)
         }
         int product = pending[k];
         pending[k] = -1;
-        put_with_norm(words.add_up_norm, products[k].norm).w1 = (uint32_t)(k * 128 * image.each);
+        Word &word = put_with_norm(words.add_up_norm, products[k].norm);
+        word.w1 = (uint32_t)(k * 128 * image.each);
+        word.w2 = joined;
+        joined = NO_SLOT;
         for (int one : {product, products[k].normalized, n}) {
             done_with(one);
         }

@@ -22,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 12, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 14, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
@@ -93,7 +93,7 @@ struct Words {
     uint8_t store[N_STORES][N_STORED];
     uint8_t load_few[N_ALL_WAYS - N_WAYS][N_OF_COLUMNS], store_near[N_OF_COLUMNS];
     uint8_t ask_near, ask_transposed;
-    uint8_t kept, affine; /* vectors in shared memory */
+    uint8_t kept, affine, scale; /* vectors in shared memory */
     uint8_t reduce[N_REDUCTIONS], finish[N_REDUCTIONS];
     uint8_t row_reduce[N_REDUCTIONS], row_squares, row_stat; /* of a row in one stage */
     uint8_t row_norm, row_softmax, row_back, add_up_norm;
@@ -304,6 +304,8 @@ struct NormBackward {
     int n_folded, folded[4]; /* each share of a sum and that sum */
 };
 
+constexpr uint32_t NO_SLOT = ~0u; /* where a word adds to one sum alone */
+
 /* Of a sum across rows: a tile times a norm; no tile where it is none. */
 struct Product {
     int tile, normalized;
@@ -398,6 +400,7 @@ struct Encoder {
     /* cuda_weights.cpp */
     void keep_weights();
     int weight_of(const Word &word, const Word *known, int n) const;
+    int normalize_once(int n_words);
 
     /* cuda_sums.cpp */
     bool goes_across(int n) const;
@@ -420,7 +423,8 @@ struct Encoder {
     Word &put_with_norm(uint8_t operation, const Standardized &norm);
     void put_norm_backward(const NormBackward &back);
     void find_products();
-    void add_up_products(int n);
+    bool has_products(int n) const;
+    void add_up_products(int n, uint32_t joined);
 
     /* cuda_values.cpp */
     void survey();

@@ -121,6 +121,7 @@ void find_singles(Names &names, Words &found)
     names.find(found.row_norm, "row.f.norm");
     names.find(found.kept, "lt.w");
     names.find(found.affine, "w.affine");
+    names.find(found.scale, "w.scale");
     names.find(found.row_softmax, "row.f.softmax");
     names.find(found.row_back, "row.f.back");
     names.find(found.scaled_rsqrt, "sk.scaled_rsqrt");

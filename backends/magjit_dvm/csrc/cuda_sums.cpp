@@ -84,6 +84,14 @@ int Encoder::summed(int o) const
 /* A has a value: it is added to the sums that it belongs to, if that is not done yet. */
 void Encoder::add_up(int n)
 {
+    bool products = has_products(n);
+    uint32_t joined = NO_SLOT; /* of the last of them, where a word adds to two */
+    for (int k = image.sums - 1; k >= 0 && products && joined == NO_SLOT; k--) {
+        if (pending[k] == n) {
+            joined = (uint32_t)(k * 128 * image.each);
+            pending[k] = -1;
+        }
+    }
     for (int k = 0; k < image.sums; k++) {
         if (pending[k] == n) {
             put(words.add_up).w1 = (uint32_t)(k * 128 * image.each);
@@ -91,7 +99,10 @@ void Encoder::add_up(int n)
             pending[k] = -1;
         }
     }
-    add_up_products(n);
+    if (joined != NO_SLOT) {
+        done_with(n);
+    }
+    add_up_products(n, joined);
 }
 
 /* A tile more of a sum, unless it has been computed before. */

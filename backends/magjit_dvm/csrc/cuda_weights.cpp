@@ -43,6 +43,31 @@ bool Encoder::make_room(int n)
     return true;
 }
 
+/* T as `acc.norm` leaves it, for a gradient behind it; how many words there are then. */
+int Encoder::normalize_once(int n_words)
+{
+    constexpr uint32_t READY = 2;
+    uint8_t mul = words.of[OP_mul][REGISTERS_f].plain;
+    for (int k = 0; k + 5 <= n_words; k++) {
+        Word *at = image.words + k;
+        const Word &load = at[0], &adds = at[1], &scales = at[2], &again = at[3], &back = at[4];
+        bool same_load = load.first == again.first && load.second == again.second &&
+                         load.y == again.y && load.w1 == again.w1 &&
+                         load.pointer == again.pointer && load.offset == again.offset;
+        bool same_norm = adds.x == back.x && adds.y == back.y && adds.w3 == back.w3;
+        if (adds.first == words.add_up_norm && scales.first == words.kept &&
+            scales.second == mul && back.first == words.row_back && same_load && same_norm) {
+            at[2].first = words.scale;
+            at[2].second = words.nop;
+            at[3] = back;
+            at[3].w3 |= READY;
+            std::copy(at + 5, image.words + n_words, at + 4);
+            return n_words - 1;
+        }
+    }
+    return n_words;
+}
+
 /* Words for what is kept in the place of loads, if there is room, and the prologue. */
 void Encoder::keep_weights()
 {
@@ -84,6 +109,7 @@ void Encoder::keep_weights()
         }
         image.words[made++] = word;
     }
+    made = normalize_once(made);
     for (int k = 0; k < image.n_first; k++) {
         image.first[k] = moved[image.first[k]];
     }

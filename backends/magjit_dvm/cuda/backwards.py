@@ -16,7 +16,11 @@ from typing import NamedTuple
 from magjit_dvm.cuda.values import Values, float_bits
 from magjit_dvm.program import ACROSS, NodeKind
 
-__all__ = ["Backwards", "NormBackward", "Standardized"]
+__all__ = ["READY", "Backwards", "NormBackward", "Standardized"]
+
+
+READY = 2
+"""Of ``row.f.back``: T is normalized already."""
 
 
 class Standardized(NamedTuple):
@@ -79,7 +83,7 @@ class Backwards(Values):
         return self.nodes[n].kind is NodeKind.LOAD and not self.in_row(n)
 
     def norm_backward(self, n: int) -> NormBackward | None:
-        """What one of its sums, ``n``, is part of, where nothing else asks for what comes between."""
+        """What the sum ``n`` is part of, where nothing else asks for what comes between."""
         for result, node in enumerate(self.nodes):
             if node.op == "mul" and self.canonical[result] == result and self.uses[result]:
                 found = self.of_result(result)

@@ -75,7 +75,7 @@ OWN_TABLE = frozenset(
         "lt": "s.32 s.f16 s.bf16 u.32 u.f16 u.bf16 scratch k r w",
         "la": "s.32 s.f16 s.bf16 scratch r",
         "lk": "r",
-        "w": "affine",
+        "w": "affine scale",
         "st": "g.32 g.f16 g.bf16",
         "row": "f.sum f.max f.squares f.norm f.softmax",
         "red": "f.sum f.max",
@@ -158,7 +158,6 @@ class _Loop(Loads):
             "TABLE: .branchtargets " + ", ".join(f"L{k}" for k in range(len(OPCODES))) + ";",
             f"setp.eq.u32 full,{{NV}},{32 * self.R}; mov.b32 pc,{{PC}};",
             "mov.b32 M0,0; mov.b32 M1,0; mov.b32 F1,0;",
-            *(f"mov.b32 A{r},0; mov.b32 T{r},0;" for r in range(self.R)),
             "ld.shared.v4.b32 {{i0,i1,F0,F1}},[pc]; and.b32 d,i0,255; brx.idx.uni d,TABLE;",
         )
         for number, name in enumerate(OPCODES):
@@ -193,7 +192,7 @@ class _Loop(Loads):
             "st": self.store,
             "pf": self.ask_ahead,
             "at": self.from_table,
-            "w": lambda _: self.affine(),
+            "w": lambda one: self.affine() if one == "affine" else self.scale(),
             "mad": lambda _: self.add_scaled(),
             "nmad": lambda _: self.add_scaled("neg.f32 F0,F0;"),
             "red": self.reduce,
@@ -234,9 +233,10 @@ class _Loop(Loads):
                 self.put(
                     f"and.b32 c0,{m},{1 << r % 32}; setp.ne.s32 q,c0,0; selp.b32 A{r},A{r},T{r},q;"
                 )
-        elif name in ("acc", "acc.norm"):
-            self.add_to_sum(of_norm=name == "acc.norm")
-            return
+        elif name == "acc":
+            self.add_to_sum()
+        elif name == "acc.norm":
+            self.add_norm_to_sum()
         else:
             self.put("add.u32 ad,{SCR},i1;")
             for j in range(self.J):
@@ -244,15 +244,24 @@ class _Loop(Loads):
                 self.put(f"st.shared.v4.b32 [ad+{512 * j}],{{{{{a}}}}};")
         self.fetch()
 
-    def add_to_sum(self, of_norm: bool) -> None:
-        """The slot at i1 ← what it has and A, or A times T normalized; T is lost."""
-        if of_norm:
-            self.standardize()
+    def add_to_sum(self) -> None:
+        """The slot at i1 ← what it has and A; T is lost."""
         self.put("add.u32 ad,{SCR},i1;")
-        quads = [[f"T{4 * j + i}" for i in range(4)] for j in range(self.J)]
-        if of_norm:
-            quads = [[f"{'wn'[j % 2]}{i}" for i in range(4)] for j in range(self.J)]
-        together = 2 if of_norm else self.J
+        self.add_to_slot([[f"T{4 * j + i}" for i in range(4)] for j in range(self.J)], self.J, "")
+
+    def add_norm_to_sum(self) -> None:
+        """The slot at i1 ← what it has and A times T normalized; that at F0 ← what it has and A."""
+        once = self.label("ONCE")
+        quads = [[f"{'wn'[j % 2]}{i}" for i in range(4)] for j in range(self.J)]
+        self.standardize()
+        self.put("add.u32 ad,{SCR},i1;")
+        self.add_to_slot(quads, 2, "T")
+        self.put(f"setp.eq.u32 q,F0,-1; @q bra.uni {once};", "add.u32 ad,{SCR},F0;")
+        self.add_to_slot(quads, 2, "")
+        self.put(f"{once}:")
+
+    def add_to_slot(self, quads: list[list[str]], together: int, factor: str) -> None:
+        """Scratch memory at ``ad`` ← what it has and A, or A times a tile; so many quads at once."""
         for first in range(0, self.J, together):
             if first:
                 self.part()
@@ -260,13 +269,9 @@ class _Loop(Loads):
             self.put(*(f"ld.shared.v4.b32 {_vector(quads[j])},[ad+{512 * j}];" for j in group))
             for j in group:
                 for r, to in enumerate(quads[j], 4 * j):
-                    self.put(
-                        f"fma.rn.f32 {to},A{r},T{r},{to};"
-                        if of_norm
-                        else f"add.rn.f32 {to},{to},A{r};"
-                    )
+                    times = f"fma.rn.f32 {to},A{r},{factor}{r},{to};"
+                    self.put(times if factor else f"add.rn.f32 {to},{to},A{r};")
                 self.put(f"st.shared.v4.b32 [ad+{512 * j}],{_vector(quads[j])};")
-        self.fetch()
 
     def add_scaled(self, turned: str = "") -> None:
         """A ← A + T · S[y], or less that."""

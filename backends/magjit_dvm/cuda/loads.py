@@ -85,6 +85,17 @@ class Loads(Reductions):
             self.put(*(f"fma.rn.f32 A{r},A{r},T{r},{to}{r % 4};" for r in elements))
         self.fetch()
 
+    def scale(self) -> None:
+        """A ← A · the vector at i1, which is kept."""
+        self.kept()
+        for j in range(self.J):
+            if j % 2 == 0 and j:
+                self.part()
+            factors = [f"{'wn'[j % 2]}{i}" for i in range(4)]
+            self.put(f"ld.shared.v4.b32 {{{{{','.join(factors)}}}}},[ad+{512 * j}];")
+            self.put(*(f"mul.rn.f32 A{r},A{r},{one};" for r, one in enumerate(factors, 4 * j)))
+        self.fetch()
+
     def load_number(self) -> None:
         """F0 ← S[y]."""
         self.row_register("F0", 20)

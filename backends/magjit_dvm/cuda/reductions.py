@@ -239,10 +239,10 @@ class Reductions(Cases):
         self.where_absent(again, none)
 
     def standardize(self) -> None:
-        """T ← (T − S[x]) · S[y]; where F1 is 0, T · S[y]. f7 ← S[y], and q1 says whether F1 is 0."""
+        """T ← (T − S[x]) · S[y]; where F1 is 0, T · S[y]."""
         scaled = self.label("SCALED")
         self.row_register("f7", 20)
-        self.put(f"setp.eq.u32 q1,F1,0; @q1 bra.uni {scaled};")
+        self.put(f"setp.eq.u32 q,F1,0; @q bra.uni {scaled};")
         self.row_register("f6", 16)
         self.put(*(f"sub.rn.f32 T{r},T{r},f6;" for r in range(self.R)))
         self.put(f"{scaled}:", *(f"mul.rn.f32 T{r},T{r},f7;" for r in range(self.R)))
@@ -250,12 +250,18 @@ class Reductions(Cases):
     def norm_backward(self) -> None:
         """A ← (A − sum(A) · F0 − X · sum(A · X) · F0) · S[y], X being T normalized: a gradient.
 
-        Without the first sum where F1 is 0, as of X that has no mean subtracted. Both sums take the
+        Without the first sum where F1 is even, as of X that has no mean subtracted; from 2 on, T is
+        normalized already. Both sums take the
         same exchanges, and of several warps the same barrier.
         """
         one, few, alone = self.label("ONE"), self.label("FEW"), self.label("ALONE")
         absent = self.label("TAIL"), self.label("HEAD")
+        ready = self.label("READY")
+        self.put(f"setp.gt.u32 q,F1,1; @q bra.uni {ready};")
         self.standardize()
+        self.put(f"{ready}:")
+        self.row_register("f7", 20)
+        self.put("and.b32 k0,F1,1; setp.eq.u32 q1,k0,0;")
         self.put(f"@!full bra.uni {absent[0]};", f"{absent[1]}:")
         products, sums = ("f0", "f2", "f3", "f4"), ("f1", "f5", "f6", "u0")
         for r in range(self.R):

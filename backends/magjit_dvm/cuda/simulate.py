@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from magjit_dvm.cuda.backwards import READY
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
 from magjit_dvm.cuda.ptx import evaluate
 from magjit_dvm.cuda.short_functions import LARGEST
@@ -29,6 +30,7 @@ from magjit_dvm.cuda.simulate_rows import (
     softmax,
     standardized,
 )
+from magjit_dvm.cuda.sums import NO_SLOT
 from magjit_dvm.cuda.words import (
     BY_ROW,
     HEADER_BYTES,
@@ -306,6 +308,10 @@ class _Kernel(Addresses):
             self.scalar(rest)
         elif head == "sk":
             self.scalar_and_number(rest)
+        elif name == "w.scale":
+            with np.errstate(all="ignore"):
+                scaled = self.A.view(np.float32) * self.kept(self.w1).view(np.float32)
+            self.A = scaled.view(np.uint32)
         elif head == "w":
             self.A = fused(self.A, self.kept(self.w1), self.kept(self.F0))
         elif name in ("mad.r", "nmad.r"):
@@ -334,7 +340,11 @@ class _Kernel(Addresses):
                 more = more * self.norm() if name == "acc.norm" else more
                 total = self.scratch[self.w1].view(np.float32) + more
             self.scratch[self.w1] = total.view(np.uint32)
-            self.T = self.empty.copy()
+            if name == "acc.norm":
+                self.T = self.norm().view(np.uint32)
+                self.add_beside(self.F0)
+            else:
+                self.T = self.empty.copy()
         elif name != "nop":
             raise ImageError(f"{name} is no second operator")
 
@@ -410,7 +420,8 @@ class _Kernel(Addresses):
             elif op == "back":
                 share = np.uint32(self.F0).view(np.float32)
                 root = self.number(self.y)[:1].view(np.float32)
-                made = norm_gradient(whole, self.norm()[self.valid], share, root, self.F1 != 0)
+                norm = self.T.view(np.float32) if self.F1 & READY else self.norm()
+                made = norm_gradient(whole, norm[self.valid], share, root, bool(self.F1 & 1))
                 self.replace_row(made)
                 self.T = self.empty.copy()
                 return
@@ -426,6 +437,15 @@ class _Kernel(Addresses):
             else:
                 total = FOLD[op].reduce(whole, initial=identity(name), dtype=whole.dtype)
         self.set_number(self.x, np.full(self.group, total, whole.dtype).view(np.uint32))
+
+    def add_beside(self, at: int) -> None:
+        """A to a second sum, if there is one."""
+        if at == NO_SLOT:
+            return
+        if at not in self.scratch:
+            raise ImageError("scratch memory is read before it is written")
+        total = self.scratch[at].view(np.float32) + self.A.view(np.float32)
+        self.scratch[at] = total.view(np.uint32)
 
     def norm(self) -> Array:
         """T normalized by row registers; without a mean where F1 is 0."""

@@ -20,7 +20,10 @@ from magjit_dvm.cuda.rows import RowEncoder
 from magjit_dvm.program import ACROSS, NodeKind
 from magjit_dvm.vm import NotEncodable
 
-__all__ = ["SumsEncoder"]
+__all__ = ["NO_SLOT", "SumsEncoder"]
+
+NO_SLOT = 0xFFFFFFFF
+"""Where ``acc.norm`` has no second sum."""
 
 
 class SumsEncoder(RowEncoder):
@@ -115,17 +118,24 @@ class SumsEncoder(RowEncoder):
 
     def add_up(self, n: int) -> None:
         """A has a value: it is added to the sums that it belongs to, if that is not done yet."""
-        for slot in self.pending.pop(n, ()):
+        plain = self.pending.pop(n, [])
+        products = [
+            one for one, made in self.beside.items() if made[0] == n and one in self.pending
+        ]
+        joined = self.slot_at(plain.pop()) if plain and products else NO_SLOT
+        for slot in plain:
             self.put("acc", w1=self.slot_at(slot))
             self.done_with(n)
-        for product, (tile, norm, parts) in self.beside.items():
-            if tile != n or product not in self.pending:
-                continue
-            (slot,) = self.pending.pop(product)
+        if joined != NO_SLOT:
+            self.done_with(n)
+        for product in products:
+            (slot,), (_, norm, parts) = self.pending.pop(product), self.beside[product]
             centered = parts.mean >= 0
             self.bring(parts.x, "t")
             x, y = self.register[parts.mean] if centered else 0, self.register[parts.root]
-            self.put("acc.norm", x=x, y=y, w1=self.slot_at(slot), w3=int(centered))
+            w1, w3 = self.slot_at(slot), int(centered)
+            self.put("acc.norm", x=x, y=y, w1=w1, w2=joined, w3=w3)
+            joined = NO_SLOT
             for one in (product, norm, n):
                 self.done_with(one)
 

@@ -3,13 +3,17 @@
 A word that loads one from global memory takes addresses, guards and conversions, for each row anew.
 Where a block has many rows, a *prologue* loads each vector once: a warp its part of the columns, in
 the order in which lanes hold elements, for all warps that have the same part of other rows.  A
-product with one and a sum with another then is one word.
+product with one and a sum with another then is one word.  A gradient's product with a norm's weight
+leaves T as it is, so that it need not be normalized again.
 
 ``csrc/cuda_weights.cpp`` does the same.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from magjit_dvm.cuda.backwards import READY
 from magjit_dvm.cuda.plan import Machine
 from magjit_dvm.cuda.rows import MOST_WORDS
 from magjit_dvm.cuda.words import Image, Word
@@ -46,6 +50,7 @@ def keep_weights(image: Image, machine: Machine) -> None:
             words[-1] = Word("w.affine", w1=words[-1].w1, w2=number)
         else:
             words.append(Word("lt.w", word.second, y=word.y, w1=number))
+    words = _normalized_once(words)
     image.first = [moved[one] for one in image.first]
     image.rest = [moved[one] for one in image.rest]
     image.prologue = len(words)
@@ -57,6 +62,21 @@ def keep_weights(image: Image, machine: Machine) -> None:
 
 
 _AFFINE = ("f.mul", "f.add")
+
+
+def _normalized_once(words: list[Word]) -> list[Word]:
+    """T as ``acc.norm`` leaves it, for a gradient behind it."""
+    for at, (load, adds, scales, again, back) in enumerate(
+        zip(*(words[k:] for k in range(5)), strict=False)
+    ):
+        if (scales.first, scales.second) != ("lt.w", "f.mul") or again != load:
+            continue
+        same = (adds.x, adds.y, adds.w3) == (back.x, back.y, back.w3)
+        if adds.first == "acc.norm" and back.first == "row.f.back" and same:
+            scale = Word("w.scale", w1=scales.w1)
+            ready = replace(back, w3=back.w3 | READY)
+            return [*words[: at + 2], scale, ready, *words[at + 5 :]]
+    return words
 
 
 def _made_room(image: Image, machine: Machine, count: int) -> bool:
@@ -72,7 +92,7 @@ def _made_room(image: Image, machine: Machine, count: int) -> bool:
 def place_weights(image: Image) -> None:
     """Numbers of vectors become offsets in shared memory."""
     for word in image.words:
-        if word.first in ("lt.w", "w.affine"):
+        if word.first in ("lt.w", "w.affine", "w.scale"):
             word.w1 = image.weights_at + word.w1 * image.weight_bytes
         if word.first == "w.affine":
             word.w2 = image.weights_at + word.w2 * image.weight_bytes

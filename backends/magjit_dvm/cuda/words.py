@@ -105,7 +105,7 @@ OPCODES: tuple[str, ...] = (
     *(f"i.{name}" for name in INTS),
     *(f"{kind}k.{name}" for kind, names in WITH_IMMEDIATE.items() for name in names),
     *("swap", "keep", "take", "mask", "select", "save", "acc", "acc.norm", "mad.r", "nmad.r"),
-    "w.affine",
+    *("w.affine", "w.scale"),
     *(f"lt.{how}.{what}" for how in "suvbe" for what in NARROW),
     *(f"lt.{how}.{what}" for how in "se" for what in LOADED[4:]),
     *(f"lt.{how}.{what}" for how in ("c", "n", "t", "row") for what in OF_COLUMNS),
@@ -133,13 +133,14 @@ are aligned and ``u`` where not; from global memory through a descriptor, ``v`` 
 time, ``b`` one element for four, ``e`` each by itself; ``c`` contiguous along columns and the same
 in all rows, with the number of columns in w1; of squares, see ``tiling``, ``n`` four elements of a
 row at a time, ``t`` those of a lane's column; ``w`` a vector that the prologue has kept, as
-``w.affine``: A ← A · the vector at w1 + the one at w2.  ``e.at`` is no element but the low 32 bits
+``w.affine``: A ← A · the vector at w1 + the one at w2, ``w.scale``: A ← A · the vector, and T
+stays.  ``e.at`` is no element but the low 32 bits
 of its address, which are a position where no pointer is added, ``col.at`` the column of a row;
 ``draw`` are random numbers, of which a descriptor says how threads of eager mode share them;
 ``at`` is A ← the table's elements at positions A, ``s.at`` S[x] ← the one at S[y], ``lt.row`` its
 row at S[y].  ``mad.r`` is A ← A + T · S[y], ``nmad.r`` A − T · S[y]; ``acc`` adds A to a slot of
 scratch memory, and A stays; ``acc.norm`` adds A times T normalized, (T − S[x]) · S[y], or T · S[y]
-where F1 is 0;
+where F1 is 0, leaves that in T, and adds A itself to the slot at F0, unless that is all ones;
 ``s.by`` is S[x] ← the word's second operator of S[y], S[w1] and S[w2], ``sk.by`` of S[y] and F0;
 ``s.in`` is a row's number from a stage, of which y says what it is there.  Stores are ``g``
 contiguous and aligned, ``u`` contiguous, ``e`` through a descriptor, ``n`` as loads.
@@ -148,7 +149,7 @@ contiguous and aligned, ``u`` contiguous, ``e`` through a descriptor, ``n`` as l
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 12
+FORM = 14
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
