@@ -22,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 14, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 15, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
@@ -239,6 +239,7 @@ struct Image {
     int n_first = 0, n_rest = 0, n_inputs = 0, n_words = 0, n_descriptors = 0, n_described = 0;
     uint32_t epilogue = NO_WORD, prologue = NO_WORD;
     int numbers = 0, accumulators = 0, scratch = 0, weights = 0, sums = 0;
+    int64_t fixed = 0, shift = 0; /* of tiles beside sums: see cuda/words.py */
     int row_inputs = 0; /* the last of the inputs: they have an element for a row */
     int64_t barriers_at = 0, rows_at = 0, partials_at = 0, scratch_at = 0, ring_at = 0;
     int64_t weights_at = 0;
@@ -411,6 +412,7 @@ struct Encoder {
     void add_up(int n);
     void sum_tile(int o);
     void place_parts();
+    int64_t share_out();
 
     /* cuda_backwards.cpp */
     void find_factors(int n, int &tile, int &row) const;

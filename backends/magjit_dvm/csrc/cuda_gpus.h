@@ -7,7 +7,7 @@
 namespace magjit_dvm {
 
 enum : int { MAX_GPUS = 64, N_KERNELS = 4 };
-enum : int { SUMS = 1, SUMS_COLUMNS = 32, SUMS_THREADS = 1024 }; /* as in cuda/parts.py */
+enum : int { SUMS = 1, SUMS_COLUMNS = 8, SUMS_THREADS = 512 }; /* as in cuda/parts.py */
 
 struct Gpu {
     bool known;

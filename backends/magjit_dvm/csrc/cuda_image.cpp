@@ -30,7 +30,7 @@ void Encoder::pack()
     encoded.blocks = image.blocks;
     encoded.threads = 32 * (image.warps + 1);
     encoded.shared_bytes = image.shared_bytes;
-    encoded.draws = image.tiles > image.blocks && !image.sums;
+    encoded.draws = image.tiles > (image.sums ? image.fixed : image.blocks);
     pack_header();
     pack_words();
 }
@@ -71,8 +71,8 @@ void Encoder::pack_header()
                                 image.ring_at,
                                 image.scratch * 128 * image.each,
                                 image.prologue,
-                                image.sums,
-                                0};
+                                image.sums | image.shift << 8,
+                                image.fixed};
     memset(encoded.image, 0, HEADER_BYTES);
     char *to = encoded.image;
     for (int64_t field : fields) {

@@ -119,11 +119,28 @@ void Encoder::sum_tile(int o)
     }
 }
 
+/* Which tiles are drawn, so that no block waits long for another; how many runs of them. */
+int64_t Encoder::share_out()
+{
+    constexpr int64_t SHARE = 8, RUNS = 3, ROWS = 12;
+    image.fixed = image.tiles;
+    int64_t many = image.tiles / image.blocks, rows = image.warps / image.group;
+    int64_t drawn = many / SHARE;
+    int64_t least = std::max({drawn / RUNS, (ROWS * image.sums + rows - 1) / rows, (int64_t)1});
+    int64_t shift = least > 1 ? 64 - __builtin_clzll((uint64_t)(least - 1)) : 0;
+    if (drawn >= (int64_t)2 << shift) {
+        image.fixed = image.blocks * (many - drawn);
+        image.shift = shift;
+    }
+    int64_t run = (int64_t)1 << image.shift;
+    return (image.tiles - image.fixed + run - 1) / run;
+}
+
 /* What is left to add up, now that the number of blocks is known. */
 void Encoder::place_parts()
 {
     encoded.n_sums = image.sums;
-    encoded.parts_rows = image.blocks;
+    encoded.parts_rows = image.blocks + (image.sums ? share_out() : 0);
     encoded.parts_cols = image.cols;
 }
 

@@ -23,6 +23,7 @@ from magjit_dvm.cuda.elements import (
 )
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
 from magjit_dvm.cuda.loads import Loads
+from magjit_dvm.cuda.parts import MOST_EACH
 from magjit_dvm.cuda.ptx import single
 from magjit_dvm.cuda.shell import ALONE, ENTRY, IN_STACK, SHELL
 from magjit_dvm.cuda.short_functions import LARGEST
@@ -65,7 +66,8 @@ _SELDOM = (
 """What a program has with R = 16 or 32 alone: encoders choose one of these for squares and tables.
 With more cases, fewer registers are left for what goes from tile to tile, which is slow where R is
 64, and a kernel begins later, which is much of its time where R is 8.  Random numbers
-have no case beyond ``MAX_DRAWING``."""
+have no case beyond ``MAX_DRAWING``, sums across rows none beyond ``MOST_EACH``."""
+_OF_SUMS = ("acc", "acc.norm", "w.scale")
 
 OWN_TABLE = frozenset(
     f"{head}.{name}"
@@ -163,7 +165,8 @@ class _Loop(Loads):
         for number, name in enumerate(OPCODES):
             self.put(f"L{number}: // {name}")
             drawn = name.startswith("lt.draw.") and self.R > MAX_DRAWING
-            if drawn or (self.R not in (16, 32) and name.startswith(_SELDOM)):
+            seldom = self.R not in (16, 32) and name.startswith(_SELDOM)
+            if drawn or seldom or (self.R > MOST_EACH and name in _OF_SUMS):
                 self.put("trap;")
             else:
                 self.case(name)
@@ -261,7 +264,7 @@ class _Loop(Loads):
         self.put(f"{once}:")
 
     def add_to_slot(self, quads: list[list[str]], together: int, factor: str) -> None:
-        """Scratch memory at ``ad`` ← what it has and A, or A times a tile; so many quads at once."""
+        """Scratch memory at ``ad`` ← what it has and A, or A times a tile; quads together."""
         for first in range(0, self.J, together):
             if first:
                 self.part()

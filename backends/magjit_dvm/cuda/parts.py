@@ -10,12 +10,23 @@ import torch
 
 from magjit_dvm.instructions import DType
 
-__all__ = ["COLUMNS", "MOST_SUMS", "SUMS", "SUMS_NAME", "SUMS_SOURCE", "THREADS", "WHAT", "Parts"]
+__all__ = [
+    "COLUMNS",
+    "MOST_EACH",
+    "MOST_SUMS",
+    "SUMS",
+    "SUMS_NAME",
+    "SUMS_SOURCE",
+    "THREADS",
+    "WHAT",
+    "Parts",
+]
 
-MOST_SUMS = 8
+MOST_SUMS, MOST_EACH = 8, 32
+"""Of a launch; and the largest R of one that has any."""
 SUMS, SUMS_NAME = 1, "mj_dvm_sums_1"
 """Of the second kernel: what stands for it in the place of R, and its name."""
-COLUMNS, THREADS = 32, 1024
+COLUMNS, THREADS = 8, 512
 """Of a block of the second kernel, which adds up the sums of all operators of a stack."""
 WHAT = {DType.F32: 0, DType.F16: 1, DType.BF16: 2}
 
@@ -26,12 +37,12 @@ typedef unsigned long long u64;
 struct Sum { u64 parts, to; u32 rows, cols, what, end; };
 struct Sums { Sum of[64]; };
 
-/* A block adds up 32 columns of one sum: each warp every 32nd row. Sums have blocks of their own,
- * one after another. */
-extern "C" __global__ void __launch_bounds__(1024, 1)
+/* A block adds up 8 columns of one sum, as many as 32 bytes have; a warp takes 4 rows at once, and
+ * each 16th of such. Sums have blocks of their own, one after another. */
+extern "C" __global__ void __launch_bounds__(512, 2)
 mj_dvm_sums_1(const __grid_constant__ Sums s)
 {
-    __shared__ float added[32][33];
+    __shared__ float added[16][8];
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     u32 number = 0;
 #pragma unroll 1
@@ -39,8 +50,8 @@ mj_dvm_sums_1(const __grid_constant__ Sums s)
         number++;
     }
     const Sum &one = s.of[number];
-    const u32 first = 32 * (blockIdx.x - (number ? s.of[number - 1].end : 0));
-    const u32 column = first + lane;
+    const u32 first = 8 * (blockIdx.x - (number ? s.of[number - 1].end : 0));
+    const u32 column = first + (lane & 7);
     const u32 rows = one.rows, cols = one.cols;
     const float *const part = (const float *)one.parts + column;
     float sum = 0;
@@ -48,19 +59,26 @@ mj_dvm_sums_1(const __grid_constant__ Sums s)
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
     if (column < cols) {
-#pragma unroll 4
-        for (u32 row = warp; row < rows; row += 32) {
+#pragma unroll 8
+        for (u32 row = 4 * warp + lane / 8; row < rows; row += 64) {
             sum += part[(u64)row * cols];
         }
     }
-    added[warp][lane] = sum;
+    sum += __shfl_xor_sync(~0u, sum, 8);
+    sum += __shfl_xor_sync(~0u, sum, 16);
+    if (lane < 8) {
+        added[warp][lane] = sum;
+    }
     __syncthreads();
-    sum = added[lane][warp]; /* a warp has a column now */
-    for (u32 apart = 16; apart; apart /= 2) {
+    if (warp >= 4) {
+        return;
+    }
+    sum = added[lane & 15][2 * warp + lane / 16]; /* half a warp has a column now */
+    for (u32 apart = 8; apart; apart /= 2) {
         sum += __shfl_xor_sync(~0u, sum, apart);
     }
-    const u32 own = first + warp;
-    if (lane || own >= cols) {
+    const u32 own = first + 2 * warp + lane / 16;
+    if (lane & 15 || own >= cols) {
         return;
     }
     if (one.what == 0) {

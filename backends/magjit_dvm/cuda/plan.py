@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from magjit_dvm.cuda.parts import MOST_EACH
 from magjit_dvm.cuda.shapes import Operand, Space
 from magjit_dvm.cuda.words import (
     HEADER_BYTES,
@@ -179,7 +180,7 @@ def _each_for_rows(space: Space, image: Image, wanted: int, together: int, machi
         return found
     room = machine.shared_bytes * 7 // (16 * max(together + 2 * kept, 1))
     room = cols if kept and 2 * cols > room else room
-    widest = min(machine.widest, 32) if kept or space.has_positions else machine.widest
+    widest = min(machine.widest, MOST_EACH if kept else 32 if space.has_positions else 64)
     widest = MAX_DRAWING if space.draws else widest
     for each, warps in sorted(_WARPS.items()):
         if each > widest or (space.has_positions and each < 16):
@@ -226,7 +227,7 @@ def _measure(image: Image, program_bytes: int) -> None:
         at = rounded(at + count * size + 48)  # to 16-byte boundaries, and what unaligned loads see
     image.inputs, image.stage_bytes = inputs, at
     image.barriers_at = rounded(program_bytes + 32)
-    image.rows_at = rounded(image.barriers_at + 20 * image.stages)
+    image.rows_at = rounded(image.barriers_at + 24 * image.stages)
     registers = 128 * (1 + image.numbers + 2 * image.accumulators)
     image.partials_at = rounded(image.rows_at + image.warps * registers, 512)
     image.scratch_at = image.partials_at + 512 * (image.warps // image.group)

@@ -22,7 +22,11 @@ tile it adds up, and writes, sums that its warps have kept in scratch memory ove
 Block b begins with tile b, whose parts are on their way before the program has been read.  Other
 tiles come from a counter in global memory, the next one asked for while a tile is fed; the last
 block to find no more sets it back, so that the next launch in the stream finds zeros.  Without a
-counter, as beside sums across rows, block b takes tiles b, b + blocks, and so on.
+counter, block b takes tiles b, b + blocks, and so on.
+
+Beside sums across rows, block b has most of its tiles for certain: b, b + blocks, and so on.  What
+it draws are runs of the others, and what a block has added up is written before each run and after
+it, to a place of the block's or of the run's: whoever draws a run, its sums are the same.
 
 A stack is a launch of several images (``csrc/cuda_stacks.cpp``): which one a block runs, and which
 of its blocks it is, is all that its kernel asks more.
@@ -46,7 +50,7 @@ struct Head {
     u32 first[4];
     u32 rest[4];
     u32 numbers, accumulators, barriers_at, rows_at;
-    u32 partials_at, scratch_at, ring_at, scratch_bytes, prologue, sums, unused;
+    u32 partials_at, scratch_at, ring_at, scratch_bytes, prologue, sums, fixed;
     u64 elements, rows, counter;
     In in[12];
     u64 parts;
@@ -166,16 +170,41 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
 #define EMPTY_ARRIVALS 1
 #endif
 #define NO_TILE 0xffffffffu
+#define WRITES 0x80000000u /* added to a tile before which sums are written */
 #define PROLOGUE 0xffffu /* in the place of a pass */
+
+/* All of the block's shared memory, so that it begins at a multiple of 256. */
+extern __shared__ __align__(1024) unsigned char mj_shared[];
+
+/* What all warps have added up goes to a row of the parts, and they begin anew. It is seldom done: no
+ * registers are taken for it meanwhile. */
+static __device__ __noinline__ void write_sums(const Head &h, u32 place, u32 blocks, u32 slice)
+{
+    const u32 W = h.warps, G = h.group, cols = h.cols, bytes = G * h.scratch_bytes;
+    const u32 rows = W / G, count = (h.sums & 255) * cols, shift = h.sums >> 8;
+    const u32 places = blocks + (h.tiles > h.fixed ? ((h.tiles - h.fixed - 1) >> shift) + 1 : 0);
+    asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < count; i += 32 * W) {
+        const u32 number = i / cols, column = i - number * cols, part = column / slice;
+        unsigned char *at = mj_shared + h.scratch_at + part * h.scratch_bytes +
+            4 * (number * slice + column % slice);
+        float sum = 0;
+#pragma unroll 4
+        for (u32 r = 0; r < rows; r++) {
+            sum += *(float *)(at + r * bytes);
+            *(float *)(at + r * bytes) = 0;
+        }
+        ((float *)h.parts)[((u64)number * places + place) * cols + column] = sum;
+    }
+    asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
+}
 
 /* From several places: with a number of threads, which __syncthreads() has not. */
 DEV void all_meet(u32 warps)
 {
     asm volatile("barrier.sync 14, %0;" ::"r"(32 * (warps + 1)) : "memory");
 }
-
-/* All of the block's shared memory, so that it begins at a multiple of 256. */
-extern __shared__ __align__(1024) unsigned char mj_shared[];
 """
 
 ENTRY = r"""
@@ -188,6 +217,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     const u32 base = shared_address(mj_shared), S = h.stages;
     const u32 full = base + h.barriers_at, empty = full + 8 * S, ring = base + h.ring_at;
     volatile u32 *const tile_of = (volatile u32 *)(mj_shared + h.barriers_at + 16 * S);
+    volatile u32 *const place_of = tile_of + S; /* of the sums that are written before that tile */
 
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -228,7 +258,8 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         asm volatile("griddepcontrol.wait;" ::: "memory"); /* what came before, and all it wrote */
 #endif
         u32 *counter = (u32 *)h.counter;
-        u32 t = {block}, next = 0;
+        u32 t = {block}, next = 0, asked = {block}, place = {block};
+        const u32 shift = h.sums >> 8, fixed = h.sums ? h.fixed : {blocks};
         bool others_wait = true;
         __syncwarp();
         while (t < h.tiles) {{
@@ -249,15 +280,18 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                     left = h.elements - e;
                 }}
                 if (lane == 0) {{
-                    tile_of[s] = t;
+                    const u32 now = t < fixed ? {block} : {blocks} + ((t - fixed) >> shift);
+                    tile_of[s] = h.sums && now != place ? t | WRITES : t;
+                    place_of[s] = place;
+                    place = now;
                 }}
                 const u32 count = left < most ? (u32)left : most;
                 feed(h, full + 8 * s, ring + s * h.stage_bytes, e, count, t, tile_rows, lane);
                 if (others_wait) {{
                     others_wait = false;
                     all_meet(W);
-                    if (counter && lane == 0) {{
-                        next = {blocks} + atomicAdd(counter, 1);
+                    if (lane == 0) {{
+                        next = counter ? atomicAdd(counter, 1) : asked;
                     }}
                 }}
                 if (++s == S) {{
@@ -268,13 +302,16 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                     c = 0;
                 }}
             }}
-            if (counter) {{
-                t = __shfl_sync(~0u, next, 0);
-                if (lane == 0 && t < h.tiles) {{
-                    next = {blocks} + atomicAdd(counter, 1);
-                }}
-            }} else {{
+            if (t < fixed && fixed - t > {blocks}) {{
                 t += {blocks};
+            }} else if (t >= fixed && (t + 1 - fixed) & ((1u << shift) - 1)) {{
+                t++;
+            }} else {{
+                t = fixed + (__shfl_sync(~0u, next, 0) << shift);
+                asked += {blocks};
+                if (lane == 0 && t < h.tiles) {{
+                    next = counter ? atomicAdd(counter, 1) : asked;
+                }}
             }}
         }}
         if (others_wait) {{
@@ -283,6 +320,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         barrier_wait(empty + 8 * s, phase ^ 1);
         if (lane == 0) {{
             tile_of[s] = NO_TILE;
+            place_of[s] = {block} < h.tiles ? place : NO_TILE;
         }}
         __syncwarp();
         if (FULL_ARRIVALS > 1) {{
@@ -299,9 +337,6 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                 counter[1] = 0;
             }}
         }}
-        if (h.sums) {{
-            all_meet(W);
-        }}
         return;
     }}
 
@@ -310,7 +345,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     const u32 warp_group = G | member << 8 | group << 16 | h.numbers << 24;
     u32 scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
     u32 pass = 0, chunk = 0, t = 0;
-    for (u32 i = lane; i < h.sums * 8 * {each}; i += 32) {{ /* what only this warp uses */
+    for (u32 i = lane; i < (h.sums & 255) * 8 * {each}; i += 32) {{ /* what only this warp uses */
         *(Quad *)(mj_shared + h.scratch_at + warp * h.scratch_bytes + 16 * i) = Quad{{0, 0, 0, 0}};
     }}
     __syncwarp();
@@ -328,8 +363,15 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
             barrier_wait(full + 8 * s, phase);
             if (pass == 0 && chunk == 0) {{
                 t = __shfl_sync(~0u, tile_of[s], 0);
-                if (t == NO_TILE) {{
-                    break;
+                if ((int)t < 0) {{
+                    const u32 place = place_of[s];
+                    if (h.sums && place != NO_TILE) {{ /* of rows that are in no chunks */
+                        write_sums(h, place, {blocks}, SLICE);
+                    }}
+                    if (t == NO_TILE) {{
+                        break;
+                    }}
+                    t -= WRITES;
                 }}
             }}
         }}
@@ -385,20 +427,6 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
             if (++pass == h.passes && h.epilogue == NO_TILE) {{
                 pass = 0;
             }}
-        }}
-    }}
-    if (h.sums) {{ /* of rows that are in no chunks */
-        all_meet(W);
-        const u32 count = h.sums * h.cols, bytes = G * h.scratch_bytes;
-        for (u32 i = threadIdx.x; i < count; i += 32 * W) {{
-            const u32 number = i / h.cols, column = i - number * h.cols, part = column / SLICE;
-            const unsigned char *at = mj_shared + h.scratch_at + part * h.scratch_bytes +
-                4 * (number * SLICE + column % SLICE);
-            float sum = 0;
-            for (u32 r = 0; r < tile_rows; r++, at += bytes) {{
-                sum += *(const float *)at;
-            }}
-            ((float *)h.parts)[((u64)number * {blocks} + {block}) * h.cols + column] = sum;
         }}
     }}
 }}

@@ -63,7 +63,7 @@ def run_image(
         shared_bytes: of a block.
         inputs: of the call; numbers are passed over.
         outputs: what it writes.
-        blocks: of the launch; tiles are shared out evenly.
+        blocks: of the launch.
 
     Raises:
         ImageError: it does what none may do.
@@ -77,8 +77,9 @@ class _Kernel(Addresses):
     def __init__(self, image: bytes, each: int, shared_bytes: int, memories: list[Memory]) -> None:
         if len(image) > 4096:
             raise ImageError("an image of more than 4 KB")
-        values = struct.unpack_from("<31I4x3Q", image)
+        values = struct.unpack_from("<32I3Q", image)
         self.h = dict(zip(HEADER_FIELDS, values, strict=True))
+        self.h["shift"], self.h["sums"] = self.h["sums"] >> 8, self.h["sums"] & 255
         (self.h["parts"],) = struct.unpack_from("<Q", image, PARTS_AT)
         self.inputs = [
             struct.unpack_from("<QII", image, INPUTS_AT + 16 * k) for k in range(self.h["n_in"])
@@ -124,33 +125,39 @@ class _Kernel(Addresses):
                         owner = start == 0 and warp == 0
                         counts = np.array([there])
                         self.run_words(self.first[0], start, warp * self.slice, counts, 0, owner)
-        for block in range(blocks if h["sums"] else 0):
-            self.write_sums(block, blocks)
+        places = self.place_of(h["tiles"] - 1, blocks) + 1 if h["fixed"] < h["tiles"] else blocks
+        for place in range(places if h["sums"] else 0):
+            self.write_sums(place, places)
 
-    def write_sums(self, block: int, blocks: int) -> None:
-        """What a block's warps have added up, to its row of the parts."""
-        cols, own = self.h["cols"], [one for (of, _), one in self.sums.items() if of == block]
+    def place_of(self, tile: int, blocks: int) -> int:
+        """The row of the parts of what a tile adds to sums: of a block or of a run of tiles."""
+        fixed = self.h["fixed"]
+        return tile % blocks if tile < fixed else blocks + ((tile - fixed) >> self.h["shift"])
+
+    def write_sums(self, place: int, places: int) -> None:
+        """What warps have added up of a block, or of a run of tiles, to its row of the parts."""
+        cols, own = self.h["cols"], [one for (of, _), one in self.sums.items() if of == place]
         if not own:
-            raise ImageError("a block without a tile")
+            raise ImageError("parts of sums without a tile")
         for number, rows in enumerate(zip(*map(self.values_of_sums, own), strict=True)):
             total = np.add.reduce(np.array(rows).view(np.float32).reshape(len(rows), -1)[:, :cols])
-            place = self.h["parts"] + 4 * cols * (number * blocks + block)
-            self.write(place + 4 * np.arange(cols), "32", total.view(np.uint32))
+            to = self.h["parts"] + 4 * cols * (number * places + place)
+            self.write(to + 4 * np.arange(cols), "32", total.view(np.uint32))
 
     def values_of_sums(self, kept: Any) -> list[Array]:
         """Of a row's warps, each sum's elements."""
         return [kept[at] for at in sorted(kept)]
 
-    def open_sums(self, block: int, group: int) -> None:
+    def open_sums(self, place: int, group: int) -> None:
         """What a row's warps have added up so far is in scratch memory."""
         at = range(0, self.h["sums"] * 128 * self.each, 128 * self.each)
-        known = self.sums.get((block, group), {one: np.zeros_like(self.empty) for one in at})
+        known = self.sums.get((place, group), {one: np.zeros_like(self.empty) for one in at})
         self.scratch.update({one: value.copy() for one, value in known.items()})
 
-    def close_sums(self, block: int, group: int) -> None:
+    def close_sums(self, place: int, group: int) -> None:
         """It is kept."""
         end = self.h["sums"] * 128 * self.each
-        self.sums[block, group] = {at: one for at, one in self.scratch.items() if at < end}
+        self.sums[place, group] = {at: one for at, one in self.scratch.items() if at < end}
 
     def keep_weights(self) -> None:
         """The prologue, as warps of one row; what it saves is there for all."""
@@ -181,9 +188,9 @@ class _Kernel(Addresses):
             start = tile * rows_of_tile * cols
             self.stage(start, min(rows_of_tile * cols, h["elements"] - start), row - group)
             there = np.clip(cols - members, 0, self.slice)
-            self.open_sums(tile % blocks, group)
+            self.open_sums(self.place_of(tile, blocks), group)
             self.run_words(self.first[0], start, group * cols, there, 0, True)
-            self.close_sums(tile % blocks, group)
+            self.close_sums(self.place_of(tile, blocks), group)
         else:
             for p in range(h["passes"]):
                 for c in range(h["chunks"]):

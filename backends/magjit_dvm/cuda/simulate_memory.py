@@ -15,9 +15,9 @@ HEADER_FIELDS = (
     *("chunks", "tiles", "by_rows", "passes", "epilogue"),
     *("first0", "first1", "first2", "first3", "rest0", "rest1", "rest2", "rest3"),
     *("numbers", "accumulators", "barriers_at", "rows_at", "partials_at", "scratch_at"),
-    *("ring_at", "scratch_bytes", "prologue", "sums", "elements", "rows", "counter"),
+    *("ring_at", "scratch_bytes", "prologue", "sums", "fixed", "elements", "rows", "counter"),
 )
-"""Of an image, in order: 31 of 32 bits and as much space as one, then 3 of 64."""
+"""Of an image, in order: 32 of 32 bits, then 3 of 64."""
 BYTES = {"32": 4, "f16": 2, "bf16": 2, "u8": 1, "i64": 8, "i64f": 8, "i64s": 8}
 """Of an element in memory."""
 

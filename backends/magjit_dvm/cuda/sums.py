@@ -4,10 +4,11 @@ A warp has the same columns in each of its tiles, so that a sum across rows is o
 it keeps: ``acc`` adds to it, as soon as what it is a sum of is computed for whatever reason.
 Once a block finds no more tiles, it adds up what its warps have and writes it to the *parts*::
 
-    parts  = sum number, block, column        float32
+    parts  = sum number, block or run, column        float32
 
-A second kernel adds up those of all blocks, column by column, and stores results.  Tiles are shared
-out evenly (``Image.draws``): each sum has its terms in the same order each time.
+A second kernel adds up all rows of these, column by column, and stores results.  Most tiles are
+shared out evenly, the others drawn in runs, each of which has a row of its own (``shell.py``): each
+sum has its terms in the same order each time.
 
 ``csrc/cuda_sums.cpp`` does the same.
 """
@@ -22,6 +23,9 @@ from magjit_dvm.vm import NotEncodable
 
 __all__ = ["NO_SLOT", "SumsEncoder"]
 
+_SHARE, _RUNS, _ROWS = 8, 3, 12
+"""Of so many tiles one is drawn; runs of them that a block draws, about, and the fewest rows of a
+run for each sum: it is written to memory and read again."""
 NO_SLOT = 0xFFFFFFFF
 """Where ``acc.norm`` has no second sum."""
 
@@ -153,4 +157,17 @@ class SumsEncoder(RowEncoder):
         image, inputs, outputs = self.image, len(self.space.inputs), self.program.outputs
         if self.sums:
             results = tuple((inputs + k, WHAT[self.dtype(outputs[k].node)]) for k in self.sums)
-            image.parts = Parts(results, image.blocks, image.cols, inputs + len(outputs))
+            rows = image.blocks + self.share_out()
+            image.parts = Parts(results, rows, image.cols, inputs + len(outputs))
+
+    def share_out(self) -> int:
+        """Which tiles are drawn, so that no block waits long for another; how many runs of them."""
+        image = self.image
+        image.fixed, image.shift = image.tiles, 0
+        many, rows = image.tiles // image.blocks, image.warps // image.group
+        drawn = many // _SHARE
+        least = max(drawn // _RUNS, -(-_ROWS * image.sums // rows), 1)
+        shift = (least - 1).bit_length()
+        if drawn >= 2 << shift:
+            image.fixed, image.shift = image.blocks * (many - drawn), shift
+        return -(-(image.tiles - image.fixed) // (1 << image.shift))

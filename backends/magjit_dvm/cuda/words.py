@@ -149,7 +149,7 @@ contiguous and aligned, ``u`` contiguous, ``e`` through a descriptor, ``n`` as l
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 14
+FORM = 15
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
@@ -220,6 +220,8 @@ class Image:
         prologue: the word that a block begins with, if any.
         weights: vectors that it keeps.
         sums: across rows; ``parts`` is what is left to add up of them.
+        fixed, shift: of tiles beside sums, how many blocks have for certain; the others are drawn
+            in runs of 2^shift, each of which has a row of the parts.
     """
 
     each: int = 32
@@ -246,6 +248,8 @@ class Image:
     scratch: int = 0
     weights: int = 0
     sums: int = 0
+    fixed: int = 0
+    shift: int = 0
     parts: Parts | None = None
     barriers_at: int = 0
     rows_at: int = 0
@@ -260,10 +264,9 @@ class Image:
     def draws(self) -> bool:
         """Whether blocks draw tiles from a counter: there are more of them than blocks.
 
-        Beside sums across rows each block has always the same, so that sums of the same are the
-        same to the last bit.
+        Beside sums across rows, see ``fixed``.
         """
-        return self.tiles > self.blocks and not self.sums
+        return self.tiles > (self.fixed if self.sums else self.blocks)
 
     @property
     def slice(self) -> int:
@@ -335,7 +338,8 @@ class Image:
             *(self.partials_at, self.scratch_at, self.ring_at),
             # What a block reads before its first tile is side by side: other parts of the
             # parameter are not in the constant cache yet.
-            *(self.scratch * 128 * self.each, self.prologue, self.sums, 0),
+            *(self.scratch * 128 * self.each, self.prologue),
+            *(self.sums | self.shift << 8, self.fixed),
             *(self.elements, self.rows, 0),
         )
         tiles = len(self.inputs) - self.row_inputs
