@@ -53,8 +53,8 @@ def test_kernels_fit_their_registers(arch: str, each: int, tmp_path: Path) -> No
         pytest.skip("not asked for before sm_90")
     said = ptxas(source(each=(each,)), arch, tmp_path)
     assert f"entry function '{kernel_name(each)}'" in said
-    (spilled,) = re.findall(r"(\d+) bytes spill stores", said)
-    assert int(spilled) <= _SPILLS.get((arch, each), 0), said
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
+    assert spilled <= _SPILLS.get((arch, each), 0), said
     (used,) = re.findall(r"Used (\d+) registers", said)
     assert int(used) <= _REGISTERS[each]
 
@@ -66,8 +66,8 @@ def test_kernels_of_stacks_fit_their_registers(each: int, tmp_path: Path) -> Non
     """Where its image begins is an address more than a launch of one has."""
     said = ptxas(source(each=(each,), stacked=True), "sm_90", tmp_path)
     assert f"entry function '{kernel_name(each, stacked=True)}'" in said
-    (spilled,) = re.findall(r"(\d+) bytes spill stores", said)
-    assert int(spilled) <= _SPILLS.get(("sm_90", each), 8), said
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
+    assert spilled <= _SPILLS.get(("sm_90", each), 8), said
 
 
 @needs_nvcc

@@ -33,7 +33,7 @@ def test_kernels(rows: int, cols: int, dtype: DType) -> None:
 
 def test_a_sum_of_the_same_is_the_same() -> None:
     """To the last bit; captured, too."""
-    x = words.drawn(F32, 20_000, 512).cuda()
+    x = words.drawn(F32, 80_000, 512).cuda()
     fused = DeviceFused(words.alone(F32))
     first = fused(x)
     torch.testing.assert_close(first.double(), x.double().sum(0), rtol=1e-5, atol=2e-3)

@@ -15,10 +15,11 @@ What the product does and a checker cannot know to be right is kept from it; eac
 - Loads are of whole slices: of a row's last one, they see what is behind the stage, which may be
   the next stage as it is written.  Elements that are not there are never stored, and reductions put
   their identity in their place (``where_absent``).  There is room between stages here.
-- What its warps have added up across rows, a block reads from all of their scratch memory, after
-  all of its threads have met at one barrier (``all_meet``): writes of any come before reads of any.
-  racecheck reports a few of these reads, of other warps each time and in some launches only, whose
-  results are right; it is not given such programs.  The other tools are.
+- What its warps have added up across rows, a block reads from all of their scratch memory, and sets
+  it to 0, between two barriers at which all warps that compute meet (``write_sums``): writes of any
+  come before reads of any, and the other way round.  racecheck reports a few of these reads, of
+  other warps each time and in some launches only, whose results are right; it is not given such
+  programs.  The other tools are.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from tests.dvm.checking import compute, load, output, tensor
 from tests.dvm_cuda import test_encoder as words
 from tests.dvm_cuda import test_row_words as row_words
 from tests.dvm_cuda import test_sums as sums
+from tests.dvm_cuda.test_backwards import Gradient
 from tests.dvm_cuda.test_weights import scaled
 from tests.dvm_gpu.test_gpu import chain, on_gpu, require_reference
 
@@ -79,6 +81,10 @@ def cases(tool: str) -> Iterator[tuple[Program, list[torch.Tensor]]]:
             if 1 < shape[1] < 5000 and tool != "racecheck":
                 yield sums.alone(dtype), [x]
                 yield sums.beside_rows(dtype), [x, words.values(F32, shape[0])]
+    for dtype, centered in ((F16, True), (F32, False)):
+        gradient = Gradient(dtype, centered, True, 300)
+        gradient = gradient if tool == "racecheck" else gradient.with_sums()
+        yield gradient.program(), gradient.arguments(1500, 300)
     yield words.softmax(F16), [words.values(F16, 5, 50001)]
     added = Program(
         2,

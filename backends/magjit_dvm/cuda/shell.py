@@ -15,9 +15,8 @@ program and sets up barriers meanwhile.  The producer then waits (``griddepcontr
 it the consumers, who do nothing before the first stage is full.
 
 Before its first tile a block may keep vectors that all rows share (``weights.py``): the first
-row's warps run the prologue, whose scratch memory all of them read from then on.  After its last
-tile it adds up, and writes, sums that its warps have kept in scratch memory over all tiles
-(``sums.py``).
+row's warps run the prologue, whose scratch memory all of them read from then on.  Sums that its
+warps keep in scratch memory over its tiles it adds up and writes in the end (``sums.py``).
 
 Block b begins with tile b, whose parts are on their way before the program has been read.  Other
 tiles come from a counter in global memory, the next one asked for while a tile is fed; the last
@@ -176,8 +175,8 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
 /* All of the block's shared memory, so that it begins at a multiple of 256. */
 extern __shared__ __align__(1024) unsigned char mj_shared[];
 
-/* What all warps have added up goes to a row of the parts, and they begin anew. It is seldom done: no
- * registers are taken for it meanwhile. */
+/* What all warps have added up goes to a row of the parts, and they begin anew. It is a function of
+ * its own, so that it takes no registers of the words'. */
 static __device__ __noinline__ void write_sums(const Head &h, u32 place, u32 blocks, u32 slice)
 {
     const u32 W = h.warps, G = h.group, cols = h.cols, bytes = G * h.scratch_bytes;

@@ -1,0 +1,200 @@
+"""Gradients of norms in one word, and those of their weights, in the simulator and by PTX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from magjit_dvm.cuda.encode import Machine
+from magjit_dvm.cuda.words import NO_WORD, Image, Word
+from magjit_dvm.instructions import DType
+from magjit_dvm.program import Node, NodeKind, Program
+from tests.dvm.checking import cast, compute, load, output, reduce, tensor
+from tests.dvm_cuda import checking
+from tests.dvm_cuda.checking import check_words
+from tests.dvm_cuda.ptx_machine import run_ptx
+from tests.dvm_cuda.test_sums import across
+
+F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
+ONE, FEW = Machine(multiprocessors=1), Machine(multiprocessors=3)
+
+
+class Gradient:
+    """A program: the gradient of a norm's input, of rows of a matrix, and what is beside it.
+
+    Attributes:
+        dy, x, mean, rstd, weight: the inputs, by their numbers.
+        gradient, norm, total, result: nodes.
+    """
+
+    def __init__(
+        self,
+        dtype: DType,
+        centered: bool,
+        weighted: bool,
+        cols: int,
+        divides: bool = False,
+        doubled: bool = False,
+        other_share: bool = False,
+    ) -> None:
+        self.inputs = [tensor(dtype, 0, 1), tensor(dtype, 0, 1), tensor(F32, 0), tensor(F32, 0)]
+        self.inputs += [tensor(dtype, 1)] * weighted
+        self.nodes: list[Node] = []
+        self.dtype, self.centered = dtype, centered
+        self.dy, x = (self.put(cast(F32, self.put(load(k, dtype)))) for k in range(2))
+        if doubled:
+            self.dy = self.put(compute("add", F32, self.dy, self.dy))
+        rstd = self.put(load(3, F32))
+        away = self.put(compute("sub", F32, x, self.put(load(2, F32)))) if centered else x
+        self.norm = self.put(compute("mul", F32, away, rstd))
+        self.gradient = self.dy
+        if weighted:
+            weight = self.put(cast(F32, self.put(load(4, dtype))))
+            self.gradient = self.put(compute("mul", F32, self.dy, weight))
+        number = Node(NodeKind.CONSTANT, F32, number=float(cols) if divides else 1.0 / cols)
+        share, by = self.put(number), "div" if divides else "mul"
+        rest = self.gradient
+        if centered:
+            self.total = self.put(reduce("sum", F32, self.gradient, 1))
+            rest = self.put(
+                compute("sub", F32, rest, self.put(compute(by, F32, self.total, share)))
+            )
+        if other_share:
+            share = self.put(Node(NodeKind.CONSTANT, F32, number=0.5))
+        product = self.put(compute("mul", F32, self.gradient, self.norm))
+        self.product = self.put(reduce("sum", F32, product, 1))
+        taken = compute("mul", F32, self.norm, self.put(compute(by, F32, self.product, share)))
+        inner = self.put(compute("sub", F32, rest, self.put(taken)))
+        self.result = self.put(compute("mul", F32, inner, rstd))
+        self.outputs = [output(self.put(cast(dtype, self.result)), 0, 1)]
+
+    def put(self, node: Node) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def with_sums(self) -> Gradient:
+        """Those of the weight and of the bias."""
+        moved = self.put(compute("mul", F32, self.norm, self.dy))
+        for one in (moved, self.dy):
+            total = self.put(across(one, 0))
+            self.outputs.append(output(self.put(cast(self.dtype, total)), 1))
+        return self
+
+    def program(self) -> Program:
+        return Program(2, tuple(self.inputs), tuple(self.nodes), tuple(self.outputs))
+
+    def arguments(self, *sizes: int) -> list[torch.Tensor]:
+        made = torch.Generator().manual_seed(sum(sizes))
+        drawn = [
+            torch.randn([sizes[d] for d in one.dims], generator=made).to(one.dtype.torch)
+            for one in self.inputs
+        ]
+        drawn[3] = drawn[3].abs() + 0.5
+        return drawn
+
+    def run(self, rows: int, cols: int, machine: Machine = FEW) -> Image:
+        image = check_words(self.program(), self.arguments(rows, cols), machine)
+        assert image is not None
+        return image
+
+
+def firsts(image: Image) -> list[str]:
+    """The words of a row."""
+    names = [one.first for one in image.words]
+    return names[: names.index("end")]
+
+
+def backs(image: Image) -> list[Word]:
+    return [one for one in image.words if one.first == "row.f.back"]
+
+
+@pytest.fixture(params=["simulator", "PTX"])
+def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "PTX":
+        monkeypatch.setattr(checking, "run_image", run_ptx)
+    return str(request.param)
+
+
+SHAPES = ((5, 256), (4, 300), (3, 1030), (2, 5000), (2, 40), (3, 33))
+"""A warp a row and several, one with a tail, elements that no four are aligned of."""
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_of_inputs(shape: tuple[int, int], centered: bool, weighted: bool, way: str) -> None:
+    image = Gradient(F16, centered, weighted, shape[1]).run(*shape)
+    assert len(backs(image)) == 1 and image.scratch == 0
+    assert not any(one.startswith(("row.f.sum", "mad", "nmad")) for one in firsts(image))
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("shape", [(7, 256), (4, 1032), (2, 4000)])
+def test_of_weights(shape: tuple[int, int], centered: bool, dtype: DType, way: str) -> None:
+    image = Gradient(dtype, centered, True, shape[1]).with_sums().run(*shape)
+    assert firsts(image).count("acc.norm") == 1 and "acc" not in firsts(image)
+    assert len(backs(image)) == 1 and image.scratch == 2
+
+
+@pytest.mark.parametrize("centered", [False, True])
+def test_a_tile_is_normalized_once(centered: bool, way: str) -> None:
+    """Where the weight is kept, so that T stays."""
+    image = Gradient(F16, centered, True, 260).with_sums().run(80, 260, ONE)
+    assert image.prologue != NO_WORD
+    words = firsts(image)
+    at = words.index("acc.norm")
+    assert words[at - 1 : at + 3] == ["lt.s.f16", "acc.norm", "w.scale", "row.f.back"]
+    assert backs(image)[0].w3 == 2 + centered
+
+
+def test_by_division() -> None:
+    image = Gradient(F16, True, True, 300, divides=True).run(6, 300)
+    assert len(backs(image)) == 1
+
+
+def test_a_gradient_that_is_computed() -> None:
+    """It may be a result itself."""
+    one = Gradient(F16, True, False, 300, doubled=True)
+    one.outputs.append(output(one.put(cast(F16, one.dy)), 0, 1))
+    image = one.run(6, 300)
+    assert len(backs(image)) == 1
+
+
+def test_a_gradient_that_others_need() -> None:
+    one = Gradient(F16, True, False, 300)
+    again = one.put(compute("mul", F32, one.result, one.dy))
+    one.outputs.append(output(one.put(cast(F16, again)), 0, 1))
+    assert len(backs(one.run(6, 300))) == 1
+
+
+@pytest.mark.parametrize("asked", ["total", "product", "norm", "gradient"])
+def test_what_others_ask_for(asked: str) -> None:
+    """A sum that is a result is computed by itself; tiles may be asked for by others."""
+    one = Gradient(F16, True, True, 300)
+    of_row = asked in ("total", "product")
+    one.outputs.append(output(getattr(one, asked), *((0,) if of_row else (0, 1))))
+    assert len(backs(one.run(6, 300))) == (not of_row)
+
+
+def test_other_shares() -> None:
+    """The factor of both sums has to be one number."""
+    assert not backs(Gradient(F16, True, False, 300, other_share=True).run(6, 300))
+
+
+def test_long_rows_are_passes() -> None:
+    """A row in chunks is computed as any other program is."""
+    small = Machine(multiprocessors=2, shared_bytes=60000)
+    image = Gradient(F32, True, True, 20000).run(2, 20000, small)
+    assert image.chunks > 1 and not backs(image)
+
+
+@pytest.mark.parametrize("shape", [(1200, 64), (700, 300)])
+def test_runs_of_tiles(shape: tuple[int, int]) -> None:
+    """Most tiles are a block's own; others are drawn, and have rows of the parts."""
+    image = Gradient(F16, True, True, shape[1]).with_sums().run(*shape, FEW)
+    assert image.parts is not None and image.draws == (image.fixed < image.tiles)
+    runs = -(-(image.tiles - image.fixed) // (1 << image.shift))
+    assert image.parts.rows == image.blocks + runs
