@@ -175,9 +175,10 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
 /* All of the block's shared memory, so that it begins at a multiple of 256. */
 extern __shared__ __align__(1024) unsigned char mj_shared[];
 
-/* What all warps have added up goes to a row of the parts, and they begin anew. It is a function of
- * its own, so that it takes no registers of the words'. */
-static __device__ __noinline__ void write_sums(const Head &h, u32 place, u32 blocks, u32 slice)
+/* What all warps have added up goes to a row of the parts; they begin anew with that tile. This is a
+ * function of its own, outside of the loop over tiles, so that it takes no registers of words. */
+static __device__ __noinline__ void write_sums(const Head &h, u32 place, u32 blocks, u32 slice,
+                                                volatile u32 *tile)
 {
     const u32 W = h.warps, G = h.group, cols = h.cols, bytes = G * h.scratch_bytes;
     const u32 rows = W / G, count = (h.sums & 255) * cols, shift = h.sums >> 8;
@@ -195,6 +196,9 @@ static __device__ __noinline__ void write_sums(const Head &h, u32 place, u32 blo
             *(float *)(at + r * bytes) = 0;
         }
         ((float *)h.parts)[((u64)number * places + place) * cols + column] = sum;
+    }
+    if (threadIdx.x == 0) {
+        *tile -= WRITES;
     }
     asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
 }
@@ -357,75 +361,79 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     }}
 #pragma unroll 1
     for (;;) {{
-        const bool last = pass == h.passes; /* the epilogue: no stage */
-        if (!last && pass != PROLOGUE) {{
-            barrier_wait(full + 8 * s, phase);
-            if (pass == 0 && chunk == 0) {{
-                t = __shfl_sync(~0u, tile_of[s], 0);
-                if ((int)t < 0) {{
-                    const u32 place = place_of[s];
-                    if (h.sums && place != NO_TILE) {{ /* of rows that are in no chunks */
-                        write_sums(h, place, {blocks}, SLICE);
-                    }}
-                    if (t == NO_TILE) {{
+#pragma unroll 1
+        for (;;) {{ /* until there is no tile, or sums are to be written */
+            const bool last = pass == h.passes; /* the epilogue: no stage */
+            if (!last && pass != PROLOGUE) {{
+                barrier_wait(full + 8 * s, phase);
+                if (pass == 0 && chunk == 0) {{
+                    t = __shfl_sync(~0u, tile_of[s], 0);
+                    if ((int)t < 0) {{
                         break;
                     }}
-                    t -= WRITES;
+                }}
+            }}
+            u64 start, row = 0; /* the stage's first element in the whole */
+            u32 local, there;
+            if (!h.by_rows) {{
+                start = (u64)t * width;
+                local = warp * SLICE;
+                const u64 left = h.elements - start;
+                there = left <= local ? 0 : left - local < SLICE ? (u32)(left - local) : SLICE;
+            }} else {{
+                row = (u64)t * tile_rows + group;
+                const u32 column = chunk * width + member * SLICE;
+                start = chunks > 1 ? (u64)t * h.cols + (u64)chunk * width
+                                   : (u64)t * tile_rows * h.cols;
+                local = (chunks > 1 ? 0 : group * h.cols) + member * SLICE;
+                there = row >= h.rows || column >= h.cols ? 0
+                        : h.cols - column < SLICE         ? h.cols - column
+                                                          : SLICE;
+            }}
+            const bool runs = h.by_rows ? row < h.rows : there != 0;
+            if (pass == PROLOGUE ? group == 0 : runs) {{
+                const u32 word = pass == PROLOGUE ? h.prologue
+                                 : last           ? h.epilogue
+                                 : chunk          ? h.rest[pass]
+                                                  : h.first[pass];
+                const bool owner = lane == 0 && member == 0 && (h.by_rows || start + local == 0);
+                run_words_{each}(base + 16 * word, ring + s * h.stage_bytes, local + 4 * lane,
+                    start + local + 4 * lane, there, rowfile,
+                    warp_group | (chunk != 0) << 30 | (u32)owner << 31, (u32)row, scratch);
+            }}
+            if (pass == PROLOGUE) {{
+                pass = 0;
+                scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
+                asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
+                continue;
+            }}
+            if (last) {{
+                pass = 0;
+                continue;
+            }}
+            __syncwarp();
+            if (EMPTY_ARRIVALS > 1 || lane == 0) {{
+                barrier_arrive(empty + 8 * s);
+            }}
+            if (++s == S) {{
+                s = 0;
+                phase ^= 1;
+            }}
+            if (chunks == 1) {{
+                pass = h.epilogue != NO_TILE ? h.passes : 0;
+            }} else if (++chunk == chunks) {{
+                chunk = 0;
+                if (++pass == h.passes && h.epilogue == NO_TILE) {{
+                    pass = 0;
                 }}
             }}
         }}
-        u64 start, row = 0; /* the stage's first element in the whole */
-        u32 local, there;
-        if (!h.by_rows) {{
-            start = (u64)t * width;
-            local = warp * SLICE;
-            const u64 left = h.elements - start;
-            there = left <= local ? 0 : left - local < SLICE ? (u32)(left - local) : SLICE;
-        }} else {{
-            row = (u64)t * tile_rows + group;
-            const u32 column = chunk * width + member * SLICE;
-            start = chunks > 1 ? (u64)t * h.cols + (u64)chunk * width : (u64)t * tile_rows * h.cols;
-            local = (chunks > 1 ? 0 : group * h.cols) + member * SLICE;
-            there = row >= h.rows || column >= h.cols ? 0
-                    : h.cols - column < SLICE         ? h.cols - column
-                                                      : SLICE;
+        const u32 place = place_of[s];
+        if (h.sums && place != NO_TILE) {{ /* of rows that are in no chunks */
+            write_sums(h, place, {blocks}, SLICE, tile_of + s);
         }}
-        const bool runs = h.by_rows ? row < h.rows : there != 0;
-        if (pass == PROLOGUE ? group == 0 : runs) {{
-            const u32 word = pass == PROLOGUE ? h.prologue
-                             : last           ? h.epilogue
-                             : chunk          ? h.rest[pass]
-                                              : h.first[pass];
-            const bool owner = lane == 0 && member == 0 && (h.by_rows || start + local == 0);
-            run_words_{each}(base + 16 * word, ring + s * h.stage_bytes, local + 4 * lane,
-                start + local + 4 * lane, there, rowfile,
-                warp_group | (chunk != 0) << 30 | (u32)owner << 31, (u32)row, scratch);
-        }}
-        if (pass == PROLOGUE) {{
-            pass = 0;
-            scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
-            asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
-            continue;
-        }}
-        if (last) {{
-            pass = 0;
-            continue;
-        }}
-        __syncwarp();
-        if (EMPTY_ARRIVALS > 1 || lane == 0) {{
-            barrier_arrive(empty + 8 * s);
-        }}
-        if (++s == S) {{
-            s = 0;
-            phase ^= 1;
-        }}
-        if (chunks == 1) {{
-            pass = h.epilogue != NO_TILE ? h.passes : 0;
-        }} else if (++chunk == chunks) {{
-            chunk = 0;
-            if (++pass == h.passes && h.epilogue == NO_TILE) {{
-                pass = 0;
-            }}
+        if (t == NO_TILE) {{
+            return;
         }}
     }}
 }}
