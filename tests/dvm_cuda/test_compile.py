@@ -12,8 +12,17 @@ import pytest
 from magjit.plugin import BackendError
 from magjit_dvm.cuda import build
 from magjit_dvm.cuda.functions import FLOATS, INTS
-from magjit_dvm.cuda.interpreter import EACH, OWN_TABLE, inner_loop, kernel_name, source
-from magjit_dvm.cuda.parts import SUMS_NAME, SUMS_SOURCE
+from magjit_dvm.cuda.interpreter import (
+    ALONE,
+    EACH,
+    OWN_TABLE,
+    STACKED,
+    SUMMING,
+    inner_loop,
+    kernel_name,
+    source,
+)
+from magjit_dvm.cuda.parts import MOST_EACH, SUMS_NAME, SUMS_SOURCE
 from magjit_dvm.cuda.words import OPCODES
 from magjit_dvm.instructions import INSTRUCTIONS, DType, Kind
 
@@ -64,10 +73,20 @@ def test_kernels_fit_their_registers(arch: str, each: int, tmp_path: Path) -> No
 @pytest.mark.parametrize("each", EACH)
 def test_kernels_of_stacks_fit_their_registers(each: int, tmp_path: Path) -> None:
     """Where its image begins is an address more than a launch of one has."""
-    said = ptxas(source(each=(each,), stacked=True), "sm_90", tmp_path)
-    assert f"entry function '{kernel_name(each, stacked=True)}'" in said
+    said = ptxas(source(each=(each,), form=STACKED), "sm_90", tmp_path)
+    assert f"entry function '{kernel_name(each, STACKED)}'" in said
     spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
     assert spilled <= _SPILLS.get(("sm_90", each), 8), said
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("each", [one for one in EACH if one <= MOST_EACH])
+def test_kernels_with_sums_fit_their_registers(each: int, tmp_path: Path) -> None:
+    said = ptxas(source(each=(each,), form=SUMMING), "sm_90", tmp_path)
+    assert f"entry function '{kernel_name(each, SUMMING)}'" in said
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
+    assert spilled <= _SPILLS.get(("sm_90", each), 0), said
 
 
 @needs_nvcc
@@ -80,9 +99,9 @@ def test_the_kernel_of_sums_compiles(arch: str, tmp_path: Path) -> None:
 @needs_nvcc
 @pytest.mark.parametrize("approximate", [False, True], ids=["exact", "approximate"])
 def test_a_kernel_compiles(approximate: bool, tmp_path: Path) -> None:
-    for stacked in (False, True):
-        said = ptxas(source(approximate, (8,), stacked=stacked), "sm_90", tmp_path)
-        assert f"'{kernel_name(8, stacked)}'" in said
+    for form in (ALONE, STACKED, SUMMING):
+        said = ptxas(source(approximate, (8,), form=form), "sm_90", tmp_path)
+        assert f"'{kernel_name(8, form)}'" in said
 
 
 def test_every_operator_has_a_case() -> None:

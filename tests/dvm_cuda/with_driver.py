@@ -18,6 +18,7 @@ import torch
 
 from magjit_dvm import reference, vm
 from magjit_dvm.cuda.encode import encode
+from magjit_dvm.cuda.interpreter import STACKED
 from magjit_dvm.cuda.launch import DeviceFused, _allocate
 from magjit_dvm.cuda.native import as_lists
 from magjit_dvm.cuda.parts import SUMS
@@ -49,9 +50,9 @@ asked_for_stacks: list[int] = []
 there = True  # the kernel of stacks
 
 
-def kernel(index: int, each: int, approximate: int, stacked: int) -> int:
+def kernel(index: int, each: int, approximate: int, form: int) -> int:
     """As the backend's: tells of the GPU, loads a kernel."""
-    if stacked:
+    if form == STACKED:
         asked_for_stacks.append(each)
         name = f"stack_{each}"
         return vm.cuda_load(index, bytes([4]) * 8, name, MACHINE[1], True) if there else 0
@@ -129,7 +130,7 @@ def test_sums_across_rows_take_a_second_launch() -> None:
         assert second == image.parts.pack(parts, addresses)
         first = image.pack([*addresses, parts])
         assert bytes(PARAMETER_BEFORE)[: len(first)] == first
-        assert KEPT[1] % 1000 == SUMS and (KEPT[2], KEPT[3], KEPT[4]) == (16, 1024, 0)
+        assert KEPT[1] % 1000 == SUMS and (KEPT[2], KEPT[3], KEPT[4]) == (64, 512, 0)
     assert KEPT[0] == before + 4 and asked.count((0, SUMS, 0)) == 1
 
 

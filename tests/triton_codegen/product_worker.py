@@ -6,8 +6,8 @@
     python product_worker.py decoding       attention of few rows in every dtype, against float64
     python product_worker.py timed          both ways that a measurement compares, interpreted
     python product_worker.py programs       whole programs through ``magjit.compile``
-    python product_worker.py sm90           every kernel of float16 and TF32, compiled for sm_90
-    python product_worker.py sm90_more      those of bfloat16 and float32
+    python product_worker.py sm90           every kernel of float16, large ones of TF32, for sm_90
+    python product_worker.py sm90_more      those of bfloat16 and float32, and others of TF32
 
 The last line of the output is a JSON object: name → text of the failure, or "".
 """
@@ -270,9 +270,8 @@ def sm90() -> Iterator[tuple[str, Callable[[], None]]]:
         for label, dtype in DTYPES.items():
             if (label == "float16") == (MODE == "sm90"):
                 yield f"{name} {label}", partial(assemble, name, case, dtype, False)
-        if MODE != "sm90":
-            continue
-        yield f"{name} tf32", partial(assemble, name, case, torch.float32, True)
+        if (name in LARGE) == (MODE == "sm90"):
+            yield f"{name} tf32", partial(assemble, name, case, torch.float32, True)
     for number, cut in enumerate(LARGE_CONFIGURATIONS if MODE == "sm90" else ()):
         case = LARGE["large linear gelu"]
         yield (

@@ -149,18 +149,24 @@ def test_programs(name: str) -> None:
 
 
 @has_triton
-@pytest.mark.parametrize("kind", ["float16", "tf32"])
 @pytest.mark.parametrize("name", [*PRODUCTS, *LARGE, *DECODING, *LARGE_DECODING])
-def test_compiles_for_sm90(name: str, kind: str) -> None:
-    passes("sm90", f"{name} {kind}")
+def test_compiles_for_sm90(name: str) -> None:
+    passes("sm90", f"{name} float16")
+
+
+@has_triton
+@pytest.mark.parametrize("name", LARGE)
+def test_large_products_of_tf32_compile_for_sm90(name: str) -> None:
+    passes("sm90", f"{name} tf32")
 
 
 @has_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kind", ["bfloat16", "float32", "tf32"])
 @pytest.mark.parametrize("name", [*PRODUCTS, *LARGE, *DECODING, *LARGE_DECODING])
 def test_other_dtypes_compile_for_sm90(name: str, kind: str) -> None:
-    passes("sm90_more", f"{name} {kind}")
+    mode = "sm90" if kind == "tf32" and name in LARGE else "sm90_more"
+    passes(mode, f"{name} {kind}")
 
 
 @has_triton

@@ -199,7 +199,8 @@ int PartsToAdd::launch(int device, void *stream)
 int launch_image(const CudaFused *self, Encoded &encoded, const uint64_t *addresses, int device)
 {
     Launch one{};
-    one.function = kernel_of(device, encoded.each, self->approximate);
+    one.function = kernel_of(device, encoded.each, self->approximate,
+                             encoded.n_sums ? SUMMING : ALONE);
     if (!one.function || current_stream(self->device_type, device, &one.stream)) {
         return -1;
     }

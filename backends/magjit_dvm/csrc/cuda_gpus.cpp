@@ -18,14 +18,14 @@ PyObject *kernel_hook;
 
 } // namespace
 
-uint64_t ask_for_kernel(int device, int each, bool approximate, bool stacked)
+uint64_t ask_for_kernel(int device, int each, bool approximate, Form form)
 {
     if (!kernel_hook) {
         PyErr_SetString(PyExc_RuntimeError, "nobody to ask for kernels");
         return 0;
     }
     PyObject *found = PyObject_CallFunction(kernel_hook, "iiii", device, each, (int)approximate,
-                                            (int)stacked);
+                                            (int)form);
     uint64_t function = found ? PyLong_AsUnsignedLongLong(found) : 0;
     Py_XDECREF(found);
     if (!PyErr_Occurred() && !gpus[device].known) {
@@ -34,11 +34,12 @@ uint64_t ask_for_kernel(int device, int each, bool approximate, bool stacked)
     return PyErr_Occurred() ? 0 : function;
 }
 
-uint64_t kernel_of(int device, int each, bool approximate)
+uint64_t kernel_of(int device, int each, bool approximate, Form form)
 {
-    uint64_t &known = gpus[device].kernels[__builtin_ctz((unsigned)each) - 3][approximate];
+    int number = __builtin_ctz((unsigned)each) - 3;
+    uint64_t &known = gpus[device].kernels[form][number][approximate];
     if (!known) {
-        known = ask_for_kernel(device, each, approximate);
+        known = ask_for_kernel(device, each, approximate, form);
     }
     return known;
 }
@@ -48,15 +49,6 @@ uint64_t kernel_of_sums(int device)
     uint64_t &known = gpus[device].sums;
     if (!known) {
         known = ask_for_kernel(device, SUMS, false);
-    }
-    return known;
-}
-
-uint64_t kernel_of_stacks(int device, int each, bool approximate)
-{
-    uint64_t &known = gpus[device].stacks[__builtin_ctz((unsigned)each) - 3][approximate];
-    if (!known) {
-        known = ask_for_kernel(device, each, approximate, true);
     }
     return known;
 }
@@ -128,7 +120,7 @@ PyObject *py_cuda_gpu(PyObject *, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "a GPU of no number");
         return nullptr;
     }
-    gpus[device] = Gpu{true, machine, counters, n_counters, {}, 0, {}};
+    gpus[device] = Gpu{true, machine, counters, n_counters, {}, 0};
     Py_RETURN_NONE;
 }
 

@@ -9,25 +9,26 @@ namespace magjit_dvm {
 enum : int { MAX_GPUS = 64, N_KERNELS = 4 };
 enum : int { SUMS = 1, SUMS_COLUMNS = 8, SUMS_THREADS = 512 }; /* as in cuda/parts.py */
 
+/* Of kernels, as in cuda/interpreter.py: of one image, several, one that has sums across rows. */
+enum Form : int { ALONE, STACKED, SUMMING, N_FORMS };
+
 struct Gpu {
     bool known;
     cuda::Device machine;
     uint64_t counters, n_counters;
-    uint64_t kernels[N_KERNELS][2]; /* of R = 8, 16, 32, 64; approximate */
-    uint64_t sums;                  /* the kernel that adds up parts: see cuda/parts.py */
-    uint64_t stacks[N_KERNELS][2];  /* kernels of several images */
+    uint64_t kernels[N_FORMS][N_KERNELS][2]; /* of R = 8, 16, 32, 64; approximate */
+    uint64_t sums;                           /* adds up parts: see cuda/parts.py */
 };
 
 extern Gpu gpus[MAX_GPUS];
 extern PyObject *allocate_hook; /* see py_cuda_hooks */
 
 /* A kernel's handle, after which the GPU is known; 0 with an exception set. */
-uint64_t ask_for_kernel(int device, int each, bool approximate, bool stacked = false);
-uint64_t kernel_of(int device, int each, bool approximate);
+uint64_t ask_for_kernel(int device, int each, bool approximate, Form form = ALONE);
 uint64_t kernel_of_sums(int device);
 
-/* 0 without an exception: it is not there yet. */
-uint64_t kernel_of_stacks(int device, int each, bool approximate);
+/* Of stacks, 0 without an exception: it is not there yet. */
+uint64_t kernel_of(int device, int each, bool approximate, Form form);
 
 /* torch's current stream; −1 with an exception set. */
 int current_stream(int32_t device_type, int device, void **stream);
@@ -36,7 +37,7 @@ int current_stream(int32_t device_type, int device, void **stream);
 int read_device(PyObject *tuple, cuda::Device &machine);
 
 /* cuda_hooks(kernel, allocate): what Python does when it is asked. kernel(device, R, approximate,
- * stacked) is a kernel's handle, and tells of the device by cuda_gpu; with R = 0 it only does that.
+ * form) is a kernel's handle, and tells of the device by cuda_gpu; with R = 0 it only does that.
  * allocate(sizes, strides, dtype, device) is a tensor, or raises as torch does; device −1 is the CPU. */
 PyObject *py_cuda_hooks(PyObject *, PyObject *args);
 

@@ -132,7 +132,7 @@ int launch_all(Member *members, Py_ssize_t n, int device)
         }
         uint64_t function = 0;
         if (joined.count > 1) {
-            function = kernel_of_stacks(device, first.encoded.each, first.self->approximate);
+            function = kernel_of(device, first.encoded.each, first.self->approximate, STACKED);
             if (PyErr_Occurred()) {
                 return -1;
             }

@@ -21,7 +21,7 @@ import torch
 
 from magjit.plugin import BackendError
 from magjit.plugin.cache import code_digest, disk_cache, fingerprint
-from magjit_dvm.cuda.interpreter import source
+from magjit_dvm.cuda.interpreter import ALONE, source
 from magjit_dvm.cuda.parts import SUMS, SUMS_SOURCE
 
 __all__ = ["LEAST", "compiled", "compilers", "usable"]
@@ -46,13 +46,13 @@ def usable(index: int) -> bool:
     return not reason
 
 
-def compiled(arch: str, each: int, approximate: bool, stacked: bool = False) -> bytes:
+def compiled(arch: str, each: int, approximate: bool, form: int = ALONE) -> bytes:
     """The cubin of the kernel for R elements a lane.
 
     Args:
         arch: ``sm_90`` and so on.
         each: R; ``SUMS`` of the kernel that adds up parts of sums.
-        approximate, stacked: see ``interpreter.source``.
+        approximate, form: see ``interpreter.source``.
 
     Raises:
         BackendError: there is no compiler, or it fails.
@@ -66,13 +66,13 @@ def compiled(arch: str, each: int, approximate: bool, stacked: bool = False) -> 
     make = _by_nvcc if found[0].startswith("nvcc") else _by_nvrtc
     code = code_digest(Path(__file__).parents[1])  # the source's own text takes 35 ms to make
     checked = os.environ.get("MAGJIT_DVM_CHECKED") == "1"  # for checkers of races
-    key = fingerprint(code, each, approximate, checked, stacked, arch, found[0], *_OPTIONS)
+    key = fingerprint(code, each, approximate, checked, form, arch, found[0], *_OPTIONS)
 
     def made() -> bytes:
-        what = f"the interpreter{' of stacks' if stacked else ''}, R = {each},"
+        what = f"the interpreter{('', ' of stacks', ' of sums')[form]}, R = {each},"
         what = "the kernel of sums" if each == SUMS else what
         log.info("compiling %s for %s; it is kept on disk", what, arch)
-        text = SUMS_SOURCE if each == SUMS else source(approximate, (each,), checked, stacked)
+        text = SUMS_SOURCE if each == SUMS else source(approximate, (each,), checked, form)
         return make(text, arch)
 
     return disk_cache().get_or_make("dvm_cubin", key, made)

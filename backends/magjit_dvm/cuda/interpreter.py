@@ -23,13 +23,22 @@ from magjit_dvm.cuda.elements import (
 )
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
 from magjit_dvm.cuda.loads import Loads
-from magjit_dvm.cuda.parts import MOST_EACH
+from magjit_dvm.cuda.parts import MOST_EACH, WRITE_SUMS
 from magjit_dvm.cuda.ptx import single
-from magjit_dvm.cuda.shell import ALONE, ENTRY, IN_STACK, SHELL
+from magjit_dvm.cuda.shell import ENTRY, OF_ONE, OF_STACK, SHELL
 from magjit_dvm.cuda.short_functions import LARGEST
 from magjit_dvm.cuda.words import BY_ROW, MAX_DRAWING, NUMBER, OF_STAGE, OPCODES
 
-__all__ = ["EACH", "OWN_TABLE", "inner_loop", "kernel_name", "source"]
+__all__ = [
+    "ALONE",
+    "EACH",
+    "OWN_TABLE",
+    "STACKED",
+    "SUMMING",
+    "inner_loop",
+    "kernel_name",
+    "source",
+]
 
 EACH = (8, 16, 32, 64)
 """Values of R, each with a kernel of its own."""
@@ -67,6 +76,9 @@ _SELDOM = (
 With more cases, fewer registers are left for what goes from tile to tile, which is slow where R is
 64, and a kernel begins later, which is much of its time where R is 8.  Random numbers
 have no case beyond ``MAX_DRAWING``, sums across rows none beyond ``MOST_EACH``."""
+ALONE, STACKED, SUMMING = range(3)
+"""Kernels of one image, of several, and of one that has sums across rows: what writes these, and
+their cases, would make all others slower."""
 _OF_SUMS = ("acc", "acc.norm", "w.scale")
 
 OWN_TABLE = frozenset(
@@ -91,16 +103,16 @@ OWN_TABLE = frozenset(
 for about 70; beyond it, ptxas makes jumps to jumps of them, each on a line of code of its own."""
 
 
-def kernel_name(each: int, stacked: bool = False) -> str:
+def kernel_name(each: int, form: int = ALONE) -> str:
     """The entry point of R elements a lane."""
-    return f"mj_dvm_stack_{each}" if stacked else f"mj_dvm_{each}"
+    return f"mj_dvm_{('', 'stack_', 'summing_')[form]}{each}"
 
 
 def source(
     approximate: bool = False,
     each: tuple[int, ...] = EACH,
     checked: bool = False,
-    stacked: bool = False,
+    form: int = ALONE,
 ) -> str:
     """CUDA C++ for NVRTC or nvcc; includes nothing.
 
@@ -108,14 +120,15 @@ def source(
         approximate: the GPU's own tanh and quotients (about 11 and 22 bits).
         each: the values of R to make kernels for.
         checked: for checkers of races, see ``EMPTY_ARRIVALS``.
-        stacked: a launch has several images.
+        form: ``ALONE``, ``STACKED`` or ``SUMMING``.
     """
-    begin = IN_STACK if stacked else ALONE
-    parts = ["#define MJ_CHECKED" * checked, SHELL, _constants()]
+    begin = OF_STACK if form == STACKED else OF_ONE
+    defined = ["#define MJ_CHECKED" * checked, "#define MJ_SUMS" * (form != ALONE)]
+    parts = [*defined, SHELL, WRITE_SUMS * (form != ALONE), _constants()]
     for one in each:
         parts += [
-            _block(one, approximate),
-            ENTRY.format(each=one, name=kernel_name(one, stacked), threads=THREADS[one], **begin),
+            _block(one, approximate, form != ALONE),
+            ENTRY.format(each=one, name=kernel_name(one, form), threads=THREADS[one], **begin),
         ]
     return "\n".join(parts)
 
@@ -128,25 +141,28 @@ def _constants() -> str:
     return "\n".join(found)
 
 
-def _block(each: int, approximate: bool) -> str:
+def _block(each: int, approximate: bool, sums: bool) -> str:
     """A function of one asm statement."""
     types = {"r": "unsigned", "l": "unsigned long long"}
     parameters = ", ".join(f"{types[kind]} {name}" for kind, name, _ in _OPERANDS.values())
     given = ", ".join(f'"{kind}"({name})' for kind, name, _ in _OPERANDS.values())
-    lines = "\n".join(f'    "{line}\\n"' for line in inner_loop(each, approximate))
+    lines = "\n".join(f'    "{line}\\n"' for line in inner_loop(each, approximate, sums))
     return (
         f"DEV void run_words_{each}({parameters}) {{\n  asm volatile(\n"
         f'    "{{\\n"\n{lines}\n    "}}" :: {given} : "memory");\n}}\n'
     )
 
 
-def inner_loop(each: int, approximate: bool = False) -> list[str]:
-    """The PTX of the inner loop, a statement list a line."""
-    return _Loop(each, approximate).lines()
+def inner_loop(each: int, approximate: bool = False, sums: bool = True) -> list[str]:
+    """The PTX of the inner loop, a statement list a line; with cases of sums across rows or not."""
+    loop = _Loop(each, approximate)
+    loop.sums = sums
+    return loop.lines()
 
 
 class _Loop(Loads):
     made_by_row = False
+    sums = True
 
     def lines(self) -> list[str]:
         """All of it."""
@@ -166,7 +182,7 @@ class _Loop(Loads):
             self.put(f"L{number}: // {name}")
             drawn = name.startswith("lt.draw.") and self.R > MAX_DRAWING
             seldom = self.R not in (16, 32) and name.startswith(_SELDOM)
-            if drawn or seldom or (self.R > MOST_EACH and name in _OF_SUMS):
+            if drawn or seldom or (name in _OF_SUMS and not (self.sums and self.R <= MOST_EACH)):
                 self.put("trap;")
             else:
                 self.case(name)
@@ -246,35 +262,6 @@ class _Loop(Loads):
                 a = ",".join(f"A{4 * j + i}" for i in range(4))
                 self.put(f"st.shared.v4.b32 [ad+{512 * j}],{{{{{a}}}}};")
         self.fetch()
-
-    def add_to_sum(self) -> None:
-        """The slot at i1 ← what it has and A; T is lost."""
-        self.put("add.u32 ad,{SCR},i1;")
-        self.add_to_slot([[f"T{4 * j + i}" for i in range(4)] for j in range(self.J)], self.J, "")
-
-    def add_norm_to_sum(self) -> None:
-        """The slot at i1 ← what it has and A times T normalized; that at F0 ← what it has and A."""
-        once = self.label("ONCE")
-        quads = [[f"{'wn'[j % 2]}{i}" for i in range(4)] for j in range(self.J)]
-        self.standardize()
-        self.put("add.u32 ad,{SCR},i1;")
-        self.add_to_slot(quads, 2, "T")
-        self.put(f"setp.eq.u32 q,F0,-1; @q bra.uni {once};", "add.u32 ad,{SCR},F0;")
-        self.add_to_slot(quads, 2, "")
-        self.put(f"{once}:")
-
-    def add_to_slot(self, quads: list[list[str]], together: int, factor: str) -> None:
-        """Scratch memory at ``ad`` ← what it has and A, or A times a tile; quads together."""
-        for first in range(0, self.J, together):
-            if first:
-                self.part()
-            group = range(first, min(first + together, self.J))
-            self.put(*(f"ld.shared.v4.b32 {_vector(quads[j])},[ad+{512 * j}];" for j in group))
-            for j in group:
-                for r, to in enumerate(quads[j], 4 * j):
-                    times = f"fma.rn.f32 {to},A{r},{factor}{r},{to};"
-                    self.put(times if factor else f"add.rn.f32 {to},{to},A{r};")
-                self.put(f"st.shared.v4.b32 [ad+{512 * j}],{_vector(quads[j])};")
 
     def add_scaled(self, turned: str = "") -> None:
         """A ← A + T · S[y], or less that."""
@@ -482,8 +469,3 @@ class _Loop(Loads):
             self.apply(elementwise(name, "f", self.approximate), [("S0", "F0")])
         self.set_row_register("S0")
         self.fetch()
-
-
-def _vector(registers: list[str]) -> str:
-    """Four of them, as lines have them."""
-    return f"{{{{{','.join(registers)}}}}}"

@@ -19,7 +19,7 @@ import torch
 from magjit.plugin import BackendError
 from magjit_dvm.cuda.build import LEAST, compiled
 from magjit_dvm.cuda.encode import Encoded, Machine, encode
-from magjit_dvm.cuda.interpreter import kernel_name
+from magjit_dvm.cuda.interpreter import ALONE, STACKED, SUMMING, kernel_name
 from magjit_dvm.cuda.native import as_lists
 from magjit_dvm.cuda.parts import SUMS, SUMS_NAME, THREADS, Parts
 from magjit_dvm.cuda.words import Image
@@ -66,13 +66,13 @@ class Gpu:
         self.counters = torch.zeros(_COUNTERS, 2, dtype=torch.int32, device=f"cuda:{index}")
         torch.cuda.synchronize(index)  # zeros before any stream's first launch
         cuda_gpu(index, astuple(self.machine), self.counters.data_ptr(), _COUNTERS)
-        self._functions: dict[tuple[int, bool, bool], int] = {}
+        self._functions: dict[tuple[int, bool, int], int] = {}
         self._asked: set[tuple[int, bool]] = set()
         self._lock = threading.Lock()
 
-    def function(self, each: int, approximate: bool) -> int:
+    def function(self, each: int, approximate: bool, form: int = ALONE) -> int:
         """The kernel for R elements a lane, or of sums; compiled when it is first asked for."""
-        key = each, approximate, False
+        key = each, approximate, form
         found = self._functions.get(key)
         if found is None:
             with self._lock:
@@ -86,7 +86,7 @@ class Gpu:
 
         Nobody waits for it: fused operators of a stack can be launched one by one.
         """
-        found = self._functions.get((each, approximate, True))
+        found = self._functions.get((each, approximate, STACKED))
         if found is None and (each, approximate) not in self._asked:
             self._asked.add((each, approximate))
             threading.Thread(target=self.compile_for_stacks, args=(each, approximate)).start()
@@ -94,15 +94,15 @@ class Gpu:
 
     def compile_for_stacks(self, each: int, approximate: bool) -> None:
         """Have the kernel of stacks."""
-        key = each, approximate, True
+        key = each, approximate, STACKED
         try:
             self._loaded(key, compiled(self.arch, *key))
         except (BackendError, DeviceError) as error:
             log.warning("fused operators of a stack are launched one by one: %s", error)
 
-    def _loaded(self, key: tuple[int, bool, bool], cubin: bytes) -> int:
-        each, _, stacked = key
-        name = SUMS_NAME if each == SUMS else kernel_name(each, stacked)
+    def _loaded(self, key: tuple[int, bool, int], cubin: bytes) -> int:
+        each, _, form = key
+        name = SUMS_NAME if each == SUMS else kernel_name(each, form)
         shared = 0 if each == SUMS else self.machine.shared_bytes
         found = cuda_load(self.index, cubin, name, shared, self._overlaps)
         self._functions[key] = found
@@ -213,7 +213,7 @@ class DeviceFused(CudaFused):
 def _launch(image: Image, tensors: Sequence[Any], index: int, approximate: bool) -> None:
     addresses = (one.data_ptr() if isinstance(one, torch.Tensor) else 0 for one in tensors)
     cuda_launch(
-        gpu(index).function(image.each, approximate),
+        gpu(index).function(image.each, approximate, SUMMING if image.sums else ALONE),
         *(image.blocks, 32 * (image.warps + 1), image.shared_bytes),
         torch.cuda.current_stream(index).cuda_stream,
         image.template(),
@@ -238,12 +238,12 @@ def _launch_sums(parts: Parts, tensors: Sequence[Any], index: int) -> None:
     )
 
 
-def _kernel(index: int, each: int, approximate: int, stacked: int) -> int:
+def _kernel(index: int, each: int, approximate: int, form: int) -> int:
     """Asked for by C++: the GPU is told of; its kernel for R, or of sums, if that is not 0."""
     one = gpu(index)
-    if stacked:
+    if form == STACKED:
         return one.function_of_stacks(each, bool(approximate))
-    return one.function(each, bool(approximate)) if each else 0
+    return one.function(each, bool(approximate), form) if each else 0
 
 
 def _allocate(sizes: Sequence[int], strides: Sequence[int], dtype: int, index: int) -> torch.Tensor:

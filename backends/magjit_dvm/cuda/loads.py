@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from magjit_dvm.cuda.adding import Adding
 from magjit_dvm.cuda.elements import (
     BYTES,
     CONVERT,
@@ -10,7 +11,6 @@ from magjit_dvm.cuda.elements import (
     one_from_global,
 )
 from magjit_dvm.cuda.ptx import single
-from magjit_dvm.cuda.reductions import Reductions
 from magjit_dvm.philox import FACTORS, ROUNDS, WEYL
 
 __all__ = ["Loads"]
@@ -19,7 +19,7 @@ _ROUNDS_OF_TURN = 2
 assert ROUNDS % _ROUNDS_OF_TURN == 0
 
 
-class Loads(Reductions):
+class Loads(Adding):
     """The words ``lt``, ``la`` and ``lk``, and addresses through descriptors."""
 
     def load(self, bank: str, name: str) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "SUMS_SOURCE",
     "THREADS",
     "WHAT",
+    "WRITE_SUMS",
     "Parts",
 ]
 
@@ -29,6 +30,37 @@ SUMS, SUMS_NAME = 1, "mj_dvm_sums_1"
 COLUMNS, THREADS = 8, 512
 """Of a block of the second kernel, which adds up the sums of all operators of a stack."""
 WHAT = {DType.F32: 0, DType.F16: 1, DType.BF16: 2}
+
+WRITE_SUMS = r"""
+/* What all warps have added up goes to a row of the parts; they begin anew with the tile. This is a
+ * function of its own, outside of the loop over tiles, so that it takes no registers of words. */
+static __device__ __noinline__ void write_sums(const Head &h, u32 place, u32 blocks, u32 slice,
+                                                volatile u32 *tile)
+{
+    const u32 W = h.warps, G = h.group, cols = h.cols, bytes = G * h.scratch_bytes;
+    const u32 rows = W / G, count = (h.sums & 255) * cols, shift = h.sums >> 8;
+    const u32 places = blocks + (h.tiles > h.fixed ? ((h.tiles - h.fixed - 1) >> shift) + 1 : 0);
+    asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < count; i += 32 * W) {
+        const u32 number = i / cols, column = i - number * cols, part = column / slice;
+        unsigned char *at = mj_shared + h.scratch_at + part * h.scratch_bytes +
+            4 * (number * slice + column % slice);
+        float sum = 0;
+#pragma unroll 4
+        for (u32 r = 0; r < rows; r++) {
+            sum += *(float *)(at + r * bytes);
+            *(float *)(at + r * bytes) = 0;
+        }
+        ((float *)h.parts)[((u64)number * places + place) * cols + column] = sum;
+    }
+    if (threadIdx.x == 0) {
+        *tile -= WRITES;
+    }
+    asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
+}
+"""
+"""Of the first kernel: behind ``SHELL`` of ``shell.py``."""
 
 SUMS_SOURCE = r"""
 typedef unsigned u32;

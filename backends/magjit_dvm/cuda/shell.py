@@ -33,7 +33,7 @@ of its blocks it is, is all that its kernel asks more.
 
 from __future__ import annotations
 
-__all__ = ["ALONE", "ENTRY", "IN_STACK", "SHELL"]
+__all__ = ["ENTRY", "OF_ONE", "OF_STACK", "SHELL"]
 
 SHELL = r"""
 typedef unsigned u32;
@@ -175,34 +175,6 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
 /* All of the block's shared memory, so that it begins at a multiple of 256. */
 extern __shared__ __align__(1024) unsigned char mj_shared[];
 
-/* What all warps have added up goes to a row of the parts; they begin anew with that tile. This is a
- * function of its own, outside of the loop over tiles, so that it takes no registers of words. */
-static __device__ __noinline__ void write_sums(const Head &h, u32 place, u32 blocks, u32 slice,
-                                                volatile u32 *tile)
-{
-    const u32 W = h.warps, G = h.group, cols = h.cols, bytes = G * h.scratch_bytes;
-    const u32 rows = W / G, count = (h.sums & 255) * cols, shift = h.sums >> 8;
-    const u32 places = blocks + (h.tiles > h.fixed ? ((h.tiles - h.fixed - 1) >> shift) + 1 : 0);
-    asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
-#pragma unroll 1
-    for (u32 i = threadIdx.x; i < count; i += 32 * W) {
-        const u32 number = i / cols, column = i - number * cols, part = column / slice;
-        unsigned char *at = mj_shared + h.scratch_at + part * h.scratch_bytes +
-            4 * (number * slice + column % slice);
-        float sum = 0;
-#pragma unroll 4
-        for (u32 r = 0; r < rows; r++) {
-            sum += *(float *)(at + r * bytes);
-            *(float *)(at + r * bytes) = 0;
-        }
-        ((float *)h.parts)[((u64)number * places + place) * cols + column] = sum;
-    }
-    if (threadIdx.x == 0) {
-        *tile -= WRITES;
-    }
-    asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
-}
-
 /* From several places: with a number of threads, which __syncthreads() has not. */
 DEV void all_meet(u32 warps)
 {
@@ -220,7 +192,9 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     const u32 base = shared_address(mj_shared), S = h.stages;
     const u32 full = base + h.barriers_at, empty = full + 8 * S, ring = base + h.ring_at;
     volatile u32 *const tile_of = (volatile u32 *)(mj_shared + h.barriers_at + 16 * S);
+#ifdef MJ_SUMS
     volatile u32 *const place_of = tile_of + S; /* of the sums that are written before that tile */
+#endif
 
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -261,8 +235,12 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         asm volatile("griddepcontrol.wait;" ::: "memory"); /* what came before, and all it wrote */
 #endif
         u32 *counter = (u32 *)h.counter;
-        u32 t = {block}, next = 0, asked = {block}, place = {block};
+        u32 t = {block}, next = 0;
+#ifdef MJ_SUMS
+        u32 asked = {block};
         const u32 shift = h.sums >> 8, fixed = h.sums ? h.fixed : {blocks};
+        u32 place = {block};
+#endif
         bool others_wait = true;
         __syncwarp();
         while (t < h.tiles) {{
@@ -283,19 +261,29 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                     left = h.elements - e;
                 }}
                 if (lane == 0) {{
+#ifdef MJ_SUMS
                     const u32 now = t < fixed ? {block} : {blocks} + ((t - fixed) >> shift);
                     tile_of[s] = h.sums && now != place ? t | WRITES : t;
                     place_of[s] = place;
                     place = now;
+#else
+                    tile_of[s] = t;
+#endif
                 }}
                 const u32 count = left < most ? (u32)left : most;
                 feed(h, full + 8 * s, ring + s * h.stage_bytes, e, count, t, tile_rows, lane);
                 if (others_wait) {{
                     others_wait = false;
                     all_meet(W);
+#ifdef MJ_SUMS
                     if (lane == 0) {{
                         next = counter ? atomicAdd(counter, 1) : asked;
                     }}
+#else
+                    if (counter && lane == 0) {{
+                        next = {blocks} + atomicAdd(counter, 1);
+                    }}
+#endif
                 }}
                 if (++s == S) {{
                     s = 0;
@@ -305,6 +293,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                     c = 0;
                 }}
             }}
+#ifdef MJ_SUMS
             if (t < fixed && fixed - t > {blocks}) {{
                 t += {blocks};
             }} else if (t >= fixed && (t + 1 - fixed) & ((1u << shift) - 1)) {{
@@ -316,6 +305,16 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                     next = counter ? atomicAdd(counter, 1) : asked;
                 }}
             }}
+#else
+            if (counter) {{
+                t = __shfl_sync(~0u, next, 0);
+                if (lane == 0 && t < h.tiles) {{
+                    next = {blocks} + atomicAdd(counter, 1);
+                }}
+            }} else {{
+                t += {blocks};
+            }}
+#endif
         }}
         if (others_wait) {{
             all_meet(W);
@@ -323,7 +322,9 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         barrier_wait(empty + 8 * s, phase ^ 1);
         if (lane == 0) {{
             tile_of[s] = NO_TILE;
+#ifdef MJ_SUMS
             place_of[s] = {block} < h.tiles ? place : NO_TILE;
+#endif
         }}
         __syncwarp();
         if (FULL_ARRIVALS > 1) {{
@@ -348,9 +349,11 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     const u32 warp_group = G | member << 8 | group << 16 | h.numbers << 24;
     u32 scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
     u32 pass = 0, chunk = 0, t = 0;
+#ifdef MJ_SUMS
     for (u32 i = lane; i < (h.sums & 255) * 8 * {each}; i += 32) {{ /* what only this warp uses */
         *(Quad *)(mj_shared + h.scratch_at + warp * h.scratch_bytes + 16 * i) = Quad{{0, 0, 0, 0}};
     }}
+#endif
     __syncwarp();
     if (h.prologue != NO_TILE) {{
         pass = PROLOGUE;
@@ -359,87 +362,93 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
     }}
+#ifdef MJ_SUMS
+next_tile:
+#endif
 #pragma unroll 1
     for (;;) {{
-#pragma unroll 1
-        for (;;) {{ /* until there is no tile, or sums are to be written */
-            const bool last = pass == h.passes; /* the epilogue: no stage */
-            if (!last && pass != PROLOGUE) {{
-                barrier_wait(full + 8 * s, phase);
-                if (pass == 0 && chunk == 0) {{
-                    t = __shfl_sync(~0u, tile_of[s], 0);
-                    if ((int)t < 0) {{
-                        break;
-                    }}
-                }}
-            }}
-            u64 start, row = 0; /* the stage's first element in the whole */
-            u32 local, there;
-            if (!h.by_rows) {{
-                start = (u64)t * width;
-                local = warp * SLICE;
-                const u64 left = h.elements - start;
-                there = left <= local ? 0 : left - local < SLICE ? (u32)(left - local) : SLICE;
-            }} else {{
-                row = (u64)t * tile_rows + group;
-                const u32 column = chunk * width + member * SLICE;
-                start = chunks > 1 ? (u64)t * h.cols + (u64)chunk * width
-                                   : (u64)t * tile_rows * h.cols;
-                local = (chunks > 1 ? 0 : group * h.cols) + member * SLICE;
-                there = row >= h.rows || column >= h.cols ? 0
-                        : h.cols - column < SLICE         ? h.cols - column
-                                                          : SLICE;
-            }}
-            const bool runs = h.by_rows ? row < h.rows : there != 0;
-            if (pass == PROLOGUE ? group == 0 : runs) {{
-                const u32 word = pass == PROLOGUE ? h.prologue
-                                 : last           ? h.epilogue
-                                 : chunk          ? h.rest[pass]
-                                                  : h.first[pass];
-                const bool owner = lane == 0 && member == 0 && (h.by_rows || start + local == 0);
-                run_words_{each}(base + 16 * word, ring + s * h.stage_bytes, local + 4 * lane,
-                    start + local + 4 * lane, there, rowfile,
-                    warp_group | (chunk != 0) << 30 | (u32)owner << 31, (u32)row, scratch);
-            }}
-            if (pass == PROLOGUE) {{
-                pass = 0;
-                scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
-                asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
-                continue;
-            }}
-            if (last) {{
-                pass = 0;
-                continue;
-            }}
-            __syncwarp();
-            if (EMPTY_ARRIVALS > 1 || lane == 0) {{
-                barrier_arrive(empty + 8 * s);
-            }}
-            if (++s == S) {{
-                s = 0;
-                phase ^= 1;
-            }}
-            if (chunks == 1) {{
-                pass = h.epilogue != NO_TILE ? h.passes : 0;
-            }} else if (++chunk == chunks) {{
-                chunk = 0;
-                if (++pass == h.passes && h.epilogue == NO_TILE) {{
-                    pass = 0;
+        const bool last = pass == h.passes; /* the epilogue: no stage */
+        if (!last && pass != PROLOGUE) {{
+            barrier_wait(full + 8 * s, phase);
+            if (pass == 0 && chunk == 0) {{
+                t = __shfl_sync(~0u, tile_of[s], 0);
+#ifdef MJ_SUMS
+                if (t >= WRITES) {{ /* or NO_TILE */
+#else
+                if (t == NO_TILE) {{
+#endif
+                    break;
                 }}
             }}
         }}
-        const u32 place = place_of[s];
-        if (h.sums && place != NO_TILE) {{ /* of rows that are in no chunks */
-            write_sums(h, place, {blocks}, SLICE, tile_of + s);
+        u64 start, row = 0; /* the stage's first element in the whole */
+        u32 local, there;
+        if (!h.by_rows) {{
+            start = (u64)t * width;
+            local = warp * SLICE;
+            const u64 left = h.elements - start;
+            there = left <= local ? 0 : left - local < SLICE ? (u32)(left - local) : SLICE;
+        }} else {{
+            row = (u64)t * tile_rows + group;
+            const u32 column = chunk * width + member * SLICE;
+            start = chunks > 1 ? (u64)t * h.cols + (u64)chunk * width
+                               : (u64)t * tile_rows * h.cols;
+            local = (chunks > 1 ? 0 : group * h.cols) + member * SLICE;
+            there = row >= h.rows || column >= h.cols ? 0
+                    : h.cols - column < SLICE         ? h.cols - column
+                                                      : SLICE;
         }}
-        if (t == NO_TILE) {{
-            return;
+        const bool runs = h.by_rows ? row < h.rows : there != 0;
+        if (pass == PROLOGUE ? group == 0 : runs) {{
+            const u32 word = pass == PROLOGUE ? h.prologue
+                             : last           ? h.epilogue
+                             : chunk          ? h.rest[pass]
+                                              : h.first[pass];
+            const bool owner = lane == 0 && member == 0 && (h.by_rows || start + local == 0);
+            run_words_{each}(base + 16 * word, ring + s * h.stage_bytes, local + 4 * lane,
+                start + local + 4 * lane, there, rowfile,
+                warp_group | (chunk != 0) << 30 | (u32)owner << 31, (u32)row, scratch);
+        }}
+        if (pass == PROLOGUE) {{
+            pass = 0;
+            scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
+            asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
+            continue;
+        }}
+        if (last) {{
+            pass = 0;
+            continue;
+        }}
+        __syncwarp();
+        if (EMPTY_ARRIVALS > 1 || lane == 0) {{
+            barrier_arrive(empty + 8 * s);
+        }}
+        if (++s == S) {{
+            s = 0;
+            phase ^= 1;
+        }}
+        if (chunks == 1) {{
+            pass = h.epilogue != NO_TILE ? h.passes : 0;
+        }} else if (++chunk == chunks) {{
+            chunk = 0;
+            if (++pass == h.passes && h.epilogue == NO_TILE) {{
+                pass = 0;
+            }}
         }}
     }}
+#ifdef MJ_SUMS
+    const u32 place = place_of[s];
+    if (h.sums && place != NO_TILE) {{ /* of rows that are in no chunks */
+        write_sums(h, place, {blocks}, SLICE, tile_of + s);
+        if (t != NO_TILE) {{
+            goto next_tile;
+        }}
+    }}
+#endif
 }}
 """
 
-ALONE = {
+OF_ONE = {
     "parameter": "const __grid_constant__ Image image",
     "image": "",
     "block": "blockIdx.x",
@@ -448,7 +457,7 @@ ALONE = {
 }
 """How a kernel begins whose parameter is one image."""
 
-IN_STACK = {
+OF_STACK = {
     "parameter": "const __grid_constant__ Stack stack",
     "image": """\
     u32 which = 0;

@@ -19,7 +19,6 @@ from magjit_dvm.cuda.backwards import READY
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
 from magjit_dvm.cuda.ptx import evaluate
 from magjit_dvm.cuda.short_functions import LARGEST
-from magjit_dvm.cuda.simulate_addresses import Addresses
 from magjit_dvm.cuda.simulate_memory import BYTES, HEADER_FIELDS, ImageError, Memory, memory_of
 from magjit_dvm.cuda.simulate_rows import (
     FOLD,
@@ -30,7 +29,7 @@ from magjit_dvm.cuda.simulate_rows import (
     softmax,
     standardized,
 )
-from magjit_dvm.cuda.sums import NO_SLOT
+from magjit_dvm.cuda.simulate_sums import KeptSums
 from magjit_dvm.cuda.words import (
     BY_ROW,
     HEADER_BYTES,
@@ -73,7 +72,7 @@ def run_image(
     _Kernel(image, each, shared_bytes, memories).run(blocks)
 
 
-class _Kernel(Addresses):
+class _Kernel(KeptSums):
     def __init__(self, image: bytes, each: int, shared_bytes: int, memories: list[Memory]) -> None:
         if len(image) > 4096:
             raise ImageError("an image of more than 4 KB")
@@ -128,36 +127,6 @@ class _Kernel(Addresses):
         places = self.place_of(h["tiles"] - 1, blocks) + 1 if h["fixed"] < h["tiles"] else blocks
         for place in range(places if h["sums"] else 0):
             self.write_sums(place, places)
-
-    def place_of(self, tile: int, blocks: int) -> int:
-        """The row of the parts of what a tile adds to sums: of a block or of a run of tiles."""
-        fixed = self.h["fixed"]
-        return tile % blocks if tile < fixed else blocks + ((tile - fixed) >> self.h["shift"])
-
-    def write_sums(self, place: int, places: int) -> None:
-        """What warps have added up of a block, or of a run of tiles, to its row of the parts."""
-        cols, own = self.h["cols"], [one for (of, _), one in self.sums.items() if of == place]
-        if not own:
-            raise ImageError("parts of sums without a tile")
-        for number, rows in enumerate(zip(*map(self.values_of_sums, own), strict=True)):
-            total = np.add.reduce(np.array(rows).view(np.float32).reshape(len(rows), -1)[:, :cols])
-            to = self.h["parts"] + 4 * cols * (number * places + place)
-            self.write(to + 4 * np.arange(cols), "32", total.view(np.uint32))
-
-    def values_of_sums(self, kept: Any) -> list[Array]:
-        """Of a row's warps, each sum's elements."""
-        return [kept[at] for at in sorted(kept)]
-
-    def open_sums(self, place: int, group: int) -> None:
-        """What a row's warps have added up so far is in scratch memory."""
-        at = range(0, self.h["sums"] * 128 * self.each, 128 * self.each)
-        known = self.sums.get((place, group), {one: np.zeros_like(self.empty) for one in at})
-        self.scratch.update({one: value.copy() for one, value in known.items()})
-
-    def close_sums(self, place: int, group: int) -> None:
-        """It is kept."""
-        end = self.h["sums"] * 128 * self.each
-        self.sums[place, group] = {at: one for at, one in self.scratch.items() if at < end}
 
     def keep_weights(self) -> None:
         """The prologue, as warps of one row; what it saves is there for all."""
@@ -444,15 +413,6 @@ class _Kernel(Addresses):
             else:
                 total = FOLD[op].reduce(whole, initial=identity(name), dtype=whole.dtype)
         self.set_number(self.x, np.full(self.group, total, whole.dtype).view(np.uint32))
-
-    def add_beside(self, at: int) -> None:
-        """A to a second sum, if there is one."""
-        if at == NO_SLOT:
-            return
-        if at not in self.scratch:
-            raise ImageError("scratch memory is read before it is written")
-        total = self.scratch[at].view(np.float32) + self.A.view(np.float32)
-        self.scratch[at] = total.view(np.uint32)
 
     def norm(self) -> Array:
         """T normalized by row registers; without a mean where F1 is 0."""
