@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -12,9 +10,7 @@ from magjit_dvm.cuda.words import NO_WORD, Image, Word
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, NodeKind, Program
 from tests.dvm.checking import cast, compute, load, output, reduce, tensor
-from tests.dvm_cuda import checking
 from tests.dvm_cuda.checking import check_words
-from tests.dvm_cuda.ptx_machine import run_ptx
 from tests.dvm_cuda.test_sums import across
 
 F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
@@ -108,13 +104,6 @@ def firsts(image: Image) -> list[str]:
 
 def backs(image: Image) -> list[Word]:
     return [one for one in image.words if one.first == "row.f.back"]
-
-
-@pytest.fixture(params=["simulator", "PTX"])
-def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "PTX":
-        monkeypatch.setattr(checking, "run_image", run_ptx)
-    return str(request.param)
 
 
 SHAPES = ((5, 256), (4, 300), (3, 1030), (2, 5000), (2, 40), (3, 33))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from magjit_dvm.vm import NotEncodable
 from tests.dvm.checking import compute, load, output, tensor
 from tests.dvm_cuda import checking
 from tests.dvm_cuda.checking import check_words
-from tests.dvm_cuda.ptx_machine import run_ptx
 
 F16, F32, BF16 = DType.F16, DType.F32, DType.BF16
 FEW = Machine(multiprocessors=3)
@@ -58,13 +56,6 @@ def beside_rows(dtype: DType) -> Program:
     )
     outputs = output(8, 0, 1), output(7, 1), output(9, 1)
     return Program(2, (tensor(dtype, 0, 1), tensor(F32, 0)), nodes, outputs)
-
-
-@pytest.fixture(params=["simulator", "PTX"])
-def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "PTX":
-        monkeypatch.setattr(checking, "run_image", run_ptx)
-    return str(request.param)
 
 
 SHAPES = ((7, 300), (60, 256), (2, 128), (19, 1500), (9, 131), (23, 64))
