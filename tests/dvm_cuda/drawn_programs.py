@@ -140,7 +140,9 @@ class Drawer:
     def step(self) -> None:
         draws = self.random.random()
         n = self.pick()
-        if draws < 0.03:
+        if draws < 0.01:
+            self.gradient()
+        elif draws < 0.03:
             self.moments(n)
         elif draws < 0.12:
             to = self.random.choice(LOADED)
@@ -233,6 +235,43 @@ class Drawer:
             quotient = self.add(Node(NodeKind.COMPUTE, f32, quotient, "div")), self.partner(f32)
             shifted = self.add(Node(NodeKind.COMPUTE, f32, quotient, "add"))
             self.add(Node(NodeKind.COMPUTE, f32, (shifted,), "rsqrt"))
+
+    def gradient(self) -> None:
+        """A norm's gradient as a word makes it, or nearly, and what is beside it."""
+        if not self.reduced or self.rank > 8 or len(self.inputs) > 40:
+            return
+        every, f32 = range(self.rank), DType.F32
+        rows = [d for d in every if d not in self.reduced]
+        x, dy = (self.whole(every, self.random.choice((f32, *HALVES))) for _ in range(2))
+        root, centered = self.whole(rows, f32), self.chance(0.5)
+        away = self.made("sub", x, self.whole(rows, f32)) if centered else x
+        norm = self.made("mul", away, root)
+        weight = self.whole(sorted(self.reduced), f32)
+        given = self.made("mul", dy, weight) if self.chance(0.5) else dy
+        share, by = self.add(Node(NodeKind.NUMEL, f32, dims=self.reduced)), "div"
+        if self.chance(0.5):
+            share, by = self.add(Node(NodeKind.CONSTANT, f32, number=0.125)), "mul"
+        sums = [self.made("mul", given, norm), given][: 1 + (centered or self.chance(0.1))]
+        totals = [Node(NodeKind.REDUCE, f32, (one,), "sum", dims=self.reduced) for one in sums]
+        shares = [self.made(by, self.add(one), share) for one in totals]
+        rest = self.made("sub", given, shares[1]) if len(shares) > 1 else given
+        inner = self.made("sub", rest, self.made("mul", norm, shares[0]))
+        self.made("mul", inner, root if self.chance(0.9) else self.whole(rows, f32))
+        for one in (dy, self.made("mul", norm, dy)):
+            if self.chance(0.5):
+                self.sum_across(one)
+
+    def made(self, op: str, left: int, right: int) -> int:
+        """A float32 of two, either way round where that is the same."""
+        args = (right, left) if op == "mul" and self.chance(0.5) else (left, right)
+        return self.add(Node(NodeKind.COMPUTE, DType.F32, args, op))
+
+    def whole(self, dims: Sequence[int], dtype: DType) -> int:
+        """A tensor of these dimensions, in float32."""
+        self.inputs.append(Input(InputKind.TENSOR, dtype, tuple(dims)))
+        self.arguments.append(self.view([self.size[d] for d in dims], dtype))
+        n = self.add(Node(NodeKind.LOAD, dtype, aux=len(self.inputs) - 1))
+        return n if dtype is DType.F32 else self.add(Node(NodeKind.CAST, DType.F32, (n,)))
 
     def partner(self, dtype: DType) -> int:
         """Another value of the dtype: one that is there, a number, or a cast."""

@@ -25,6 +25,7 @@ _WIDTH = {"b16": 2, "u8": 1, "f64": 8, "b64": 8, "b32": 4}
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _STATEMENT = re.compile(r"(?:@(!?)(\w+) )?([\w.]+) ?(.*)")
 _CONSTANT_BASE = 1 << 60
+_ANYTHING = 0xFFC0DEAD
 
 
 @cache
@@ -148,6 +149,9 @@ class _Warp:
     def __init__(self, kernel: _PtxKernel, operands: list[Array]) -> None:
         self.kernel = kernel
         self.state = {f"%{k}": one.astype(np.uint64) for k, one in enumerate(operands)}
+        # Tiles have anything in the beginning: what turns one moves elements that are still to come.
+        for register in (f"{bank}{r}" for bank in "AT" for r in range(kernel.each)):
+            self.state[register] = np.full(32, _ANYTHING, np.uint64)
 
     def run(self) -> Generator[str, None, None]:
         statements, labels = program(self.kernel.each)
