@@ -149,7 +149,7 @@ class _Warp:
     def __init__(self, kernel: _PtxKernel, operands: list[Array]) -> None:
         self.kernel = kernel
         self.state = {f"%{k}": one.astype(np.uint64) for k, one in enumerate(operands)}
-        # Tiles have anything in the beginning: what turns one moves elements that are still to come.
+        # Tiles begin with anything: what turns one moves elements that are still to come.
         for register in (f"{bank}{r}" for bank in "AT" for r in range(kernel.each)):
             self.state[register] = np.full(32, _ANYTHING, np.uint64)
 
