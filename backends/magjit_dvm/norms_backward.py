@@ -46,8 +46,8 @@ def layer_norm_backward(
     norm = (wide - mean) * rstd
     total = _averaged(g.sum(over, keepdim=True), shape)
     inner = g - total - norm * _averaged((g * norm).sum(over, keepdim=True), shape)
-    moved = norm * plain if of_weight else None
-    d_weight = None if moved is None else _across(moved, shape, x if weight is None else weight)
+    like = x if weight is None else weight
+    d_weight = _across(norm * plain, shape, like) if of_weight else None
     d_bias = _across(plain, shape, x if bias is None else bias) if of_bias else None
     return (inner * rstd).to(x.dtype), d_weight, d_bias
 

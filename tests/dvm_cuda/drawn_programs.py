@@ -42,10 +42,11 @@ HALVES = (DType.F16, DType.BF16)
 
 
 class Drawer:
-    """One program and its arguments, of a seed."""
+    """One program and its arguments, of a seed; with the gradient of a norm in it if asked for."""
 
-    def __init__(self, seed: int, numbers: Sequence[Any] = NUMBERS) -> None:
+    def __init__(self, seed: int, numbers: Sequence[Any] = NUMBERS, gradient: bool = False) -> None:
         self.random, self.numbers = random.Random(seed), numbers
+        self.has_gradient = gradient
         self.rank = self.random.choice((0, 1, 1, 2, 2, 2, 3, 3, 4, 5))
         self.size = [self.random.choice(SIZES) for _ in range(self.rank)]
         if self.random.random() < 0.03 and self.rank:
@@ -68,6 +69,8 @@ class Drawer:
         """A program, and arguments for a call."""
         for _ in range(self.random.randint(1, 4)):
             self.tensor(self.random.choice(LOADED))
+        if self.has_gradient:
+            self.gradient()
         for _ in range(self.random.choice((1, 3, 6, 12, 12, 30, 60, 150))):
             if len(self.nodes) < 200 and len(self.inputs) < 50:
                 self.step()
@@ -140,9 +143,7 @@ class Drawer:
     def step(self) -> None:
         draws = self.random.random()
         n = self.pick()
-        if draws < 0.01:
-            self.gradient()
-        elif draws < 0.03:
+        if draws < 0.03:
             self.moments(n)
         elif draws < 0.12:
             to = self.random.choice(LOADED)

@@ -78,14 +78,14 @@ class _PtxKernel(_Kernel):
             at = h["rows_at"] + member * self.each_rows
             self.shared[at : at + 128].view(np.uint32)[:] = h["partials_at"]
 
-    def open_sums(self, block: int, group: int) -> None:
+    def open_sums(self, place: int, group: int) -> None:
         for part in self.parts_of_sums():
             part[:] = 0
-        for part, known in zip(self.parts_of_sums(), self.sums.get((block, group), ())):
+        for part, known in zip(self.parts_of_sums(), self.sums.get((place, group), ())):
             part[:] = known
 
-    def close_sums(self, block: int, group: int) -> None:
-        self.sums[block, group] = [part.copy() for part in self.parts_of_sums()]
+    def close_sums(self, place: int, group: int) -> None:
+        self.sums[place, group] = [part.copy() for part in self.parts_of_sums()]
 
     def values_of_sums(self, kept: Any) -> list[Array]:
         whole = np.array([part.view(np.uint32).reshape(self.h["sums"], -1) for part in kept])

@@ -34,14 +34,14 @@ FEW = replace(BIG, multiprocessors=1)
 """A single block has many rows, and keeps what they share."""
 
 
-def check_seeds(first: int, count: int) -> Counter[str]:
+def check_seeds(first: int, count: int, gradient: bool = False) -> Counter[str]:
     """What became of the programs of these seeds, for three machines each.
 
     None of every second one is left to the encoder in Python.
     """
     found: Counter[str] = Counter()
     for seed in range(first, first + count):
-        program, arguments = Drawer(seed, (NUMBERS, TAME)[seed % 2]).draw()
+        program, arguments = Drawer(seed, (NUMBERS, TAME)[seed % 2], gradient).draw()
         for machine in (BIG, SMALL, FEW):
             outcome = check_encoders(program, arguments, machine)
             assert outcome != "left" or seed % 2 == 0, program
@@ -52,8 +52,12 @@ def check_seeds(first: int, count: int) -> Counter[str]:
 @pytest.mark.parametrize("part", range(10))
 def test_drawn_programs(part: int) -> None:
     found = check_seeds(part * 250, 250)
-    assert found["encoded"] > 250 and found["left"] < 75
+    assert found["encoded"] > 300 and found["left"] < 75
     assert len(found) > 8, "several reasons"
+
+
+def test_drawn_gradients() -> None:
+    assert check_seeds(3000, 400, gradient=True)["encoded"] > 400
 
 
 @pytest.mark.fuzz

@@ -69,18 +69,8 @@ bool Encoder::share_of_sum(int n, int &total, uint32_t &share)
     if (!sums || uses[total] != 1 || !facts[by].number || !facts[n].floating) {
         return false;
     }
-    share = bits(by);
-    if (divides) {
-        float number;
-        memcpy(&number, &share, 4);
-        if (number != number) {
-            leave();
-            return false;
-        }
-        float inverse = number != 0 ? (float)(1.0 / (double)number) : __builtin_inff();
-        memcpy(&share, &inverse, 4);
-    }
-    return true;
+    share = divides ? inverse_bits(by) : bits(by);
+    return !stopped();
 }
 
 /* What (G − sum(G) / N − X · sum(G · X) / N) · root is made of. */
@@ -137,6 +127,9 @@ bool Encoder::find_norm_backward(int result, NormBackward &found)
 /* What one of its sums is part of, where nothing else asks for what comes between. */
 bool Encoder::is_in_norm_backward(int n, NormBackward &found)
 {
+    if (program.nodes[n].op != OP_sum) {
+        return false;
+    }
     for (int result = 0; result < n_nodes() && !stopped(); result++) {
         if (!computes(result, OP_mul) || canonical[result] != result || !uses[result] ||
             !find_norm_backward(result, found)) {

@@ -449,6 +449,7 @@ struct Encoder {
     bool is_mean(int mean, int total);
     int stored(int n) const;
     uint32_t bits(int n);
+    uint32_t inverse_bits(int n);
     Number number(int n);
 
     /* cuda_encode.cpp, cuda_loads.cpp, and cuda_rows.cpp of row values */

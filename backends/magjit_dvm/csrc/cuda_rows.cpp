@@ -154,20 +154,14 @@ uint32_t exact_inverse(uint32_t bits)
 /* rsqrt(given / number + number) in one word, by the quotient's inverse. */
 void Encoder::put_scaled_rsqrt(int n, const Scaled &parts)
 {
-    uint32_t by_bits = bits(program.nodes[parts.quotient].args[1]);
-    float by;
-    memcpy(&by, &by_bits, 4);
-    if (by != by) {
-        leave();
-    }
+    uint32_t inverse = inverse_bits(program.nodes[parts.quotient].args[1]);
     int y = register_of(parts.given);
     uint32_t added = bits(program.nodes[parts.total].args[1]);
-    float inverse = by != 0 ? (float)(1.0 / (double)by) : __builtin_inff();
     int x = new_register(n);
     Word &word = put(words.scaled_rsqrt);
     word.x = (uint8_t)x;
     word.y = (uint8_t)y;
-    memcpy(&word.w2, &inverse, 4);
+    word.w2 = inverse;
     word.w3 = added;
 }
 

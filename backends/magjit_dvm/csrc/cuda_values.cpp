@@ -387,4 +387,18 @@ uint32_t Encoder::bits(int n)
     return found;
 }
 
+/* What a division by a number multiplies with. */
+uint32_t Encoder::inverse_bits(int n)
+{
+    uint32_t found = bits(n);
+    float by;
+    memcpy(&by, &found, 4);
+    if (by != by) {
+        leave();
+    }
+    float inverse = by != 0 ? (float)(1.0 / (double)by) : __builtin_inff();
+    memcpy(&found, &inverse, 4);
+    return found;
+}
+
 } // namespace magjit_dvm::cuda

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from magjit_dvm.cuda.cases import vector
 from magjit_dvm.cuda.reductions import Reductions
 
 __all__ = ["Adding"]
@@ -32,14 +33,9 @@ class Adding(Reductions):
             if first:
                 self.part()
             group = range(first, min(first + together, self.J))
-            self.put(*(f"ld.shared.v4.b32 {_vector(quads[j])},[ad+{512 * j}];" for j in group))
+            self.put(*(f"ld.shared.v4.b32 {vector(quads[j])},[ad+{512 * j}];" for j in group))
             for j in group:
                 for r, to in enumerate(quads[j], 4 * j):
                     times = f"fma.rn.f32 {to},A{r},{factor}{r},{to};"
                     self.put(times if factor else f"add.rn.f32 {to},{to},A{r};")
-                self.put(f"st.shared.v4.b32 [ad+{512 * j}],{_vector(quads[j])};")
-
-
-def _vector(registers: list[str]) -> str:
-    """Four of them, as lines have them."""
-    return f"{{{{{','.join(registers)}}}}}"
+                self.put(f"st.shared.v4.b32 [ad+{512 * j}],{vector(quads[j])};")

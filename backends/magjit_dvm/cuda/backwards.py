@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from magjit_dvm.cuda.values import Values, float_bits
+from magjit_dvm.cuda.values import Values
 from magjit_dvm.program import ACROSS, NodeKind
 
 __all__ = ["READY", "Backwards", "NormBackward", "Standardized"]
@@ -30,13 +30,17 @@ class Standardized(NamedTuple):
     mean: int
     root: int
 
+    @property
+    def centered(self) -> bool:
+        return self.mean >= 0
+
 
 class NormBackward(NamedTuple):
     """The gradient of a norm's input.
 
     Attributes:
         result, gradient, normalized: dx, G and X.
-        x, mean, root: what X is made of.
+        norm: what X is made of.
         share: 1 / N, by bits.
         folded: the sums, and each element's share of them.
     """
@@ -44,9 +48,7 @@ class NormBackward(NamedTuple):
     result: int
     gradient: int
     normalized: int
-    x: int
-    mean: int
-    root: int
+    norm: Standardized
     share: int
     folded: tuple[int, ...]
 
@@ -84,6 +86,8 @@ class Backwards(Values):
 
     def norm_backward(self, n: int) -> NormBackward | None:
         """What the sum ``n`` is part of, where nothing else asks for what comes between."""
+        if self.nodes[n].op != "sum":
+            return None
         for result, node in enumerate(self.nodes):
             if node.op == "mul" and self.canonical[result] == result and self.uses[result]:
                 found = self.of_result(result)
@@ -104,7 +108,7 @@ class Backwards(Values):
         if parts is None or parts.root != root:
             return None
         totals = [shared]
-        if parts.mean >= 0:
+        if parts.centered:
             if not self.made_for_one(rest, "sub"):
                 return None
             rest, shared = (self.canonical[arg] for arg in self.nodes[rest].args)
@@ -125,9 +129,8 @@ class Backwards(Values):
         factors = {self.canonical[arg] for arg in self.nodes[product].args}
         if factors != {rest, normalized} or len(factors) != 2 or len(shares) != 1:
             return None
-        x, mean, _ = parts
         (share,) = shares
-        return NormBackward(result, rest, normalized, x, mean, root, share, tuple(folded))
+        return NormBackward(result, rest, normalized, parts, share, tuple(folded))
 
     def made_for_one(self, n: int, op: str) -> bool:
         return self.nodes[n].op == op and self.uses[n] == 1 and self.kind(n) == "f"
@@ -149,5 +152,4 @@ class Backwards(Values):
             return -1, 0
         if node.op == "mul":
             return total, self.bits(by)
-        number = float(self.number(by))
-        return total, float_bits(1.0 / number if number else float("inf"))
+        return total, self.inverse_bits(by)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from magjit_dvm.cuda.ptx import Body
 
-__all__ = ["Cases"]
+__all__ = ["Cases", "vector"]
 
 
 class Cases:
@@ -110,3 +110,8 @@ def _line(opcode: str, operands: list[str]) -> str:
             f"mov.u64 z,{table}; cvt.u64.u32 e,{at}; add.u64 z,z,e; ld.const.f64 {operands[0]},[z];"
         )
     return f"{opcode} {', '.join(operands)};"
+
+
+def vector(registers: Sequence[str]) -> str:
+    """Registers side by side, as lines have them."""
+    return f"{{{{{','.join(registers)}}}}}"

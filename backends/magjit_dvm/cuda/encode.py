@@ -430,13 +430,10 @@ class _Encoder(SumsEncoder):
 
     def put_norm_backward(self, back: NormBackward) -> None:
         """A ← the gradient of a norm's input: both reductions and what is made of them."""
-        centered = back.mean >= 0
-        uses = 2 + centered
+        uses = 2 + back.norm.centered
         self.generate(back.gradient)
         self.give_up(uses)
-        self.bring(back.x, "t")
-        x, y = self.register[back.mean] if centered else 0, self.register[back.root]
-        self.put("row.f.back", x=x, y=y, w2=back.share, w3=int(centered))
+        self.put_with_norm("row.f.back", back.norm, w2=back.share)
         for _ in range(uses):
             self.done_with(back.gradient)
         for _ in range(2):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from magjit_dvm.cuda.cases import vector
 from magjit_dvm.cuda.elements import (
     BYTES,
     from_long,
@@ -259,8 +260,8 @@ class _Loop(Loads):
         else:
             self.put("add.u32 ad,{SCR},i1;")
             for j in range(self.J):
-                a = ",".join(f"A{4 * j + i}" for i in range(4))
-                self.put(f"st.shared.v4.b32 [ad+{512 * j}],{{{{{a}}}}};")
+                a = vector([f"A{4 * j + i}" for i in range(4)])
+                self.put(f"st.shared.v4.b32 [ad+{512 * j}],{a};")
         self.fetch()
 
     def add_scaled(self, turned: str = "") -> None:

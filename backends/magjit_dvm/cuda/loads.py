@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from magjit_dvm.cuda.adding import Adding
+from magjit_dvm.cuda.cases import vector
 from magjit_dvm.cuda.elements import (
     BYTES,
     CONVERT,
@@ -31,8 +32,8 @@ class Loads(Adding):
             else:
                 self.put("add.u32 ad,{SCR},i1;")
             for j in range(self.J):
-                a = ",".join(f"{bank}{4 * j + i}" for i in range(4))
-                self.put(f"ld.shared.v4.b32 {{{{{a}}}}},[ad+{512 * j}];")
+                a = vector([f"{bank}{4 * j + i}" for i in range(4)])
+                self.put(f"ld.shared.v4.b32 {a},[ad+{512 * j}];")
         elif how in ("k", "r"):
             if how == "r":
                 self.row_register("F0", 20)
@@ -75,12 +76,11 @@ class Loads(Adding):
         self.put("add.u32 k0,c0,F0;")
         for j in range(self.J):
             elements = range(4 * j, 4 * j + 4)
-            t = ",".join(f"T{r}" for r in elements)
+            t = vector([f"T{r}" for r in elements])
             to = "wn"[j % 2]
-            added = ",".join(f"{to}{i}" for i in range(4))
+            added = vector([f"{to}{i}" for i in range(4)])
             self.put(
-                f"ld.shared.v4.b32 {{{{{t}}}}},[ad+{512 * j}]; "
-                f"ld.shared.v4.b32 {{{{{added}}}}},[k0+{512 * j}];"
+                f"ld.shared.v4.b32 {t},[ad+{512 * j}]; ld.shared.v4.b32 {added},[k0+{512 * j}];"
             )
             self.put(*(f"fma.rn.f32 A{r},A{r},T{r},{to}{r % 4};" for r in elements))
         self.fetch()
@@ -92,7 +92,7 @@ class Loads(Adding):
             if j % 2 == 0 and j:
                 self.part()
             factors = [f"{'wn'[j % 2]}{i}" for i in range(4)]
-            self.put(f"ld.shared.v4.b32 {{{{{','.join(factors)}}}}},[ad+{512 * j}];")
+            self.put(f"ld.shared.v4.b32 {vector(factors)},[ad+{512 * j}];")
             self.put(*(f"mul.rn.f32 A{r},A{r},{one};" for r, one in enumerate(factors, 4 * j)))
         self.fetch()
 

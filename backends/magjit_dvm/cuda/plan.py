@@ -180,7 +180,8 @@ def _each_for_rows(space: Space, image: Image, wanted: int, together: int, machi
         return found
     room = machine.shared_bytes * 7 // (16 * max(together + 2 * kept, 1))
     room = cols if kept and 2 * cols > room else room
-    widest = min(machine.widest, MOST_EACH if kept else 32 if space.has_positions else 64)
+    widest = min(machine.widest, 32) if space.has_positions else machine.widest
+    widest = min(widest, MOST_EACH) if kept else widest
     widest = MAX_DRAWING if space.draws else widest
     for each, warps in sorted(_WARPS.items()):
         if each > widest or (space.has_positions and each < 16):

@@ -251,8 +251,7 @@ class Reductions(Cases):
         """A ← (A − sum(A) · F0 − X · sum(A · X) · F0) · S[y], X being T normalized: a gradient.
 
         Without the first sum where F1 is even, as of X that has no mean subtracted; from 2 on, T is
-        normalized already. Both sums take the
-        same exchanges, and of several warps the same barrier.
+        normalized already. Both sums take the same exchanges, and of several warps one barrier.
         """
         one, few, alone = self.label("ONE"), self.label("FEW"), self.label("ALONE")
         absent = self.label("TAIL"), self.label("HEAD")

@@ -9,7 +9,7 @@ from magjit_dvm.cuda.backwards import Backwards
 from magjit_dvm.cuda.plan import Machine
 from magjit_dvm.cuda.shapes import Operand, Space
 from magjit_dvm.cuda.tiling import is_near, is_transposed
-from magjit_dvm.cuda.values import WHAT, exact_inverse, float_bits
+from magjit_dvm.cuda.values import WHAT, exact_inverse
 from magjit_dvm.cuda.words import BY_ROW, NUMBER, OF_COLUMNS, OF_STAGE, Descriptor, Image, Word
 from magjit_dvm.instructions import DType
 from magjit_dvm.philox import FOURS
@@ -172,9 +172,8 @@ class RowEncoder(Backwards):
     def scaled_rsqrt(self, n: int) -> None:
         """rsqrt(s / number + number) in one word, by the quotient's inverse."""
         given, quotient, total = self.scaled(n)
-        by = float(self.number(self.nodes[quotient].args[1]))
         y, w3 = self.register_of(given), self.bits(self.nodes[total].args[1])
-        w2 = float_bits(1.0 / by if by else float("inf"))
+        w2 = self.inverse_bits(self.nodes[quotient].args[1])
         self.put("sk.scaled_rsqrt", x=self.new_register(n), y=y, w2=w2, w3=w3)
 
     def with_number(self, n: int, left: int, right: int) -> bool:

@@ -30,6 +30,7 @@ from magjit_dvm.cuda.simulate_rows import (
     standardized,
 )
 from magjit_dvm.cuda.simulate_sums import KeptSums
+from magjit_dvm.cuda.sums import NO_SLOT
 from magjit_dvm.cuda.words import (
     BY_ROW,
     HEADER_BYTES,
@@ -308,19 +309,16 @@ class _Kernel(KeptSums):
             if self.w1 + 128 * self.each > self.room:
                 raise ImageError("scratch memory that is not there")
             self.scratch[self.w1] = self.A.copy()
-        elif name in ("acc", "acc.norm"):
-            if self.w1 not in self.scratch:
-                raise ImageError("scratch memory is read before it is written")
+        elif name == "acc":
+            self.add_to_slot(self.w1, self.A.view(np.float32))
+            self.T = self.empty.copy()
+        elif name == "acc.norm":
+            norm = self.norm()
             with np.errstate(all="ignore"):
-                more = self.A.view(np.float32)
-                more = more * self.norm() if name == "acc.norm" else more
-                total = self.scratch[self.w1].view(np.float32) + more
-            self.scratch[self.w1] = total.view(np.uint32)
-            if name == "acc.norm":
-                self.T = self.norm().view(np.uint32)
-                self.add_beside(self.F0)
-            else:
-                self.T = self.empty.copy()
+                self.add_to_slot(self.w1, self.A.view(np.float32) * norm)
+            if self.F0 != NO_SLOT:
+                self.add_to_slot(self.F0, self.A.view(np.float32))
+            self.T = norm.view(np.uint32)
         elif name != "nop":
             raise ImageError(f"{name} is no second operator")
 
@@ -416,11 +414,10 @@ class _Kernel(KeptSums):
 
     def norm(self) -> Array:
         """T normalized by row registers; without a mean where F1 is 0."""
-        columns = [
-            self.number(k).view(np.float32)[:, None] for k in (self.x, self.y)[self.F1 == 0 :]
-        ]
-        mean, root = columns if self.F1 else (None, columns[0])
-        return standardized(self.T.view(np.float32), mean, root)
+        mean = self.number(self.x).view(np.float32)[:, None] if self.F1 else None
+        root = self.number(self.y).view(np.float32)[:, None]
+        with np.errstate(all="ignore"):
+            return standardized(self.T.view(np.float32), mean, root)
 
     def replace_row(self, row: Array) -> None:
         """A ← a row; what is not there has nothing of use."""

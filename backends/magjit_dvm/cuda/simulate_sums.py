@@ -8,7 +8,6 @@ import numpy as np
 
 from magjit_dvm.cuda.simulate_addresses import Addresses
 from magjit_dvm.cuda.simulate_memory import ImageError
-from magjit_dvm.cuda.sums import NO_SLOT
 
 __all__ = ["KeptSums"]
 
@@ -24,7 +23,6 @@ class KeptSums(Addresses):
 
     sums: dict[tuple[int, int], dict[int, Array]]
     scratch: dict[int, Array]
-    A: Array
     empty: Array
 
     def place_of(self, tile: int, blocks: int) -> int:
@@ -57,11 +55,10 @@ class KeptSums(Addresses):
         end = self.h["sums"] * 128 * self.each
         self.sums[place, group] = {at: one for at, one in self.scratch.items() if at < end}
 
-    def add_beside(self, at: int) -> None:
-        """A to a second sum, if there is one."""
-        if at == NO_SLOT:
-            return
+    def add_to_slot(self, at: int, more: Array) -> None:
+        """Float32 numbers to a slot of scratch memory."""
         if at not in self.scratch:
             raise ImageError("scratch memory is read before it is written")
-        total = self.scratch[at].view(np.float32) + self.A.view(np.float32)
+        with np.errstate(all="ignore"):
+            total = self.scratch[at].view(np.float32) + more
         self.scratch[at] = total.view(np.uint32)

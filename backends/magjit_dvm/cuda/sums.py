@@ -2,7 +2,8 @@
 
 A warp has the same columns in each of its tiles, so that a sum across rows is one tile more that
 it keeps: ``acc`` adds to it, as soon as what it is a sum of is computed for whatever reason.
-Once a block finds no more tiles, it adds up what its warps have and writes it to the *parts*::
+Once a block has no more tiles of its own, and after each run of others, it adds up what its warps
+have and writes it to the *parts*::
 
     parts  = sum number, block or run, column        float32
 
@@ -134,14 +135,16 @@ class SumsEncoder(RowEncoder):
             self.done_with(n)
         for product in products:
             (slot,), (_, norm, parts) = self.pending.pop(product), self.beside[product]
-            centered = parts.mean >= 0
-            self.bring(parts.x, "t")
-            x, y = self.register[parts.mean] if centered else 0, self.register[parts.root]
-            w1, w3 = self.slot_at(slot), int(centered)
-            self.put("acc.norm", x=x, y=y, w1=w1, w2=joined, w3=w3)
+            self.put_with_norm("acc.norm", parts, w1=self.slot_at(slot), w2=joined)
             joined = NO_SLOT
             for one in (product, norm, n):
                 self.done_with(one)
+
+    def put_with_norm(self, word: str, norm: Standardized, w1: int = 0, w2: int = 0) -> None:
+        """T ← x; the word behind normalizes it."""
+        self.bring(norm.x, "t")
+        x = self.register[norm.mean] if norm.centered else 0
+        self.put(word, x=x, y=self.register[norm.root], w1=w1, w2=w2, w3=int(norm.centered))
 
     def sum_tile(self, k: int) -> None:
         """A tile more of a sum, unless it has been computed before."""

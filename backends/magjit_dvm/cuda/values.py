@@ -335,6 +335,11 @@ class Values:
         """A number in the register of its dtype."""
         return int(self.number(n).view(torch.int32).item()) & 0xFFFFFFFF
 
+    def inverse_bits(self, n: int) -> int:
+        """What a division by a number multiplies with."""
+        by = float(self.number(n))
+        return float_bits(1.0 / by if by else float("inf"))
+
     def number(self, n: int) -> torch.Tensor:
         node = self.nodes[n]
         if node.kind is NodeKind.CAST:

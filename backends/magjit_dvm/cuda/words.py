@@ -134,8 +134,8 @@ time, ``b`` one element for four, ``e`` each by itself; ``c`` contiguous along c
 in all rows, with the number of columns in w1; of squares, see ``tiling``, ``n`` four elements of a
 row at a time, ``t`` those of a lane's column; ``w`` a vector that the prologue has kept, as
 ``w.affine``: A ← A · the vector at w1 + the one at w2, ``w.scale``: A ← A · the vector, and T
-stays.  ``e.at`` is no element but the low 32 bits
-of its address, which are a position where no pointer is added, ``col.at`` the column of a row;
+stays. ``e.at`` is no element but the low 32 bits of its address, which are a position where no
+pointer is added, ``col.at`` the column of a row;
 ``draw`` are random numbers, of which a descriptor says how threads of eager mode share them;
 ``at`` is A ← the table's elements at positions A, ``s.at`` S[x] ← the one at S[y], ``lt.row`` its
 row at S[y].  ``mad.r`` is A ← A + T · S[y], ``nmad.r`` A − T · S[y]; ``acc`` adds A to a slot of
