@@ -145,6 +145,10 @@ class _PtxKernel(_Kernel):
             waiting = still
 
 
+_CASES = {"TABLE": "L", "BY": "B", "BY_TILE": "O"}
+"""What the labels of a table's cases begin with."""
+
+
 class _Warp:
     def __init__(self, kernel: _PtxKernel, operands: list[Array]) -> None:
         self.kernel = kernel
@@ -168,7 +172,7 @@ class _Warp:
             elif opcode == "brx.idx.uni":
                 index = self.get(operands[0])
                 assert (index == index[0]).all(), "a jump that lanes do not take together"
-                at = labels[f"{'B' if operands[1] == 'BY' else 'L'}{index[0]}"]
+                at = labels[f"{_CASES[operands[1]]}{index[0]}"]
             elif opcode == "bar.sync":
                 yield "waits"
             else:

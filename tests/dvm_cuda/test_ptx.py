@@ -110,7 +110,13 @@ def test_casts() -> None:
     words.test_casts()
 
 
-@pytest.mark.parametrize("name", ["add", "where", "maximum", "sub", "lt", "sin", "pow", "gelu"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("add", "where", "maximum", "sub", "lt", "sin", "pow", "gelu"),
+        *("floor_div", "fmod", "remainder", "asin", "log2"),
+    ],
+)
 def test_instructions(name: str) -> None:
     words.test_instructions("select" if name == "where" else name, F32)
     if name in INTS:

@@ -43,13 +43,17 @@ void Encoder::run()
 }
 
 /* A new word. Once something has stopped, one that nobody reads. */
-Word &Encoder::put(uint8_t first, uint8_t second)
+Word &Encoder::put(Code first, uint8_t second)
 {
+    if (first >= BY) {
+        second = (uint8_t)(first - BY);
+        first = words.by;
+    }
     if (image.n_words > MOST_WORDS) {
         refuse("too many words");
     }
     Word &word = image.words[stopped() ? MOST_WORDS + 1 : image.n_words++];
-    word = {first, second, 0, 0, false, false, false, -1, 0, 0, 0, 0};
+    word = {(uint8_t)first, second, 0, 0, false, false, false, -1, 0, 0, 0, 0};
     return word;
 }
 
@@ -260,6 +264,8 @@ void Encoder::compute(int n)
         done_with(node.args[0]);
     } else if (node.kind == NODE_index) {
         look_up(n);
+    } else if (node.kind == NODE_scan) {
+        run_along(n);
     } else if (node.kind == NODE_compute && node.op == OP_select) {
         compute_select(node);
     } else if (node.kind == NODE_compute) {
@@ -267,6 +273,25 @@ void Encoder::compute(int n)
     } else {
         leave();
     }
+}
+
+/* A ← each element of a row with all before it. */
+void Encoder::run_along(int n)
+{
+    const Node &node = program.nodes[n];
+    Registers kind = facts[node.args[0]].floating ? REGISTERS_f : REGISTERS_i;
+    uint8_t word = words.row_running[node.op == OP_cumprod][kind];
+    if (!word) {
+        DType dtype = program.nodes[node.args[0]].dtype;
+        return refuse("no words for ", OPS[node.op].name, " of ", dtype);
+    }
+    if (image.chunks > 1) {
+        return refuse("running results of a long row");
+    }
+    generate(node.args[0]);
+    give_up(1);
+    put(word);
+    done_with(node.args[0]);
 }
 
 void Encoder::compute_operator(int n)
@@ -377,7 +402,7 @@ void Encoder::add_scaled(bool subtracts, int x, int product)
 }
 
 /* A ← op(A, y), y being available. */
-void Encoder::apply(uint8_t plain, uint8_t immediate, int y)
+void Encoder::apply(Code plain, uint8_t immediate, int y)
 {
     if (immediate && facts[y].number) {
         uint32_t value = bits(y);

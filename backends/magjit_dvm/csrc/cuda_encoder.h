@@ -22,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 15, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 17, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
@@ -52,7 +52,7 @@ enum Loaded : uint8_t {
     LOADED_i64s,
     N_LOADED
 };
-enum : int { N_STORED = LOADED_i64s, N_REDUCTIONS = 6 }; /* stores make all but the last */
+enum : int { N_STORED = LOADED_i64s, N_REDUCTIONS = 7 }; /* stores make all but the last */
 enum : int { N_NARROW = LOADED_u8 + 1 }; /* all words that load know these */
 enum : int { N_OF_COLUMNS = LOADED_bf16 + 1 }; /* loads of what all rows share, and of squares */
 enum Way : uint8_t {
@@ -72,17 +72,21 @@ enum Store : uint8_t { STORE_aligned, STORE_shifted, STORE_each, N_STORES };
 enum Bank : uint8_t { BANK_t, BANK_a };
 enum Registers : uint8_t { REGISTERS_f, REGISTERS_i };
 
+/* Of an operator on tiles: its number, or BY and its place among those that `by` does. */
+using Code = uint16_t;
+constexpr Code BY = 256;
+
 /* An instruction on one kind of registers: numbers of operators, 0 where there is none. */
 struct Operators {
-    uint8_t plain, immediate;             /* A ← A op T, A ← A op F0 */
-    uint8_t reversed, reversed_immediate; /* A ← T op A, A ← F0 op A */
+    Code plain, reversed;                  /* A ← A op T, A ← T op A */
+    uint8_t immediate, reversed_immediate; /* A ← A op F0, A ← F0 op A */
     bool binary;
     int8_t reduction; /* its number, or −1 */
 };
 
 struct Words {
     bool ready;
-    uint8_t end, nop, swap, keep, take, mask, select, save, add_up;
+    uint8_t end, nop, by, swap, keep, take, mask, select, save, add_up;
     uint8_t add_scaled, sub_scaled; /* A ← A ± T · S[y] */
     uint8_t number, row[2], scratch[2]; /* of each bank */
     uint8_t scalar_row;                    /* lk.r */
@@ -97,6 +101,7 @@ struct Words {
     uint8_t reduce[N_REDUCTIONS], finish[N_REDUCTIONS];
     uint8_t row_reduce[N_REDUCTIONS], row_squares, row_stat; /* of a row in one stage */
     uint8_t row_norm, row_softmax, row_back, add_up_norm;
+    uint8_t row_running[2][2]; /* sums and products, of each kind of registers; 0: none */
     uint8_t by_row, by_row_number, and_ints; /* s.by and sk.by; i.bitwise_and */
     bool is_by_row[256];                     /* what these two do */
     uint8_t scaled_rsqrt, sub_exp_small, sub_exp_small_number;
@@ -371,6 +376,7 @@ struct Encoder {
     void check_test(const Node &node);
     Range range(int n);
     Range find_range(int n);
+    Range reduced_range(const Node &node);
     Range computed_range(const Node &node);
     Range not_held();
     bool is_from_float(int n) const;
@@ -453,8 +459,8 @@ struct Encoder {
     Number number(int n);
 
     /* cuda_encode.cpp, cuda_loads.cpp, and cuda_rows.cpp of row values */
-    Word &put(uint8_t first, uint8_t second);
-    Word &put(uint8_t first) { return put(first, words.nop); }
+    Word &put(Code first, uint8_t second);
+    Word &put(Code first) { return put(first, words.nop); }
     void emit();
     void emit_pass(int pass, int passes);
     void ask_ahead();
@@ -474,7 +480,7 @@ struct Encoder {
     Where viewed(const Operand &one, const int8_t *dims, int n, bool apart = false, int cols = 0);
     void store_row(int o);
     bool available(int n) const, is_made(int n) const;
-    void bring(int n, Bank bank, uint8_t second, int y = 0);
+    void bring(int n, Bank bank, Code operation, int y = 0);
     void bring_load(int n, Bank bank, uint8_t second, int y = 0);
     Way way_of(int number, Where &where);
     bool of_columns(const Operand &one) const;
@@ -485,10 +491,11 @@ struct Encoder {
     void generate(int n);
     void compute(int n);
     void compute_operator(int n);
+    void run_along(int n);
     void compute_binary(const Operators &op, int left, int right);
     int scaled_by_row(const Operators &op, int x, int y) const;
     void add_scaled(bool subtracts, int x, int product);
-    void apply(uint8_t plain, uint8_t immediate, int y);
+    void apply(Code plain, uint8_t immediate, int y);
     void compute_select(const Node &node);
     void emit_reduce(int n);
     void reduce_row(int n);

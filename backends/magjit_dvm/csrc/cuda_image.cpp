@@ -51,7 +51,7 @@ void Encoder::pack_header()
                                 image.cols,
                                 image.chunks,
                                 image.tiles,
-                                image.by_rows,
+                                image.by_rows ? image.warps / image.group : 0,
                                 image.n_first,
                                 image.epilogue,
                                 passes[0],

@@ -6,10 +6,14 @@
 namespace magjit_dvm::cuda {
 
 /* An available value into A or T; then `second`, which may work with row register y. */
-void Encoder::bring(int n, Bank bank, uint8_t second, int y)
+void Encoder::bring(int n, Bank bank, Code operation, int y)
 {
     n = canonical[n];
-    if (facts[n].number) {
+    uint8_t second = operation < BY ? (uint8_t)operation : words.nop;
+    if (operation >= BY) {
+        bring(n, bank, words.nop, y);
+        put(operation);
+    } else if (facts[n].number) {
         uint32_t value = bits(n);
         put(words.number, bank == BANK_a ? words.take : second).w2 = value;
     } else if (slot[n] >= 0) {

@@ -206,7 +206,7 @@ void Encoder::measure(int64_t program_bytes)
     }
     image.stage_bytes = at;
     image.barriers_at = rounded(program_bytes + 32);
-    image.rows_at = rounded(image.barriers_at + 24 * image.stages);
+    image.rows_at = rounded(image.barriers_at + 36 * image.stages);
     int64_t registers = 128 * (1 + image.numbers + 2 * image.accumulators);
     image.partials_at = rounded(image.rows_at + image.warps * registers, 512);
     image.scratch_at = image.partials_at + 512 * (image.warps / image.group);

@@ -32,7 +32,7 @@ struct Names {
 
 const char *const LOADS[N_LOADED] = {"32", "f16", "bf16", "u8", "i64", "i64f", "i64s"};
 const char *const REDUCTIONS[N_REDUCTIONS] = {"f.sum", "f.prod", "f.max",
-                                              "f.min", "i.max",  "i.min"};
+                                              "f.min", "i.max",  "i.min", "i.sum"};
 
 void find_tables(Names &names, Words &found)
 {
@@ -88,6 +88,7 @@ void find_singles(Names &names, Words &found)
     names.find(found.row_position, "s.ld.at");
     names.find(found.row_load[LOADED_i64s], "s.ld.i64s");
     names.find(found.nop, "nop");
+    names.find(found.by, "by");
     names.find(found.swap, "swap");
     names.find(found.keep, "keep");
     names.find(found.take, "take");
@@ -124,6 +125,9 @@ void find_singles(Names &names, Words &found)
     names.find(found.scale, "w.scale");
     names.find(found.row_softmax, "row.f.softmax");
     names.find(found.row_back, "row.f.back");
+    names.find(found.row_running[0][REGISTERS_f], "row.f.cumsum");
+    names.find(found.row_running[0][REGISTERS_i], "row.i.cumsum");
+    names.find(found.row_running[1][REGISTERS_f], "row.f.cumprod");
     names.find(found.scaled_rsqrt, "sk.scaled_rsqrt");
     names.find(found.sub_exp_small, "f.sub_exp_small");
     names.find(found.sub_exp_small_number, "fk.sub_exp_small");
@@ -139,16 +143,18 @@ bool read_row(PyObject *row, int op, Words &found)
         return false;
     }
     auto is_number = [](int one) { return one >= 0 && one <= 255; };
+    auto is_code = [](int one) { return one >= 0 && one < 2 * BY; };
     for (int kind : {REGISTERS_f, REGISTERS_i}) {
         const int *given = of[kind];
-        if (!std::all_of(given, given + 4, is_number) || given[5] < -1 ||
+        if (!is_code(given[0]) || !is_number(given[1]) || !is_code(given[2]) ||
+            !is_number(given[3]) || given[5] < -1 ||
             given[5] >= N_REDUCTIONS || !std::all_of(scalar, scalar + 3, is_number) ||
             !is_number(shorter)) {
             PyErr_SetString(PyExc_ValueError, "an operator of no number");
             return false;
         }
-        found.of[op][kind] = {(uint8_t)given[0], (uint8_t)given[1], (uint8_t)given[2],
-                              (uint8_t)given[3], given[4] != 0,     (int8_t)given[5]};
+        found.of[op][kind] = {(Code)given[0],    (Code)given[2], (uint8_t)given[1],
+                              (uint8_t)given[3], given[4] != 0,  (int8_t)given[5]};
     }
     found.scalar[op] = (uint8_t)scalar[0];
     found.scalar_number[op] = (uint8_t)scalar[1];
@@ -344,7 +350,7 @@ Prepared prepare(const Program &program, const char *floats)
             loaded[node.aux] |= node.kind == NODE_load;
             read[node.aux] = true;
         }
-        prepared.reduces |= node.kind == NODE_reduce;
+        prepared.reduces |= node.kind == NODE_reduce || node.kind == NODE_scan;
         prepared.has_positions |= node.kind == NODE_iota || node.kind == NODE_index;
         prepared.draws |= node.kind == NODE_draw;
     }

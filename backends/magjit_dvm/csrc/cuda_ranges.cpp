@@ -21,6 +21,21 @@ bool keeps_nearest(int op)
 
 int64_t sign(int64_t value) { return (value > 0) - (value < 0); }
 
+int64_t trunc_of(int64_t a, int64_t b) { return a / b; }
+int64_t floor_of(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+int64_t left_of(int64_t a, int64_t b) { return a * ((int64_t)1 << b); }
+int64_t right_of(int64_t a, int64_t b) { return a >> b; }
+
+/* Of a function that is largest and least at the ends of its operands. */
+void of_ends(int64_t (*function)(int64_t, int64_t), const Range &a, const Range &b, int64_t &low,
+             int64_t &high)
+{
+    int64_t found[4] = {function(a.low, b.low), function(a.low, b.high), function(a.high, b.low),
+                        function(a.high, b.high)};
+    low = *std::min_element(found, found + 4);
+    high = *std::max_element(found, found + 4);
+}
+
 /* The least and the largest result of these operands; whether there are words for it. */
 bool ends(int op, const Range &a, const Range &b, int64_t &low, int64_t &high)
 {
@@ -60,6 +75,29 @@ bool ends(int op, const Range &a, const Range &b, int64_t &low, int64_t &high)
     case OP_mul:
         low = *std::min_element(products, products + 4);
         high = *std::max_element(products, products + 4);
+        return true;
+    case OP_floor_div:
+    case OP_trunc_div:
+        if (b.low <= 0 && b.high >= 0) {
+            return false;
+        }
+        of_ends(op == OP_floor_div ? floor_of : trunc_of, a, b, low, high);
+        return true;
+    case OP_remainder:
+        low = std::min<int64_t>(b.low + 1, 0), high = std::max<int64_t>(b.high - 1, 0);
+        return b.low > 0 || b.high < 0;
+    case OP_fmod: {
+        int64_t most = std::max(std::abs(b.low), std::abs(b.high)) - 1;
+        low = std::max(std::min<int64_t>(a.low, 0), -most);
+        high = std::min(std::max<int64_t>(a.high, 0), most);
+        return b.low > 0 || b.high < 0;
+    }
+    case OP_shift_left:
+    case OP_shift_right:
+        if (b.low < 0 || b.high >= 32) {
+            return false;
+        }
+        of_ends(op == OP_shift_left ? left_of : right_of, a, b, low, high);
         return true;
     case OP_bitwise_and:
     case OP_bitwise_or:
@@ -121,8 +159,8 @@ void Encoder::check_long(int n)
         check_cast(n);
     } else if (node.kind == NODE_broadcast && node.dtype == DT_i64) {
         range(n);
-    } else if (node.kind == NODE_reduce && (node.dtype == DT_i64 || of == DT_i64)) {
-        not_held();
+    } else if ((node.kind == NODE_reduce || node.kind == NODE_scan) && node.dtype == DT_i64) {
+        range(n);
     } else if (node.kind == NODE_compute && node.dtype == DT_i64) {
         range(n);
     } else if (node.kind == NODE_compute && of == DT_i64) {
@@ -186,6 +224,9 @@ Range Encoder::find_range(int n)
         return range(node.args[0]);
     case NODE_compute:
         return computed_range(node);
+    case NODE_reduce:
+    case NODE_scan:
+        return reduced_range(node);
     case NODE_cast:
         switch (program.nodes[node.args[0]].dtype) {
         case DT_i64:
@@ -202,6 +243,25 @@ Range Encoder::find_range(int n)
     default:
         return not_held();
     }
+}
+
+/* Of a sum, whatever comes between: 32 bits of it are right. What running sums begin with may be
+ * nearer to 0 than what they end with, or farther. */
+Range Encoder::reduced_range(const Node &node)
+{
+    Range one = range(node.args[0]);
+    if (node.op == OP_max || node.op == OP_min) {
+        return one;
+    }
+    __int128 count = 1;
+    for (int d = 0; d < program.rank; d++) {
+        count *= node.mask >> d & 1 && count < MOST ? size[d] : 1;
+    }
+    __int128 low = std::min<__int128>(one.low, one.low * count);
+    __int128 high = std::max<__int128>(one.high, one.high * count);
+    bool adds = node.op == OP_sum || node.op == OP_cumsum;
+    bool held = adds && one.exact && low >= LEAST && high <= MOST;
+    return held ? Range{(int64_t)low, (int64_t)high, true} : not_held();
 }
 
 Range Encoder::computed_range(const Node &node)

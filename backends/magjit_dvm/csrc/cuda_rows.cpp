@@ -115,11 +115,12 @@ bool Encoder::scalar_word(int n, bool number, bool turned, uint8_t &first, uint8
         return true;
     }
     first = number ? words.by_row_number : words.by_row;
-    second = node.op == OP_select ? words.select : turned ? op.reversed : op.plain;
+    Code code = node.op == OP_select ? words.select : turned ? op.reversed : op.plain;
     if (node.op == OP_bitwise_not && node.dtype == DT_bool) {
-        second = words.logical_not;
+        code = words.logical_not;
     }
-    return second && words.is_by_row[second];
+    second = (uint8_t)code;
+    return code && code < BY && words.is_by_row[second];
 }
 
 /* A cast that is one operator. */

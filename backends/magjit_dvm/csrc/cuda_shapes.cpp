@@ -113,9 +113,9 @@ void Encoder::masks()
 {
     for (int n = 0; n < n_nodes() && !stopped(); n++) {
         const Node &node = program.nodes[n];
-        if (node.kind == NODE_scan || node.dtype == DT_f64) {
+        if (node.dtype == DT_f64) {
             refuse("no words for ", KIND_NAMES[node.kind], " of ", node.dtype);
-        } else if (node.kind == NODE_reduce) {
+        } else if (node.kind == NODE_reduce || node.kind == NODE_scan) {
             reduces(n);
         }
         has[n] = present(n);

@@ -115,7 +115,8 @@ int Encoder::alias_of(int n) const
         return -1;
     }
     int of = canonical[node.args[0]];
-    if (node.kind == NODE_reduce && !(node.mask & active)) {
+    bool over = node.kind == NODE_reduce || node.kind == NODE_scan;
+    if (over && !(node.mask & active)) {
         return of; /* over a size of 1 */
     }
     if (node.kind == NODE_broadcast || (node.kind == NODE_compute && node.op == OP_copy)) {

@@ -73,6 +73,7 @@ class Cases:
     def apply(self, body: Body, places: list[tuple[str, str]]) -> None:
         """A body at each of several (A, T)."""
         kinds = {"r": ".b32", "d": ".b64", "p": ".pred", "h": ".b16"}
+        once = self.label("")  # bodies have the same labels wherever they are
         self.put("{{")
         for number, (a, t) in enumerate(places):
             declared = "".join(
@@ -83,7 +84,13 @@ class Cases:
             self.put(declared)
             for opcode, *operands in body.lines:
                 texts = [one.format(a=a, t=t, n=number) for one in operands]
-                self.put(_line(opcode, texts))
+                if opcode == "loop":
+                    self.put(f"{texts[0]}{once}:")
+                elif opcode == "again":
+                    label, test = texts
+                    self.put(f"vote.sync.any.pred {test},{test},-1; @{test} bra.uni {label}{once};")
+                else:
+                    self.put(_line(opcode, texts))
         self.put("}}")
 
     def from_lane(self) -> None:

@@ -39,6 +39,7 @@ COMBINE = {
     "f.min": "min.NaN.f32",
     "i.max": "max.s32",
     "i.min": "min.s32",
+    "i.sum": "add.s32",
 }
 IDENTITY = {
     "f.sum": single(0.0),
@@ -48,6 +49,7 @@ IDENTITY = {
     "f.min": single(float("inf")),
     "i.max": str(-(2**31)),
     "i.min": str(2**31 - 1),
+    "i.sum": "0",
 }
 
 

@@ -28,7 +28,7 @@ from magjit_dvm.cuda.support import may_be_short
 from magjit_dvm.cuda.tiling import in_squares, is_near, is_transposed
 from magjit_dvm.cuda.values import float_bits
 from magjit_dvm.cuda.weights import keep_weights, place_weights
-from magjit_dvm.cuda.words import PARTS_AT, WITH_IMMEDIATE, Image
+from magjit_dvm.cuda.words import BY, PARTS_AT, RUNNING, WITH_IMMEDIATE, Image
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, NodeKind, Program
 from magjit_dvm.vm import NotEncodable
@@ -64,7 +64,8 @@ def encode(program: Program, arguments: Sequence[Any], machine: Machine) -> Enco
     space = laid_out(program, arguments)
     layouts = tuple(space.layouts)
     if space.empty:
-        if any(0 in [space.size[d] for d in node.dims] for node in program.nodes if node.op):
+        reducing = [one for one in program.nodes if one.kind is NodeKind.REDUCE]
+        if any(0 in [space.size[d] for d in one.dims] for one in reducing):
             raise NotEncodable("a reduction over nothing")
         return Encoded(None, layouts)
     in_squares(space)
@@ -169,7 +170,10 @@ class _Encoder(SumsEncoder):
     def bring(self, n: int, bank: str, second: str = "nop", y: int = 0) -> None:
         """An available value into A or T; then ``second``, which may work with row register y."""
         n = self.canonical[n]
-        if self.is_number(n):
+        if second in BY:
+            self.bring(n, bank, y=y)
+            self.put(second)
+        elif self.is_number(n):
             second = second if bank == "t" else "take"
             self.put("lt.k", second, w2=self.bits(n))
         elif n in self.saved:
@@ -247,6 +251,8 @@ class _Encoder(SumsEncoder):
         elif node.kind is NodeKind.INDEX:
             self.look_up(node)
             self.done_with(node.args[0])
+        elif node.kind is NodeKind.SCAN:
+            self.run_along(node)
         elif node.op == "select":
             self.compute_select(node)
         else:
@@ -274,6 +280,19 @@ class _Encoder(SumsEncoder):
                 self.done_with(node.args[0])
             if node.op in WRAPS and self.dtype(n) is DType.U8:
                 self.put("ik.bitwise_and", w2=255)
+
+    def run_along(self, node: Node) -> None:
+        """A ← each element of a row with all before it."""
+        (arg,) = node.args
+        name = f"{self.kind(arg)}.{node.op}"
+        if name not in RUNNING:
+            raise NotEncodable(f"no words for {node.op} of {self.dtype(arg).text}")
+        if self.image.chunks > 1:
+            raise NotEncodable("running results of a long row")
+        self.generate(arg)
+        self.give_up(1)
+        self.put(f"row.{name}")
+        self.done_with(arg)
 
     def compute_binary(self, op: str, kind: str, left: int, right: int) -> None:
         x, y = self.canonical[left], self.canonical[right]
@@ -338,7 +357,7 @@ class _Encoder(SumsEncoder):
 
     def apply_reversed(self, op: str, kind: str, x: int) -> None:
         """A ← op(x, A)."""
-        if op in REVERSED:
+        if REVERSED.get(op) in (FLOATS if kind == "f" else INTS):
             self.apply(REVERSED[op], kind, x)
             return
         self.bring(x, "t", "swap")

@@ -19,6 +19,7 @@ import numpy as np
 
 from magjit_dvm.cuda.angles import acos, asin, atan, cos, power, sin, tables, tan
 from magjit_dvm.cuda.coefficients import COEFFICIENTS
+from magjit_dvm.cuda.divisions import OF_FLOATS, OF_INTS
 from magjit_dvm.cuda.ptx import Body, Reg
 from magjit_dvm.cuda.short_functions import SHORT
 
@@ -333,6 +334,7 @@ FLOATS: dict[str, Function] = {
     "maximum": _two("max.NaN.f32"),
     "pow": power,
     "rpow": lambda b, a, t: power(b, t, a),
+    **OF_FLOATS,
     **_COMPARES,
     "sub_exp": lambda b, a, t: _exp(b, a - t),
     "sub_exp_small": lambda b, a, t: _ex2(b, (a - t) * _LOG2E),
@@ -360,6 +362,7 @@ INTS: dict[str, Function] = {
     "mul": _two("mul.lo.s32"),
     "minimum": _two("min.s32"),
     "maximum": _two("max.s32"),
+    **OF_INTS,
     "shift_left": _two("shl.b32"),
     "shift_right": _two("shr.s32"),
     "bitwise_and": _two("and.b32"),

@@ -28,7 +28,7 @@ from magjit_dvm.cuda.parts import MOST_EACH, WRITE_SUMS
 from magjit_dvm.cuda.ptx import single
 from magjit_dvm.cuda.shell import ENTRY, OF_ONE, OF_STACK, SHELL
 from magjit_dvm.cuda.short_functions import LARGEST
-from magjit_dvm.cuda.words import BY_ROW, MAX_DRAWING, NUMBER, OF_STAGE, OPCODES
+from magjit_dvm.cuda.words import BY, BY_ROW, MAX_DRAWING, NUMBER, OF_STAGE, OPCODES
 
 __all__ = [
     "ALONE",
@@ -68,7 +68,7 @@ _HEAVY, _LIGHT, _MEDIUM, _TOGETHER = 4, 9, 17, 8
 """Lines above which a function is not done for all R elements at once, but for 8 after 8, and those
 above which it loops over some of them: ptxas would have so many under way that it spilled.  The
 lines between are those of functions that choose, where R is 64."""
-_SLOW = ("div.rn", "sqrt.rn")
+_SLOW = ("div.rn", "div.s32", "sqrt.rn", "loop")
 _SELDOM = (
     *("lt.e.at", "lt.col.at", "s.ld.at", "at.", "lt.row.", "s.at."),
     *("lt.t.", "lt.n.", "st.n.", "pf."),
@@ -202,6 +202,7 @@ class _Loop(Loads):
         table: dict[str, Callable[[str], None]] = {
             "end": lambda _: self.put("bra.uni DONE;"),
             "nop": lambda _: self.fetch(),
+            "by": lambda _: self.by_tile(),
             "f": self.elementwise_f,
             "i": self.elementwise_i,
             "fk": lambda one: self.elementwise(one, "f", "F0"),
@@ -269,6 +270,17 @@ class _Loop(Loads):
         self.row_register("F0", 20)
         self.put(turned, *(f"fma.rn.f32 A{r},T{r},F0,A{r};" for r in range(self.R)))
         self.fetch()
+
+    def by_tile(self) -> None:
+        """The word's second operator, by a table of its own."""
+        self.put(
+            f"BY_TILE: .branchtargets {', '.join(f'O{k}' for k in range(len(BY)))};",
+            "bfe.u32 d,i0,8,8; brx.idx.uni d,BY_TILE;",
+        )
+        for number, name in enumerate(BY):
+            kind, _, op = name.partition(".")
+            self.put(f"O{number}: // {name}")
+            self.elementwise(op, kind, "")
 
     # -- elementwise --
 

@@ -2,7 +2,7 @@
 
 A register has the nearest int32 of an int64.  One that was loaded may be any: where the nearest is
 the least or the largest int32, the number itself may be beyond it.  Comparisons with numbers
-between these are right all the same, and so are the larger or smaller of two and choices of one.
+between these are right all the same, and so are the larger or smaller of some and choices of one.
 All else asks for numbers that are known to be held exactly, as positions, sizes, and what is
 computed of them are, if the largest that can come of them still is.
 
@@ -11,6 +11,7 @@ computed of them are, if the largest that can come of them still is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -76,8 +77,8 @@ class LongRanges:
             self.cast(n)
         elif node.kind is NodeKind.BROADCAST and node.dtype is DType.I64:
             self.of(n)
-        elif node.kind is NodeKind.REDUCE and DType.I64 in (node.dtype, self.dtype(node.args[0])):
-            raise NotHeld
+        elif node.kind in (NodeKind.REDUCE, NodeKind.SCAN) and node.dtype is DType.I64:
+            self.of(n)
         elif node.kind is NodeKind.COMPUTE:
             if node.dtype is DType.I64:
                 self.of(n)
@@ -139,6 +140,8 @@ class LongRanges:
             return self.of(node.args[0])
         if node.kind is NodeKind.CAST:
             return self.find_cast(node.args[0])
+        if node.kind in (NodeKind.REDUCE, NodeKind.SCAN):
+            return self.reduced(node)
         if node.kind is NodeKind.COMPUTE:
             return self.computed(node)
         raise NotHeld
@@ -153,6 +156,20 @@ class LongRanges:
             return _Range(0, 255 if dtype is DType.U8 else 1, True)
         raise NotHeld  # a float may be beyond 32 bits
 
+    def reduced(self, node: Node) -> _Range:
+        """Of a sum, whatever comes between: 32 bits of it are right.
+
+        What running sums begin with may be nearer to 0 than what they end with, or farther.
+        """
+        one = self.of(node.args[0])
+        if node.op in ("max", "min"):
+            return one
+        count = math.prod(self.positions(d) for d in node.dims)
+        low, high = min(one.low, one.low * count), max(one.high, one.high * count)
+        if node.op not in ("sum", "cumsum") or not one.exact or low < LEAST or high > MOST:
+            raise NotHeld
+        return _Range(low, high, True)
+
     def computed(self, node: Node) -> _Range:
         args = node.args[1:] if node.op == "select" else node.args
         found = [self.of(arg) for arg in args]
@@ -166,6 +183,14 @@ class LongRanges:
         if low < LEAST or high > MOST:
             raise NotHeld
         return _Range(low, high, True)
+
+
+def _quotients(op: str, a: _Range, b: _Range) -> list[int]:
+    """At the ends of both ranges; between them there is nothing larger or smaller."""
+    pairs = [(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
+    if op == "floor_div":
+        return [x // y for x, y in pairs]
+    return [(abs(x) // abs(y)) * (1 if (x < 0) == (y < 0) else -1) for x, y in pairs]
 
 
 def _ends(op: str, found: Sequence[_Range]) -> tuple[int, int]:
@@ -200,6 +225,18 @@ def _ends(op: str, found: Sequence[_Range]) -> tuple[int, int]:
         case "mul":
             products = [x * y for x in (a.low, a.high) for y in (b.low, b.high)]
             return min(products), max(products)
+        case "floor_div" | "trunc_div" if not b.low <= 0 <= b.high:
+            quotients = _quotients(op, a, b)
+            return min(quotients), max(quotients)
+        case "remainder" if not b.low <= 0 <= b.high:
+            return min(b.low + 1, 0), max(b.high - 1, 0)
+        case "fmod" if not b.low <= 0 <= b.high:
+            most = max(abs(b.low), abs(b.high)) - 1
+            return max(min(a.low, 0), -most), min(max(a.high, 0), most)
+        case "shift_left" | "shift_right" if 0 <= b.low and b.high < 32:
+            pairs = [(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
+            shifted = [x << y if op == "shift_left" else x >> y for x, y in pairs]
+            return min(shifted), max(shifted)
         case "bitwise_and" if a.low >= 0 or b.low >= 0:
             return 0, min(one.high for one in (a, b) if one.low >= 0)
         case "bitwise_or" | "bitwise_xor" if a.low >= 0 and b.low >= 0:

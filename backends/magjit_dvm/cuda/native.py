@@ -59,7 +59,7 @@ def _operators(name: str, kind: str, dtype: DType) -> tuple[int, ...]:
     turned = rows.REVERSED.get(name, "")
     names = (f"{kind}.{name}", f"{kind}k.{name}", f"{kind}.{turned}", f"{kind}k.{turned}")
     known = name in (FLOATS if kind == "f" else INTS)
-    numbers = [words.NUMBER.get(one, 0) if known else 0 for one in names]
+    numbers = [words.code(one) if known else 0 for one in names]
     reduction = reduction_name(name, dtype)
     number = words.REDUCTIONS.index(reduction) if reduction else -1
     return (*numbers, int(known and is_binary(name, kind)), number)

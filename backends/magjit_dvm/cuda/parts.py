@@ -32,10 +32,9 @@ COLUMNS, THREADS = 8, 512
 WHAT = {DType.F32: 0, DType.F16: 1, DType.BF16: 2}
 
 WRITE_SUMS = r"""
-/* What all warps have added up goes to a row of the parts; they begin anew with the tile. This is a
- * function of its own, outside of the loop over tiles, so that it takes no registers of words. */
-static __device__ __noinline__ void write_sums(const Head &h, u32 place, u32 blocks, u32 slice,
-                                                volatile u32 *tile)
+/* What all warps have added up goes to a row of the parts; they begin anew with the tile. Outside of
+ * the loop over tiles this takes no registers of words; a call would take the uniform ones. */
+DEV void write_sums(const Head &h, u32 place, u32 blocks, u32 slice, u32 tile_at)
 {
     const u32 W = h.warps, G = h.group, cols = h.cols, bytes = G * h.scratch_bytes;
     const u32 rows = W / G, count = (h.sums & 255) * cols, shift = h.sums >> 8;
@@ -55,7 +54,7 @@ static __device__ __noinline__ void write_sums(const Head &h, u32 place, u32 blo
         ((float *)h.parts)[((u64)number * places + place) * cols + column] = sum;
     }
     if (threadIdx.x == 0) {
-        *tile -= WRITES;
+        set_shared(tile_at, get_shared(tile_at) - WRITES);
     }
     asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
 }

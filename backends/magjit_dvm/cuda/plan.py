@@ -104,7 +104,7 @@ def arrange(space: Space, image: Image, machine: Machine) -> bool:
             staged.append((number, one.size))
     image.inputs = [(number, size, 0) for number, size in staged]
     image.stages = _STAGES if staged else 2
-    if any(node.kind is NodeKind.REDUCE for node in nodes):
+    if any(node.kind in (NodeKind.REDUCE, NodeKind.SCAN) for node in nodes):
         reads = sorted({*loads, *tables})
         _refuse_slow(space, image, [number for number, _ in staged], reads, machine)
     widest = max((size for _, size in staged), default=4)
@@ -228,7 +228,7 @@ def _measure(image: Image, program_bytes: int) -> None:
         at = rounded(at + count * size + 48)  # to 16-byte boundaries, and what unaligned loads see
     image.inputs, image.stage_bytes = inputs, at
     image.barriers_at = rounded(program_bytes + 32)
-    image.rows_at = rounded(image.barriers_at + 24 * image.stages)
+    image.rows_at = rounded(image.barriers_at + 36 * image.stages)
     registers = 128 * (1 + image.numbers + 2 * image.accumulators)
     image.partials_at = rounded(image.rows_at + image.warps * registers, 512)
     image.scratch_at = image.partials_at + 512 * (image.warps // image.group)

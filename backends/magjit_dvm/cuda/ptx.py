@@ -3,7 +3,7 @@
 Grammar::
 
     Body = Line*
-    Line = opcode destination, operand*
+    Line = opcode destination, operand* | "loop" label | "again" label, predicate
     operand = register | literal        registers: r (32 bits), d (64), h (16), p (predicate)
 
 ``Body`` traces Python expressions over ``Reg`` into lines; ``evaluate`` runs lines over arrays.
@@ -136,6 +136,27 @@ class Body:
         to = self.new(kind)
         self.lines.append((opcode, to.name, *(one.name for one in operands)))
         return to
+
+    def loop(self) -> str:
+        """Where ``again`` goes back to, with all lanes while any of them has to.
+
+        What is between changes nothing of a lane that has not to.
+        """
+        label = f"AGAIN{{n}}_{len(self.lines)}"
+        self.lines.append(("loop", label))
+        return label
+
+    def again(self, label: str, test: Reg) -> None:
+        self.lines.append(("again", label, test.name))
+
+    def variable(self, value: Reg) -> Reg:
+        """A register that ``assign`` may change, with a value."""
+        to = self.new(value.kind)
+        self.assign(to, value)
+        return to
+
+    def assign(self, to: Reg, value: Reg) -> None:
+        self.lines.append((f"mov.{_BITS[to.kind]}", to.name, value.name))
 
     def result(self, name: str, value: Reg) -> None:
         """Put ``value`` where the interpreter expects the result."""
@@ -335,10 +356,19 @@ def evaluate(
             return np.array([int(text[2:], 16)], np.uint64).view(_TO[kind])
         return np.array([int(text) % (1 << 64)], np.uint64).astype(_TO[kind])
 
+    after = {line[1]: place for place, line in enumerate(lines, 1) if line[0] == "loop"}
+    place = 0
     with np.errstate(all="ignore"):
-        for opcode, to, *given in lines:
+        while place < len(lines):
+            opcode, to, *given = lines[place]
+            place += 1
             parts = opcode.split(".")
             kind = parts[-1]
+            if opcode == "loop":
+                continue
+            if opcode == "again":
+                place = after[to] if state[given[0]].any() else place
+                continue
             if parts[0] == "setp":
                 state[to] = _COMPARE[parts[1]](get(given[0], kind), get(given[1], kind))
             elif parts[0] in ("and", "or", "not") and kind == "pred":

@@ -3,7 +3,7 @@
 ``red`` and ``fin`` work over chunks, through accumulators.  Where a row is in one stage, ``row``
 does both at once, and ``row.f.stat`` finds a sum and the squares about the mean in one word, with
 one barrier.  ``row.f.norm`` and ``row.f.softmax`` go on to what norms and softmaxes make of it,
-``row.f.back`` to the gradient of a norm.
+``row.f.back`` to the gradient of a norm.  Running sums and products are ``row`` as well.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 from magjit_dvm.cuda.cases import Cases
 from magjit_dvm.cuda.elements import COMBINE, IDENTITY
 from magjit_dvm.cuda.ptx import single
+from magjit_dvm.cuda.words import RUNNING
 
 __all__ = ["Reductions"]
 
@@ -71,6 +72,9 @@ class Reductions(Cases):
             return
         if name == "f.back":
             self.norm_backward()
+            return
+        if name in RUNNING:
+            self.running(name.replace("cum", ""))
             return
         again = self.of_warp(name)
         self.of_row(name)
@@ -319,6 +323,36 @@ class Reductions(Cases):
             f"neg.f32 f5,{quotient}; fma.rn.f32 f5,f5,{by},f0; "
             f"fma.rn.f32 {quotient},f5,{inverse},{quotient};"
         )
+
+    def running(self, name: str) -> None:
+        """A ← each element of the row with all before it.
+
+        Of four elements of a lane, then of the lanes of each 128 elements, then of the warps.
+        """
+        opcode, none, one, few = COMBINE[name], IDENTITY[name], self.label("ONE"), self.label("FEW")
+        self.put(f"mov.b32 f6,{none};")
+        for j in range(self.J):
+            a = [f"A{4 * j + i}" for i in range(4)]
+            self.put(*(f"{opcode} {a[i]},{a[i - 1]},{a[i]};" for i in (1, 2, 3)))
+            self.put(f"mov.b32 f0,{a[3]};")
+            for by in (1, 2, 4, 8, 16):
+                self.put(f"shfl.sync.up.b32 f1|q,f0,{by},0,-1; @q {opcode} f0,f1,f0;")
+            self.put(
+                f"shfl.sync.up.b32 f1|q,f0,1,0,-1; selp.b32 f1,f1,{none},q; {opcode} f1,f6,f1; "
+                f"shfl.sync.idx.b32 f2,f0,31,31,-1; {opcode} f6,f6,f2;"
+            )
+            self.put(*(f"{opcode} {r},f1,{r};" for r in a))
+        self.put(f"and.b32 k0,{{GW}},255; setp.le.u32 q,k0,1; @q bra.uni {one};")
+        self.meet("st.shared.b32 [u0],f6;")
+        self.put(
+            "ld.shared.b32 f0,[u3]; shr.u32 c1,c1,3; bfe.u32 u1,{GW},8,8; setp.lt.u32 q,c1,u1; "
+            f"selp.b32 f0,f0,{none},q; @q1 bra.uni {few};"
+        )
+        self.exchange("f0", "f1", opcode, (16, 8, 4))
+        self.put(f"{few}:")
+        self.exchange("f0", "f1", opcode, (2, 1))
+        self.put(*(f"{opcode} A{r},f0,A{r};" for r in range(self.R)), f"{one}:")
+        self.fetch()
 
     def accumulator(self, shift: int) -> None:
         """The address of an accumulator, which come behind the row registers."""

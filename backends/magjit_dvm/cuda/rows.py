@@ -10,7 +10,7 @@ from magjit_dvm.cuda.plan import Machine
 from magjit_dvm.cuda.shapes import Operand, Space
 from magjit_dvm.cuda.tiling import is_near, is_transposed
 from magjit_dvm.cuda.values import WHAT, exact_inverse
-from magjit_dvm.cuda.words import BY_ROW, NUMBER, OF_COLUMNS, OF_STAGE, Descriptor, Image, Word
+from magjit_dvm.cuda.words import BY, BY_ROW, NUMBER, OF_COLUMNS, OF_STAGE, Descriptor, Image, Word
 from magjit_dvm.instructions import DType
 from magjit_dvm.philox import FOURS
 from magjit_dvm.program import DRAWN, Node, NodeKind
@@ -38,7 +38,7 @@ REVERSED = {
     **{name: name for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
 }
 """Operators by what they are with their operands exchanged."""
-WRAPS = frozenset({"neg", "add", "sub", "mul", "shift_left", "bitwise_not"})
+WRAPS = frozenset({"neg", "add", "sub", "mul", "pow", "shift_left", "bitwise_not"})
 """Results that may leave the 8 bits of a uint8."""
 MOST_REGISTERS, MOST_WORDS = 16, 224
 
@@ -81,6 +81,8 @@ class RowEncoder(Backwards):
     ) -> None:
         if len(self.image.words) > MOST_WORDS:
             raise NotEncodable("too many words")
+        if first in BY:
+            first, second = "by", first
         at, pointer, offset = place
         self.image.words.append(Word(first, second, x, y, w1 or at, w2, w3, pointer, offset))
 

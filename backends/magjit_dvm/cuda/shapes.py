@@ -244,14 +244,14 @@ def _sizes(program: Program, arguments: Sequence[Any]) -> list[int]:
 def _masks(space: Space, arguments: Sequence[Any]) -> None:
     program = space.program
     for node in program.nodes:
-        if node.kind is NodeKind.SCAN or node.dtype is DType.F64:
+        if node.dtype is DType.F64:
             raise NotEncodable(f"no words for {node.kind.name.lower()} of {node.dtype.text}")
         has = varying(node, space.has, program.inputs) & space.active
         if node.kind in (NodeKind.LOAD, NodeKind.INDEX):
             dims, shape = program.inputs[node.aux].dims, arguments[node.aux].shape
             own = {d for d, n in zip(dims, shape, strict=True) if n != 1}
             has = (has & own).union(*(space.has[arg] for arg in node.args))
-        if node.kind is NodeKind.REDUCE:
+        if node.kind in (NodeKind.REDUCE, NodeKind.SCAN):
             _reduces(space, node)
         space.has.append(has)
     if space.rows_summed:

@@ -44,7 +44,7 @@ struct In { u64 ptr; u32 size, at; };
 struct Head {
     u32 n_words, program_bytes, n_in, stages;
     u32 stage_bytes, warps, group, cols;
-    u32 chunks, tiles, by_rows, passes;
+    u32 chunks, tiles, by_rows, passes; /* by_rows: how many a tile has */
     u32 epilogue;
     u32 first[4];
     u32 rest[4];
@@ -65,6 +65,33 @@ DEV u32 shared_address(const void *p)
     u64 a;
     asm("cvta.to.shared.u64 %0, %1;" : "=l"(a) : "l"(p));
     return (u32)a;
+}
+DEV u32 get_shared(u32 a)
+{
+    u32 value;
+    asm volatile("ld.volatile.shared.b32 %0, [%1];" : "=r"(value) : "r"(a) : "memory");
+    return value;
+}
+DEV Quad get_quad(u32 a)
+{
+    Quad q;
+    asm volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w) : "r"(a) : "memory");
+    return q;
+}
+DEV void set_quad(u32 a, Quad q)
+{
+    asm volatile("st.volatile.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+                 ::"r"(a), "r"(q.x), "r"(q.y), "r"(q.z), "r"(q.w) : "memory");
+}
+DEV u32 kept(u32 value) /* in a register */
+{
+    asm volatile("" : "+r"(value));
+    return value;
+}
+DEV void set_shared(u32 a, u32 value)
+{
+    asm volatile("st.volatile.shared.b32 [%0], %1;" ::"r"(a), "r"(value) : "memory");
 }
 DEV void barrier_init(u32 a, u32 count)
 {
@@ -107,42 +134,42 @@ DEV void barrier_wait(u32 a, u32 phase)
 #endif
 
 /* What a stage has of an input, and where that begins: elements [e, e + count) of one that is
- * contiguous, the rows of tile t, `rows` of them at most, of one that has an element for each row.
+ * contiguous, the rows of tile t of one that has an element for each row.
  * It is copied from the 16-byte boundary below to the one above: what is beyond the tensor shares
  * 16 aligned bytes with an element of it. */
 #define OF_ROWS 256u
 struct Piece { u64 from; u32 bytes; };
-DEV Piece piece_of(const Head &h, u32 i, u64 e, u32 count, u32 t, u32 rows)
+DEV Piece piece_of(const Head &h, u32 i, u64 e, u32 count, u32 t)
 {
     u32 size = h.in[i].size;
     if (size & OF_ROWS) {
         size -= OF_ROWS;
-        e = (u64)t * rows;
-        count = h.rows - e < rows ? (u32)(h.rows - e) : rows;
+        e = (u64)t * h.by_rows;
+        count = h.rows - e < h.by_rows ? (u32)(h.rows - e) : h.by_rows;
     }
     const u64 low = h.in[i].ptr + e * size, high = low + (u64)count * size;
     return {low & ~15ull, (u32)(((high + 15) & ~15ull) - (low & ~15ull))};
 }
-DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u32 rows, u32 lane)
+DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u32 lane)
 {
 #if __CUDA_ARCH__ >= 900
     if (lane == 0) {
         u32 bytes = 0;
 #pragma unroll 1
         for (u32 i = 0; i < h.n_in; i++) {
-            bytes += piece_of(h, i, e, count, t, rows).bytes;
+            bytes += piece_of(h, i, e, count, t).bytes;
         }
         barrier_arrive_expecting(barrier, bytes);
 #pragma unroll 1
         for (u32 i = 0; i < h.n_in; i++) {
-            const Piece one = piece_of(h, i, e, count, t, rows);
+            const Piece one = piece_of(h, i, e, count, t);
             bulk_copy(stage + h.in[i].at, one.from, one.bytes, barrier);
         }
     }
 #else
 #pragma unroll 1
     for (u32 i = 0; i < h.n_in; i++) {
-        const Piece one = piece_of(h, i, e, count, t, rows);
+        const Piece one = piece_of(h, i, e, count, t);
         const u32 to = stage + h.in[i].at;
         for (u32 k = lane; k < one.bytes / 16; k += 32) {
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 16 * k),
@@ -169,8 +196,11 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
 #define EMPTY_ARRIVALS 1
 #endif
 #define NO_TILE 0xffffffffu
-#define WRITES 0x80000000u /* added to a tile before which sums are written */
-#define PROLOGUE 0xffffu /* in the place of a pass */
+#define WRITES 0x80000000u /* added to the count of a tile before which sums are written */
+#define A_PASS 0x1000000u /* beside the chunk: 2^24 of them are more than a row has */
+#define PROLOGUE 0xffu /* in the place of a pass */
+#define LATER 0x40000000u /* of a warp: the chunk is not a row's first */
+#define OWNS 0x80000000u  /* the lane stores what there is one of for a row */
 
 /* All of the block's shared memory, so that it begins at a multiple of 256. */
 extern __shared__ __align__(1024) unsigned char mj_shared[];
@@ -191,9 +221,11 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     const u32 lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), W = h.warps;
     const u32 base = shared_address(mj_shared), S = h.stages;
     const u32 full = base + h.barriers_at, empty = full + 8 * S, ring = base + h.ring_at;
-    volatile u32 *const tile_of = (volatile u32 *)(mj_shared + h.barriers_at + 16 * S);
+    /* Of a stage: the first of its elements in the whole (64 bits), how many elements it has, or
+     * rows where those are whole, and its first row; 0 elements: there is none. */
+    const u32 tiles_at = empty + 8 * S;
 #ifdef MJ_SUMS
-    volatile u32 *const place_of = tile_of + S; /* of the sums that are written before that tile */
+    const u32 places_at = tiles_at + 16 * S; /* of the sums that are written before it */
 #endif
 
 #if __CUDA_ARCH__ >= 900
@@ -226,7 +258,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         all_meet(W); /* the producer comes here once its first tile is on its way */
     }}
 
-    const u32 G = h.group, chunks = h.chunks, tile_rows = h.by_rows ? W / G : 1;
+    const u32 G = h.group, chunks = h.chunks;
     const u32 width = h.by_rows ? G * SLICE : W * SLICE; /* elements of a stage, of a row's chunk */
     u32 s = 0, phase = 0;
 
@@ -256,22 +288,26 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                     e = (u64)t * h.cols + (u64)c * width;
                     left = h.cols - c * width;
                 }} else {{
-                    e = (u64)t * tile_rows * h.cols;
-                    most = tile_rows * h.cols;
+                    most = h.by_rows * h.cols;
+                    e = (u64)t * most;
                     left = h.elements - e;
                 }}
+                const u32 count = left < most ? (u32)left : most;
                 if (lane == 0) {{
+                    const u64 row = (u64)t * h.by_rows;
+                    u32 there = count;
+                    if (h.by_rows && chunks == 1) {{
+                        there = h.rows - row < h.by_rows ? (u32)(h.rows - row) : h.by_rows;
+                    }}
 #ifdef MJ_SUMS
                     const u32 now = t < fixed ? {block} : {blocks} + ((t - fixed) >> shift);
-                    tile_of[s] = h.sums && now != place ? t | WRITES : t;
-                    place_of[s] = place;
+                    there |= h.sums && now != place ? WRITES : 0;
+                    set_shared(places_at + 4 * s, place);
                     place = now;
-#else
-                    tile_of[s] = t;
 #endif
+                    set_quad(tiles_at + 16 * s, Quad{{(u32)e, (u32)(e >> 32), there, (u32)row}});
                 }}
-                const u32 count = left < most ? (u32)left : most;
-                feed(h, full + 8 * s, ring + s * h.stage_bytes, e, count, t, tile_rows, lane);
+                feed(h, full + 8 * s, ring + s * h.stage_bytes, e, count, t, lane);
                 if (others_wait) {{
                     others_wait = false;
                     all_meet(W);
@@ -321,9 +357,9 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         }}
         barrier_wait(empty + 8 * s, phase ^ 1);
         if (lane == 0) {{
-            tile_of[s] = NO_TILE;
+            set_quad(tiles_at + 16 * s, Quad{{0, 0, 0, 0}});
 #ifdef MJ_SUMS
-            place_of[s] = {block} < h.tiles ? place : NO_TILE;
+            set_shared(places_at + 4 * s, {block} < h.tiles ? place : NO_TILE);
 #endif
         }}
         __syncwarp();
@@ -344,11 +380,23 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         return;
     }}
 
-    const u32 group = warp / G, member = warp - group * G;
-    const u32 rowfile = base + h.rows_at + warp * each_rows + 128 + 4 * lane;
-    const u32 warp_group = G | member << 8 | group << 16 | h.numbers << 24;
+    const u32 member = warp % G, group = h.by_rows ? warp / G : 0;
+    const u32 own = (h.by_rows ? member : warp) * SLICE; /* the warp's first column */
+    const bool whole_rows = h.by_rows && chunks == 1;
+    const bool owner = lane == 0 && own == 0;
     u32 scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
-    u32 pass = 0, chunk = 0, t = 0;
+    /* What all tiles ask for is in registers: ptxas would load it from constant memory each time.
+     * Of what a stage has, rows or elements, those from `mine` on are the warp's. */
+    const u32 rowfile = kept(base + h.rows_at + warp * each_rows + 128 + 4 * lane);
+    u32 facts = kept(G | member << 8 | group << 16 | h.numbers << 24 | (owner ? OWNS : 0));
+    const u32 local = kept(own + 4 * lane + (whole_rows ? group * h.cols : 0));
+    const u32 mine = kept(whole_rows ? group : own), every = whole_rows ? SLICE : 1;
+    const u32 columns = h.cols > own ? h.cols - own : 0;
+    const u32 most = kept(whole_rows && columns < SLICE ? columns : SLICE);
+    const u32 first_word = kept(base + 16 * h.first[0]);
+    /* A stage is the address of its barrier, whose lowest bit is the phase, and of its memory; a turn
+     * is a pass and a chunk of it. */
+    u32 barrier = full, stage = ring, turn = 0, row = 0;
 #ifdef MJ_SUMS
     for (u32 i = lane; i < (h.sums & 255) * 8 * {each}; i += 32) {{ /* what only this warp uses */
         *(Quad *)(mj_shared + h.scratch_at + warp * h.scratch_bytes + 16 * i) = Quad{{0, 0, 0, 0}};
@@ -356,7 +404,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
 #endif
     __syncwarp();
     if (h.prologue != NO_TILE) {{
-        pass = PROLOGUE;
+        turn = PROLOGUE * A_PASS;
         scratch = base + h.scratch_at + W * h.scratch_bytes + 4 * member * SLICE + 16 * lane;
 #if __CUDA_ARCH__ >= 900
         asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -367,80 +415,76 @@ next_tile:
 #endif
 #pragma unroll 1
     for (;;) {{
-        const bool last = pass == h.passes; /* the epilogue: no stage */
-        if (!last && pass != PROLOGUE) {{
-            barrier_wait(full + 8 * s, phase);
-            if (pass == 0 && chunk == 0) {{
-                t = __shfl_sync(~0u, tile_of[s], 0);
-#ifdef MJ_SUMS
-                if (t >= WRITES) {{ /* or NO_TILE */
-#else
-                if (t == NO_TILE) {{
-#endif
-                    break;
-                }}
+        u64 start;
+        u32 there, word = first_word;
+        bool runs;
+        if (turn < h.passes * A_PASS) {{ /* else the epilogue or the prologue, of no stage */
+            barrier_wait(barrier & ~1u, barrier & 1);
+            const Quad tile = get_quad(tiles_at + 2 * ((barrier & ~1u) - full));
+            if (turn == 0 && (int)tile.z <= 0) {{ /* no tile, or sums are to be written before */
+                break;
             }}
-        }}
-        u64 start, row = 0; /* the stage's first element in the whole */
-        u32 local, there;
-        if (!h.by_rows) {{
-            start = (u64)t * width;
-            local = warp * SLICE;
-            const u64 left = h.elements - start;
-            there = left <= local ? 0 : left - local < SLICE ? (u32)(left - local) : SLICE;
+            start = tile.x | (u64)tile.y << 32;
+            row = tile.w + group;
+            there = tile.z - mine;
+            runs = mine < tile.z;
+            there = there * every < most ? there * every : most;
+            if (chunks > 1) {{
+                const u32 pass = turn / A_PASS, later = turn % A_PASS != 0;
+                there = runs ? there : 0;
+                runs = true;
+                word = base + 16 * (later ? h.rest[pass] : h.first[pass]);
+                facts = (facts & ~LATER) | later * LATER;
+            }}
+            if (!h.by_rows && start != 0) {{
+                facts &= ~OWNS;
+            }}
         }} else {{
-            row = (u64)t * tile_rows + group;
-            const u32 column = chunk * width + member * SLICE;
-            start = chunks > 1 ? (u64)t * h.cols + (u64)chunk * width
-                               : (u64)t * tile_rows * h.cols;
-            local = (chunks > 1 ? 0 : group * h.cols) + member * SLICE;
-            there = row >= h.rows || column >= h.cols ? 0
-                    : h.cols - column < SLICE         ? h.cols - column
-                                                      : SLICE;
+            const bool prologue = turn == PROLOGUE * A_PASS;
+            start = (u64)(row - (whole_rows ? group : 0)) * h.cols;
+            there = columns < SLICE ? columns : SLICE;
+            runs = !prologue || group == 0;
+            word = base + 16 * (prologue ? h.prologue : h.epilogue);
+            facts &= ~LATER;
         }}
-        const bool runs = h.by_rows ? row < h.rows : there != 0;
-        if (pass == PROLOGUE ? group == 0 : runs) {{
-            const u32 word = pass == PROLOGUE ? h.prologue
-                             : last           ? h.epilogue
-                             : chunk          ? h.rest[pass]
-                                              : h.first[pass];
-            const bool owner = lane == 0 && member == 0 && (h.by_rows || start + local == 0);
-            run_words_{each}(base + 16 * word, ring + s * h.stage_bytes, local + 4 * lane,
-                start + local + 4 * lane, there, rowfile,
-                warp_group | (chunk != 0) << 30 | (u32)owner << 31, (u32)row, scratch);
+        if (runs) {{
+            run_words_{each}(word, stage, local, start + local, there, rowfile, facts, row, scratch);
         }}
-        if (pass == PROLOGUE) {{
-            pass = 0;
-            scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
-            asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
-            continue;
-        }}
-        if (last) {{
-            pass = 0;
+        turn = kept(turn); /* so that nothing of it is */
+        if (turn >= h.passes * A_PASS) {{
+            if (turn == PROLOGUE * A_PASS) {{
+                scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
+                asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
+            }}
+            turn = 0;
             continue;
         }}
         __syncwarp();
         if (EMPTY_ARRIVALS > 1 || lane == 0) {{
-            barrier_arrive(empty + 8 * s);
+            barrier_arrive((barrier & ~1u) + 8 * S);
         }}
-        if (++s == S) {{
-            s = 0;
-            phase ^= 1;
+        barrier += 8;
+        stage += h.stage_bytes;
+        if ((barrier & ~1u) == empty) {{
+            barrier = full | ((barrier & 1) ^ 1);
+            stage = ring;
         }}
         if (chunks == 1) {{
-            pass = h.epilogue != NO_TILE ? h.passes : 0;
-        }} else if (++chunk == chunks) {{
-            chunk = 0;
-            if (++pass == h.passes && h.epilogue == NO_TILE) {{
-                pass = 0;
-            }}
+            turn = h.epilogue != NO_TILE && row < h.rows ? h.passes * A_PASS : 0;
+        }} else if (turn % A_PASS + 1 < chunks) {{
+            turn++;
+        }} else {{
+            turn = (turn / A_PASS + 1) * A_PASS;
+            turn = turn == h.passes * A_PASS && h.epilogue == NO_TILE ? 0 : turn;
         }}
     }}
 #ifdef MJ_SUMS
-    const u32 place = place_of[s];
+    const u32 number = ((barrier & ~1u) - full) / 8;
+    const u32 tile_at = tiles_at + 16 * number + 8, place = get_shared(places_at + 4 * number);
+    const u32 left = get_shared(tile_at);
     if (h.sums && place != NO_TILE) {{ /* of rows that are in no chunks */
-        write_sums(h, place, {blocks}, SLICE, tile_of + s);
-        if (t != NO_TILE) {{
+        write_sums(h, place, {blocks}, SLICE, tile_at);
+        if (left != 0) {{
             goto next_tile;
         }}
     }}

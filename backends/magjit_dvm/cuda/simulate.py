@@ -32,6 +32,7 @@ from magjit_dvm.cuda.simulate_rows import (
 from magjit_dvm.cuda.simulate_sums import KeptSums
 from magjit_dvm.cuda.sums import NO_SLOT
 from magjit_dvm.cuda.words import (
+    BY,
     BY_ROW,
     HEADER_BYTES,
     INPUTS_AT,
@@ -108,7 +109,7 @@ class _Kernel(KeptSums):
             raise ImageError("warps that are in no group")
         if h["prologue"] != NO_WORD:
             self.keep_weights()
-        rows_of_tile = h["warps"] // h["group"] if h["by_rows"] else 1
+        rows_of_tile = h["by_rows"] or 1
         for tile in range(h["tiles"]):
             if h["by_rows"]:
                 for group in range(rows_of_tile):
@@ -223,6 +224,8 @@ class _Kernel(KeptSums):
             if first.startswith(("lt.", "la.", "lk.")):
                 self.load(first)
                 self.operate(OPCODES[head >> 8 & 255])
+            elif first == "by":
+                self.operate(BY[head >> 8 & 255])
             elif first in ("s.by", "sk.by"):
                 self.by_row(OPCODES[head >> 8 & 255], first)
             else:
@@ -390,6 +393,9 @@ class _Kernel(KeptSums):
                 self.replace_row(made)
             elif op == "softmax":
                 self.replace_row(softmax(whole))
+                return
+            elif op in ("cumsum", "cumprod"):
+                self.replace_row(FOLD[op.removeprefix("cum")].accumulate(whole, dtype=whole.dtype))
                 return
             elif op == "back":
                 share = np.uint32(self.F0).view(np.float32)

@@ -26,6 +26,7 @@ def identity(name: str) -> float:
         "f.min": np.inf,
         "i.max": -(2**31),
         "i.min": 2**31 - 1,
+        "i.sum": 0,
     }[name]
 
 

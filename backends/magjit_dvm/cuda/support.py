@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from magjit_dvm.cuda.functions import FLOATS, INTS
 from magjit_dvm.cuda.long_ranges import NOT_HELD, LongRanges, NotHeld
+from magjit_dvm.cuda.words import RUNNING
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import ROUNDED, Node, NodeKind, Program
 
@@ -22,13 +23,17 @@ def missing_words(nodes: Sequence[Node], number: int) -> str:
     The encoder has the last word: sizes, for one, decide whether 32 bits hold an int64.
     """
     node = nodes[number]
-    if node.kind is NodeKind.SCAN or node.dtype is DType.F64:
+    if node.dtype is DType.F64:
         return f"no words for {node.kind.name.lower()} of {node.dtype.text}"
     if not _may_be_held(nodes, number):
         return NOT_HELD
-    if node.kind not in (NodeKind.COMPUTE, NodeKind.REDUCE):
+    if node.kind not in (NodeKind.COMPUTE, NodeKind.REDUCE, NodeKind.SCAN):
         return ""
     dtype = nodes[node.args[0]].dtype
+    if node.kind is NodeKind.SCAN:
+        kind = "f" if dtype in FLOATING else "i"
+        known = f"{kind}.{node.op}" in RUNNING
+        return "" if known else f"no words for {node.op} of {dtype.text}"
     if node.kind is NodeKind.REDUCE:
         return "" if reduction_name(node.op, dtype) else f"no words for {node.op} of {dtype.text}"
     known = FLOATS if dtype in FLOATING else INTS
@@ -60,7 +65,7 @@ def reduction_name(op: str, dtype: DType) -> str:
     """The word's name of a reduction of ``dtype``; empty where there is none."""
     if dtype in FLOATING:
         return f"f.{op}" if op in ("sum", "prod", "max", "min") else ""
-    return f"i.{op}" if op in ("max", "min") else ""
+    return f"i.{op}" if op in ("max", "min", "sum") else ""
 
 
 _HALVES = (DType.F16, DType.BF16)

@@ -142,7 +142,8 @@ class Values:
         """The value that a node is the same as, in registers; −1 if it is one of its own."""
         if self.is_number(n) or self.is_load(n):
             return -1
-        if node.kind is NodeKind.REDUCE and not node.dims & self.space.active:
+        over = node.kind in (NodeKind.REDUCE, NodeKind.SCAN)
+        if over and not node.dims & self.space.active:
             return self.canonical[node.args[0]]  # over a size of 1
         if node.kind is NodeKind.BROADCAST or node.op == "copy":
             of = self.canonical[node.args[0]]

@@ -34,6 +34,7 @@ from magjit_dvm.cuda.functions import FLOATS, INTS
 from magjit_dvm.cuda.parts import Parts
 
 __all__ = [
+    "BY",
     "BY_ROW",
     "COUNTER_AT",
     "FORM",
@@ -59,6 +60,7 @@ __all__ = [
     "Descriptor",
     "Image",
     "Word",
+    "code",
     "divisor",
 ]
 
@@ -72,14 +74,23 @@ OF_COLUMNS = ("32", "f16", "bf16")
 """What loads of vectors that all rows share know, and of rows; loads and stores of squares."""
 LOOKED_UP = (*NARROW, "i64s")
 """What there are tables of."""
-REDUCTIONS = ("f.sum", "f.prod", "f.max", "f.min", "i.max", "i.min")
+REDUCTIONS = ("f.sum", "f.prod", "f.max", "f.min", "i.max", "i.min", "i.sum")
 ROW_REDUCTIONS = (*REDUCTIONS, "f.squares", "f.stat", "f.norm", "f.softmax", "f.back")
 """Of a row in one stage, all at once."""
+RUNNING = ("f.cumsum", "f.cumprod", "i.cumsum")
+"""Of such a row, each element with all before it."""
 SCALARS = ("add", "sub", "mul", "div", "rsqrt", "log")
 """Float operators on row registers that have a word of their own."""
+BY = (
+    *(f"f.{name}" for name in ("exp2", "expm1", "log2", "log10", "tan", "asin", "acos", "atan")),
+    *(f"f.{name}" for name in ("sinh", "cosh", "floor_div", "fmod", "remainder")),
+    *(f"i.{name}" for name in ("floor_div", "trunc_div", "fmod", "remainder", "pow")),
+)
+"""What ``by`` does to tiles: operators that are long or seldom, and no load's second one."""
+
 BY_ROW = frozenset(
     (
-        *(f"i.{name}" for name in INTS),
+        *(f"i.{name}" for name in INTS if f"i.{name}" not in BY),
         *(f"f.{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum")),
         *(f"f.{name}" for name in ("rsub", "rdiv", "neg", "abs", "sign", "relu", "reciprocal")),
         *(f"f.{name}" for name in ("sqrt", "exp", "is_nan", "is_inf", "is_finite")),
@@ -101,8 +112,9 @@ WITH_IMMEDIATE = {
 OPCODES: tuple[str, ...] = (
     "end",
     "nop",
-    *(f"f.{name}" for name in FLOATS),
-    *(f"i.{name}" for name in INTS),
+    "by",
+    *(f"f.{name}" for name in FLOATS if f"f.{name}" not in BY),
+    *(f"i.{name}" for name in INTS if f"i.{name}" not in BY),
     *(f"{kind}k.{name}" for kind, names in WITH_IMMEDIATE.items() for name in names),
     *("swap", "keep", "take", "mask", "select", "save", "acc", "acc.norm", "mad.r", "nmad.r"),
     *("w.affine", "w.scale"),
@@ -120,7 +132,7 @@ OPCODES: tuple[str, ...] = (
     *(f"at.{what}" for what in LOOKED_UP),
     *(f"red.{name}" for name in REDUCTIONS),
     *(f"fin.{name}" for name in REDUCTIONS),
-    *(f"row.{name}" for name in ROW_REDUCTIONS),
+    *(f"row.{name}" for name in (*ROW_REDUCTIONS, *RUNNING)),
     *(f"s.{name}" for name in SCALARS),
     *(f"sk.{name}" for name in SCALARS if name in WITH_IMMEDIATE["f"]),
     *("sk.scaled_rsqrt", "s.by", "sk.by", "s.k", "s.take", "s.in"),
@@ -134,7 +146,8 @@ time, ``b`` one element for four, ``e`` each by itself; ``c`` contiguous along c
 in all rows, with the number of columns in w1; of squares, see ``tiling``, ``n`` four elements of a
 row at a time, ``t`` those of a lane's column; ``w`` a vector that the prologue has kept, as
 ``w.affine``: A ← A · the vector at w1 + the one at w2, ``w.scale``: A ← A · the vector, and T
-stays. ``e.at`` is no element but the low 32 bits of its address, which are a position where no
+stays.  ``by`` is the word's second operator of A and T, which is numbered by its place in ``BY``.
+``e.at`` is no element but the low 32 bits of its address, which are a position where no
 pointer is added, ``col.at`` the column of a row;
 ``draw`` are random numbers, of which a descriptor says how threads of eager mode share them;
 ``at`` is A ← the table's elements at positions A, ``s.at`` S[x] ← the one at S[y], ``lt.row`` its
@@ -149,7 +162,7 @@ contiguous and aligned, ``u`` contiguous, ``e`` through a descriptor, ``n`` as l
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 15
+FORM = 17
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
@@ -269,6 +282,11 @@ class Image:
         return self.tiles > (self.fixed if self.sums else self.blocks)
 
     @property
+    def rows_of_tile(self) -> int:
+        """0 where tiles have no rows."""
+        return self.warps // self.group if self.by_rows else 0
+
+    @property
     def slice(self) -> int:
         """Elements of a warp."""
         return 32 * self.each
@@ -302,7 +320,8 @@ class Image:
         parts = [self._header()]
         for number, word in enumerate(self.words):
             behind = self.words[number + 1].first if number + 1 < len(self.words) else "end"
-            head = NUMBER[word.first] | NUMBER[word.second] << 8 | word.x << 16 | word.y << 20
+            second = BY.index(word.second) if word.first == "by" else NUMBER[word.second]
+            head = NUMBER[word.first] | second << 8 | word.x << 16 | word.y << 20
             parts.append(struct.pack("<4I", head | NUMBER[behind] << 24, word.w1, word.w2, word.w3))
         for one in self.descriptors:
             bound, step, cols = one.table
@@ -330,7 +349,7 @@ class Image:
             "<32I3Q",
             *(len(self.words), self.program_bytes, len(self.inputs), self.stages),
             *(self.stage_bytes, self.warps, self.group, self.cols),
-            *(self.chunks, self.tiles, int(self.by_rows), len(self.first)),
+            *(self.chunks, self.tiles, self.rows_of_tile, len(self.first)),
             self.epilogue,
             *passes[0],
             *passes[1],
@@ -362,6 +381,11 @@ class Image:
             lines.append(f"{number:6d}: {word}")
         lines += [f"  descriptor {k}: {one}" for k, one in enumerate(self.descriptors)]
         return "\n".join(lines)
+
+
+def code(name: str) -> int:
+    """The number of an operator on tiles; of those of ``BY``, 256 more than there."""
+    return 256 + BY.index(name) if name in BY else NUMBER.get(name, 0)
 
 
 def divisor(size: int) -> tuple[int, int]:
