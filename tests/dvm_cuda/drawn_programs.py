@@ -38,6 +38,7 @@ COMPUTED = [
     one for one in INSTRUCTIONS if one.kind in (Kind.UNARY, Kind.BINARY) and one.name != "cast"
 ]
 REDUCED = [one for one in INSTRUCTIONS if one.kind is Kind.REDUCE]
+RUNNING = [one for one in INSTRUCTIONS if one.kind is Kind.SCAN]
 HALVES = (DType.F16, DType.BF16)
 
 
@@ -191,11 +192,18 @@ class Drawer:
             self.sum_across(n)
             return
         n = self.single(n)
+        counts = self.nodes[n].dtype in (DType.BOOL, DType.U8) and self.chance(0.3)
+        if counts:
+            n = self.add(Node(NodeKind.CAST, DType.I64, (n,)))
         dtype = self.nodes[n].dtype
         known = [one for one in REDUCED if dtype in one.dtypes]
         fits = {d for d in self.reduced if self.size[d] != 1} <= self.varies(n)
         if known and (fits or self.chance(0.05)):
-            op = self.random.choice(known).name
+            if len(self.reduced) == 1 and dtype in RUNNING[0].dtypes and self.chance(0.2):
+                op = self.random.choice(RUNNING).name
+                self.add(Node(NodeKind.SCAN, dtype, (n,), op, dims=self.reduced))
+                return
+            op = "sum" if counts else self.random.choice(known).name
             self.add(Node(NodeKind.REDUCE, dtype, (n,), op, dims=self.reduced))
 
     def sum_across(self, n: int) -> None:

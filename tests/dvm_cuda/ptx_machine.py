@@ -224,6 +224,9 @@ class _Warp:
             self.set(to, self.get(given[0]), mask)
             return
         values = [self.get(one.lstrip("!")) for one in given]
+        to, _, there = to.partition("|")
+        if there:  # of a shuffle: whether a lane's number comes from another
+            self.set(there, _LANES >= int(values[1][0]), mask)
         self.set(to, self.computed(parts, values, given), mask)
 
     def pack(self, operands: list[str], half: int) -> None:
@@ -262,6 +265,8 @@ class _Warp:
         if name == "shf":
             both = low[0].astype(np.uint64) | low[1].astype(np.uint64) << np.uint64(32)
             return both >> (values[2] & 31) & 0xFFFFFFFF
+        if name == "shfl" and parts[2] == "up":
+            return low[0][np.maximum(_LANES - int(low[1][0]), 0)]
         if name == "shfl" and parts[2] == "idx":
             return low[0][low[1] & 31]
         if name == "shfl":

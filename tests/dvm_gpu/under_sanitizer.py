@@ -38,9 +38,12 @@ from magjit_dvm.instructions import DType
 from magjit_dvm.program import Program
 from magjit_dvm.vm import run_stacked
 from tests.dvm.checking import compute, load, output, tensor
+from tests.dvm_cuda import test_draws as draws
 from tests.dvm_cuda import test_encoder as words
 from tests.dvm_cuda import test_row_words as row_words
 from tests.dvm_cuda import test_sums as sums
+from tests.dvm_cuda import test_tables as tables
+from tests.dvm_cuda import test_whole_numbers as whole
 from tests.dvm_cuda.test_backwards import Gradient
 from tests.dvm_cuda.test_weights import scaled
 from tests.dvm_gpu.test_gpu import chain, on_gpu, require_reference
@@ -64,8 +67,30 @@ def apart(image: Image, most: int) -> None:
         image.shared_bytes += image.stages * room
 
 
-def cases(tool: str) -> Iterator[tuple[Program, list[torch.Tensor]]]:
+def looked_up() -> Iterator[tuple[Program, list[Any]]]:
+    """Tables and what is drawn; counts and running sums of rows; quotients of whole numbers."""
+    for width in (64, 100, 1030):
+        yield tables.embedding(F16), [words.values(F16, 50, width), tables.positions(50, 7, 90)]
+    yield tables.gather(), [words.values(F32, 90, 300), tables.positions(300, 90, 40)]
+    scores = words.values(F16, 60, 400)
+    yield tables.loss(), [scores, tables.positions(400, 60), scores]
+    for shape in ((5, 64), (90, 257), (40, 2048)):
+        yield draws.dropped(), draws.given(*shape)
+        yield draws.dropped(normed=True), draws.given(*shape)
+        x = words.values(F32, *shape)
+        yield whole.running("cumsum", F32), [x]
+        yield whole.running("cumsum", DType.BOOL), [x > 0]
+        yield whole.counted(DType.BOOL), [x > 0, x]
+    names = ("floor_div", "fmod", "remainder")
+    nodes = load(0, F32), load(1, F32), *(compute(name, F32, 0, 1) for name in names)
+    outputs = tuple(output(2 + k, 0) for k in range(len(names)))
+    divided = Program(1, (tensor(F32, 0), tensor(F32, 0)), nodes, outputs)
+    yield divided, [words.values(F32, 9001), words.values(F32, 9001).abs() + 0.5]
+
+
+def cases(tool: str) -> Iterator[tuple[Program, list[Any]]]:
     """Programs and arguments: lines, rows of all lengths, views, what is kept and computed."""
+    yield from looked_up()
     for n in (1, 37, 4096, 60001):
         yield chain(2), [words.values(F32, n)]
         yield chain(2), [words.values(F32, n + 1)[1:]]
@@ -100,7 +125,7 @@ def cases(tool: str) -> Iterator[tuple[Program, list[torch.Tensor]]]:
 def main(tool: str) -> None:
     few = replace(gpu(0).machine, multiprocessors=2)
     for program, arguments in cases(tool):
-        given: list[Any] = [ended(one) for one in arguments]
+        given = [ended(one) if isinstance(one, torch.Tensor) else one for one in arguments]
         encoded = encode(program, given, few)
         assert encoded.image is not None
         apart(encoded.image, few.shared_bytes)

@@ -98,6 +98,9 @@ def compilers() -> list[str]:
 def _nvrtc() -> ctypes.CDLL | None:
     for name in _libraries():
         try:
+            # What it looks for in the system, and not beside itself.
+            for beside in sorted(Path(name).parent.glob("libnvrtc-builtins.so.*")):
+                ctypes.CDLL(str(beside))
             library = ctypes.CDLL(name)
         except OSError:
             continue
@@ -116,7 +119,8 @@ def _libraries() -> Iterator[str]:
     yield from ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 
 
-def _by_nvrtc(text: str, arch: str) -> bytes:
+def _by_nvrtc(text: str, arch: str, *more: str) -> bytes:
+    """A cubin; ``more`` are options, and what the compiler says is a line of the log."""
     library = _nvrtc()
     assert library is not None
     program = ctypes.c_void_p()
@@ -133,9 +137,11 @@ def _by_nvrtc(text: str, arch: str) -> bytes:
         "nvrtcCreateProgram",
     )
     try:
-        options = [f"--gpu-architecture={arch}", *_OPTIONS]
+        options = [f"--gpu-architecture={arch}", *_OPTIONS, *more]
         given = (ctypes.c_char_p * len(options))(*(one.encode() for one in options))
         check(library.nvrtcCompileProgram(program, len(options), given), "nvrtcCompileProgram")
+        if said := _log(library, program):
+            log.debug("NVRTC: %s", said)
         size = ctypes.c_size_t()
         check(library.nvrtcGetCUBINSize(program, ctypes.byref(size)), "nvrtcGetCUBINSize")
         cubin = ctypes.create_string_buffer(size.value)

@@ -16,8 +16,8 @@ _STEP = 26
 def _fmod(b: Body, x: Reg, y: Reg) -> Reg:
     """C's ``fmod``, exact: x less multiples of y · 2^n, n falling by ``_STEP`` in each turn.
 
-    Both are odd multiples of powers of two below 2^24, so that a quotient below 2^27 is farther from
-    the next whole number than a double's rounding, and what is left of x is a double.
+    Both are powers of two times whole numbers below 2^24, so that a quotient below 2^27 is farther
+    from the next whole number than a double's rounding, and what is left of x is a double.
     """
     rest = b.variable(b.unary("cvt.f64.f32", abs(x), "d"))
     divisor = b.unary("cvt.f64.f32", abs(y), "d")
@@ -32,7 +32,8 @@ def _fmod(b: Body, x: Reg, y: Reg) -> Reg:
     left = b.unary("cvt.rn.f32.f64", rest, "f")
     whole = b.where(abs(x) < math.inf, abs(x), math.nan)
     left = b.where(abs(y).equals(math.inf), whole, left)
-    left = b.where(y.equals(0.0), b.lift(math.nan, "f"), left)
+    # A number that is none may have a sign, and so any exponent above.
+    left = b.where(abs(y) > 0.0, left, math.nan)
     return b.magnitude_of(left, x)
 
 

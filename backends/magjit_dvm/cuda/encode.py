@@ -64,8 +64,8 @@ def encode(program: Program, arguments: Sequence[Any], machine: Machine) -> Enco
     space = laid_out(program, arguments)
     layouts = tuple(space.layouts)
     if space.empty:
-        reducing = [one for one in program.nodes if one.kind is NodeKind.REDUCE]
-        if any(0 in [space.size[d] for d in one.dims] for one in reducing):
+        reducing = (one.dims for one in program.nodes if one.kind is NodeKind.REDUCE)
+        if any(space.size[d] == 0 for dims in reducing for d in dims):
             raise NotEncodable("a reduction over nothing")
         return Encoded(None, layouts)
     in_squares(space)
@@ -89,7 +89,7 @@ class _Encoder(SumsEncoder):
 
     def emit(self, chunked: bool) -> None:
         """All passes."""
-        stores = [k for k, one in enumerate(self.program.outputs)]
+        stores = range(len(self.program.outputs))
         reduces = [
             n
             for n, node in enumerate(self.nodes)
@@ -97,7 +97,7 @@ class _Encoder(SumsEncoder):
             if not self.goes_across(n)
         ]
         tiles = [k for k in stores if not self.in_row(self.program.outputs[k].node)]
-        of_tiles = [self.phase[self.program.outputs[k].node] for k in tiles]
+        of_tiles = (self.phase[self.program.outputs[k].node] for k in tiles)
         passes = max([0, *(p + 1 for p in of_tiles), *(self.phase[n] for n in reduces)])
         self.left = list(self.uses)
         for p in range(passes + 1):
@@ -284,8 +284,7 @@ class _Encoder(SumsEncoder):
     def run_along(self, node: Node) -> None:
         """A ← each element of a row with all before it."""
         (arg,) = node.args
-        name = f"{self.kind(arg)}.{node.op}"
-        if name not in RUNNING:
+        if (name := f"{self.kind(arg)}.{node.op}") not in RUNNING:
             raise NotEncodable(f"no words for {node.op} of {self.dtype(arg).text}")
         if self.image.chunks > 1:
             raise NotEncodable("running results of a long row")
@@ -478,9 +477,8 @@ class _Encoder(SumsEncoder):
             how = "g" if aligned else "u"
             self.put(f"st.{how}.{what}", place=(0, one.argument, one.offset))
         else:
-            squares = self.space.each > 0
-            how = "n" if squares else "e"
-            place = self.viewed(one, self.space.order, apart=squares)
+            how = "n" if self.space.each else "e"
+            place = self.viewed(one, self.space.order, apart=how == "n")
             self.put(f"st.{how}.{what}", place=place)
         self.done_with(out.node)
 

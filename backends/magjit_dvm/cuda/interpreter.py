@@ -22,11 +22,12 @@ from magjit_dvm.cuda.elements import (
     one_to_global,
     to_global,
 )
+from magjit_dvm.cuda.entry import ENTRY, OF_ONE, OF_STACK
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
 from magjit_dvm.cuda.loads import Loads
 from magjit_dvm.cuda.parts import MOST_EACH, WRITE_SUMS
 from magjit_dvm.cuda.ptx import single
-from magjit_dvm.cuda.shell import ENTRY, OF_ONE, OF_STACK, SHELL
+from magjit_dvm.cuda.shell import SHELL
 from magjit_dvm.cuda.short_functions import LARGEST
 from magjit_dvm.cuda.words import BY, BY_ROW, MAX_DRAWING, NUMBER, OF_STAGE, OPCODES
 

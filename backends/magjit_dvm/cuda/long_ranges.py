@@ -75,9 +75,9 @@ class LongRanges:
             self.of(node.args[0])
         elif node.kind is NodeKind.CAST:
             self.cast(n)
-        elif node.kind is NodeKind.BROADCAST and node.dtype is DType.I64:
-            self.of(n)
-        elif node.kind in (NodeKind.REDUCE, NodeKind.SCAN) and node.dtype is DType.I64:
+        elif (node.kind is NodeKind.BROADCAST and node.dtype is DType.I64) or (
+            node.kind in (NodeKind.REDUCE, NodeKind.SCAN) and node.dtype is DType.I64
+        ):
             self.of(n)
         elif node.kind is NodeKind.COMPUTE:
             if node.dtype is DType.I64:
@@ -233,7 +233,7 @@ def _ends(op: str, found: Sequence[_Range]) -> tuple[int, int]:
         case "fmod" if not b.low <= 0 <= b.high:
             most = max(abs(b.low), abs(b.high)) - 1
             return max(min(a.low, 0), -most), min(max(a.high, 0), most)
-        case "shift_left" | "shift_right" if 0 <= b.low and b.high < 32:
+        case "shift_left" | "shift_right" if b.low >= 0 and b.high < 32:
             pairs = [(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
             shifted = [x << y if op == "shift_left" else x >> y for x, y in pairs]
             return min(shifted), max(shifted)

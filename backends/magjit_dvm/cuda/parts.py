@@ -32,8 +32,8 @@ COLUMNS, THREADS = 8, 512
 WHAT = {DType.F32: 0, DType.F16: 1, DType.BF16: 2}
 
 WRITE_SUMS = r"""
-/* What all warps have added up goes to a row of the parts; they begin anew with the tile. Outside of
- * the loop over tiles this takes no registers of words; a call would take the uniform ones. */
+/* What all warps have added up goes to a row of the parts; they begin anew with the tile. Outside
+ * of the loop over tiles this takes no registers of words; a call would take the uniform ones. */
 DEV void write_sums(const Head &h, u32 place, u32 blocks, u32 slice, u32 tile_at)
 {
     const u32 W = h.warps, G = h.group, cols = h.cols, bytes = G * h.scratch_bytes;

@@ -373,7 +373,7 @@ class _Kernel(KeptSums):
         with np.errstate(all="ignore"):
             if name == "f.sum":
                 values = np.where(np.isfinite(values), values + low, values)
-            total = FOLD[op].reduce(values)
+            total = FOLD[op].reduce(values, dtype=values.dtype)
         self.set_number(self.x, np.full(self.group, total).view(np.uint32))
 
     def row_reduction(self, name: str) -> None:

@@ -31,9 +31,8 @@ def missing_words(nodes: Sequence[Node], number: int) -> str:
         return ""
     dtype = nodes[node.args[0]].dtype
     if node.kind is NodeKind.SCAN:
-        kind = "f" if dtype in FLOATING else "i"
-        known = f"{kind}.{node.op}" in RUNNING
-        return "" if known else f"no words for {node.op} of {dtype.text}"
+        name = f"{'f' if dtype in FLOATING else 'i'}.{node.op}"
+        return "" if name in RUNNING else f"no words for {node.op} of {dtype.text}"
     if node.kind is NodeKind.REDUCE:
         return "" if reduction_name(node.op, dtype) else f"no words for {node.op} of {dtype.text}"
     known = FLOATS if dtype in FLOATING else INTS

@@ -1,0 +1,319 @@
+"""The interpreter kernel's entry: the producer's loop, and that of the warps that compute.
+
+See ``shell.py`` for what they do and who waits for whom.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ENTRY", "OF_ONE", "OF_STACK"]
+
+ENTRY = r"""
+extern "C" __global__ void __launch_bounds__({threads}, 1)
+{name}({parameter})
+{{
+    constexpr u32 SLICE = 32 * {each};
+{image}    const Head &h = image.h;
+    const u32 lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), W = h.warps;
+    const u32 base = shared_address(mj_shared), S = h.stages;
+    const u32 full = base + h.barriers_at, empty = full + 8 * S, ring = base + h.ring_at;
+    /* Of a stage: the first of its elements in the whole (64 bits), how many elements it has, or
+     * rows where those are whole, and its first row; 0 elements: there is none. */
+    const u32 tiles_at = empty + 8 * S;
+#ifdef MJ_SUMS
+    const u32 places_at = tiles_at + 16 * S; /* of the sums that are written before it */
+#endif
+
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+    /* The program, by a generic address: the constant bank would serve one lane after another. */
+    const Quad *program = image.program;
+    asm volatile("" : "+l"(program));
+    asm volatile("" ::"l"(mj_powers)); /* named in PTX alone, a compiler would drop it */
+    for (u32 i = threadIdx.x; i < h.program_bytes / 16; i += {threads_there}) {{
+        ((Quad *)mj_shared)[i] = program[i];
+    }}
+    const u32 each_rows = 128 * (1 + h.numbers + 2 * h.accumulators);
+    if (warp < W) {{
+        /* Where the row's warps leave their parts of a reduction; it turns with each. */
+        *(u32 *)(mj_shared + h.rows_at + warp * each_rows + 4 * lane) =
+            base + h.partials_at + 512 * (warp / h.group);
+    }}
+    if (warp == W && lane == 0) {{
+        for (u32 s = 0; s < S; s++) {{
+            barrier_init(full + 8 * s, FULL_ARRIVALS);
+            barrier_init(empty + 8 * s, W * EMPTY_ARRIVALS);
+        }}
+#if __CUDA_ARCH__ >= 900
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+    }}
+    if (warp != W) {{
+        all_meet(W); /* the producer comes here once its first tile is on its way */
+    }}
+
+    const u32 G = h.group, chunks = h.chunks;
+    const u32 width = h.by_rows ? G * SLICE : W * SLICE; /* elements of a stage, of a row's chunk */
+    u32 s = 0, phase = 0;
+
+    if (warp == W) {{
+#if __CUDA_ARCH__ >= 900
+        asm volatile("griddepcontrol.wait;" ::: "memory"); /* what came before, and all it wrote */
+#endif
+        u32 *counter = (u32 *)h.counter;
+        u32 t = {block}, next = 0;
+#ifdef MJ_SUMS
+        u32 asked = {block};
+        const u32 shift = h.sums >> 8, fixed = h.sums ? h.fixed : {blocks};
+        u32 place = {block};
+#endif
+        bool others_wait = true;
+        __syncwarp();
+        while (t < h.tiles) {{
+            const u32 turns = chunks > 1 ? h.passes * chunks : 1;
+#pragma unroll 1
+            for (u32 k = 0, c = 0; k < turns; k++) {{
+                barrier_wait(empty + 8 * s, phase ^ 1);
+                u64 e = (u64)t * width, left;
+                u32 most = width;
+                if (!h.by_rows) {{
+                    left = h.elements - e;
+                }} else if (chunks > 1) {{
+                    e = (u64)t * h.cols + (u64)c * width;
+                    left = h.cols - c * width;
+                }} else {{
+                    most = h.by_rows * h.cols;
+                    e = (u64)t * most;
+                    left = h.elements - e;
+                }}
+                const u32 count = left < most ? (u32)left : most;
+                if (lane == 0) {{
+                    const u64 row = (u64)t * h.by_rows;
+                    u32 there = count;
+                    if (h.by_rows && chunks == 1) {{
+                        there = h.rows - row < h.by_rows ? (u32)(h.rows - row) : h.by_rows;
+                    }}
+#ifdef MJ_SUMS
+                    const u32 now = t < fixed ? {block} : {blocks} + ((t - fixed) >> shift);
+                    there |= h.sums && now != place ? WRITES : 0;
+                    set_shared(places_at + 4 * s, place);
+                    place = now;
+#endif
+                    set_quad(tiles_at + 16 * s, Quad{{(u32)e, (u32)(e >> 32), there, (u32)row}});
+                }}
+                feed(h, full + 8 * s, ring + s * h.stage_bytes, e, count, t, lane);
+                if (others_wait) {{
+                    others_wait = false;
+                    all_meet(W);
+#ifdef MJ_SUMS
+                    if (lane == 0) {{
+                        next = counter ? atomicAdd(counter, 1) : asked;
+                    }}
+#else
+                    if (counter && lane == 0) {{
+                        next = {blocks} + atomicAdd(counter, 1);
+                    }}
+#endif
+                }}
+                if (++s == S) {{
+                    s = 0;
+                    phase ^= 1;
+                }}
+                if (++c == chunks) {{
+                    c = 0;
+                }}
+            }}
+#ifdef MJ_SUMS
+            if (t < fixed && fixed - t > {blocks}) {{
+                t += {blocks};
+            }} else if (t >= fixed && (t + 1 - fixed) & ((1u << shift) - 1)) {{
+                t++;
+            }} else {{
+                t = fixed + (__shfl_sync(~0u, next, 0) << shift);
+                asked += {blocks};
+                if (lane == 0 && t < h.tiles) {{
+                    next = counter ? atomicAdd(counter, 1) : asked;
+                }}
+            }}
+#else
+            if (counter) {{
+                t = __shfl_sync(~0u, next, 0);
+                if (lane == 0 && t < h.tiles) {{
+                    next = {blocks} + atomicAdd(counter, 1);
+                }}
+            }} else {{
+                t += {blocks};
+            }}
+#endif
+        }}
+        if (others_wait) {{
+            all_meet(W);
+        }}
+        barrier_wait(empty + 8 * s, phase ^ 1);
+        if (lane == 0) {{
+            set_quad(tiles_at + 16 * s, Quad{{0, 0, 0, 0}});
+#ifdef MJ_SUMS
+            set_shared(places_at + 4 * s, {block} < h.tiles ? place : NO_TILE);
+#endif
+        }}
+        __syncwarp();
+        if (FULL_ARRIVALS > 1) {{
+            barrier_arrive(full + 8 * s);
+        }}
+        if (lane == 0) {{
+            barrier_arrive(full + 8 * s);
+        }}
+        /* All of this block's draws are behind it; the last block's are behind all. */
+        if (counter && lane == 0) {{
+            __threadfence();
+            if (atomicAdd(counter + 1, 1) == {blocks} - 1) {{
+                counter[0] = 0;
+                counter[1] = 0;
+            }}
+        }}
+        return;
+    }}
+
+    const u32 member = warp % G, group = h.by_rows ? warp / G : 0;
+    const u32 own = (h.by_rows ? member : warp) * SLICE; /* the warp's first column */
+    const bool whole_rows = h.by_rows && chunks == 1;
+    const bool owner = lane == 0 && own == 0;
+    u32 scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
+    /* What all tiles ask for is in registers: ptxas would load it from constant memory each time.
+     * Of what a stage has, rows or elements, those from `mine` on are the warp's. */
+    const u32 rowfile = kept(base + h.rows_at + warp * each_rows + 128 + 4 * lane);
+    u32 facts = kept(G | member << 8 | group << 16 | h.numbers << 24 | (owner ? OWNS : 0));
+    const u32 local = kept(own + 4 * lane + (whole_rows ? group * h.cols : 0));
+    const u32 mine = kept(whole_rows ? group : own), every = whole_rows ? SLICE : 1;
+    const u32 columns = h.cols > own ? h.cols - own : 0;
+    const u32 most = kept(whole_rows && columns < SLICE ? columns : SLICE);
+    const u32 first_word = kept(base + 16 * h.first[0]);
+    /* A stage is the address of its barrier, whose lowest bit is the phase, and of its memory; a
+     * turn is a pass and a chunk of it. */
+    u32 barrier = full, stage = ring, turn = 0, row = 0;
+#ifdef MJ_SUMS
+    for (u32 i = lane; i < (h.sums & 255) * 8 * {each}; i += 32) {{ /* what only this warp uses */
+        *(Quad *)(mj_shared + h.scratch_at + warp * h.scratch_bytes + 16 * i) = Quad{{0, 0, 0, 0}};
+    }}
+#endif
+    __syncwarp();
+    if (h.prologue != NO_TILE) {{
+        turn = PROLOGUE * A_PASS;
+        scratch = base + h.scratch_at + W * h.scratch_bytes + 4 * member * SLICE + 16 * lane;
+#if __CUDA_ARCH__ >= 900
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+    }}
+#ifdef MJ_SUMS
+next_tile:
+#endif
+#pragma unroll 1
+    for (;;) {{
+        u64 start;
+        u32 there, word = first_word;
+        bool runs;
+        if (turn < h.passes * A_PASS) {{ /* else the epilogue or the prologue, of no stage */
+            barrier_wait(barrier & ~1u, barrier & 1);
+            const Quad tile = get_quad(tiles_at + 2 * ((barrier & ~1u) - full));
+            if (turn == 0 && (int)tile.z <= 0) {{ /* no tile, or sums are to be written before */
+                break;
+            }}
+            start = tile.x | (u64)tile.y << 32;
+            row = tile.w + group;
+            there = tile.z - mine;
+            runs = mine < tile.z;
+            there = there * every < most ? there * every : most;
+            if (chunks > 1) {{
+                const u32 pass = turn / A_PASS, later = turn % A_PASS != 0;
+                there = runs ? there : 0;
+                runs = true;
+                word = base + 16 * (later ? h.rest[pass] : h.first[pass]);
+                facts = (facts & ~LATER) | later * LATER;
+            }}
+            if (!h.by_rows && start != 0) {{
+                facts &= ~OWNS;
+            }}
+        }} else {{
+            const bool prologue = turn == PROLOGUE * A_PASS;
+            start = (u64)(row - (whole_rows ? group : 0)) * h.cols;
+            there = columns < SLICE ? columns : SLICE;
+            runs = !prologue || group == 0;
+            word = base + 16 * (prologue ? h.prologue : h.epilogue);
+            facts &= ~LATER;
+        }}
+        if (runs) {{
+            run_words_{each}(word, stage, local, start + local, there, rowfile, facts, row,
+                scratch);
+        }}
+        turn = kept(turn); /* so that what was found of it takes no registers meanwhile */
+        if (turn >= h.passes * A_PASS) {{
+            if (turn == PROLOGUE * A_PASS) {{
+                scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
+                asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
+            }}
+            turn = 0;
+            continue;
+        }}
+        __syncwarp();
+        if (EMPTY_ARRIVALS > 1 || lane == 0) {{
+            barrier_arrive((barrier & ~1u) + 8 * S);
+        }}
+        barrier += 8;
+        stage += h.stage_bytes;
+        if ((barrier & ~1u) == empty) {{
+            barrier = full | ((barrier & 1) ^ 1);
+            stage = ring;
+        }}
+        if (chunks == 1) {{
+            turn = h.epilogue != NO_TILE && row < h.rows ? h.passes * A_PASS : 0;
+        }} else if (turn % A_PASS + 1 < chunks) {{
+            turn++;
+        }} else {{
+            turn = (turn / A_PASS + 1) * A_PASS;
+            turn = turn == h.passes * A_PASS && h.epilogue == NO_TILE ? 0 : turn;
+        }}
+    }}
+#ifdef MJ_SUMS
+    const u32 number = ((barrier & ~1u) - full) / 8;
+    const u32 tile_at = tiles_at + 16 * number + 8, place = get_shared(places_at + 4 * number);
+    const u32 left = get_shared(tile_at);
+    if (h.sums && place != NO_TILE) {{ /* of rows that are in no chunks */
+        write_sums(h, place, {blocks}, SLICE, tile_at);
+        if (left != 0) {{
+            goto next_tile;
+        }}
+    }}
+#endif
+}}
+"""
+
+OF_ONE = {
+    "parameter": "const __grid_constant__ Image image",
+    "image": "",
+    "block": "blockIdx.x",
+    "blocks": "gridDim.x",
+    "threads_there": "blockDim.x",
+}
+"""How a kernel begins whose parameter is one image."""
+
+OF_STACK = {
+    "parameter": "const __grid_constant__ Stack stack",
+    "image": """\
+    u32 which = 0;
+#pragma unroll 1
+    while (blockIdx.x >= stack.end[which]) {
+        which++;
+    }
+    const u32 before = which ? stack.end[which - 1] : 0;
+    const u32 block = blockIdx.x - before, blocks = stack.end[which] - before;
+    const Image &image = *(const Image *)((const unsigned char *)&stack + stack.at[which]);
+    if (threadIdx.x >= 32 * (image.h.warps + 1)) {
+        return; /* another image has more warps */
+    }
+""",
+    "block": "block",
+    "blocks": "blocks",
+    "threads_there": "(32 * (W + 1))",
+}
+"""How one begins whose parameter is several: each has blocks of its own, one after another."""
