@@ -12,7 +12,8 @@ import torch
 from torch.fx import Node as FxNode
 
 from magjit_dvm.across import may_go_across, sum_across
-from magjit_dvm.builder import Builder, NotFusable, Value, computed_in, stored_as
+from magjit_dvm.alone import elements
+from magjit_dvm.builder import Builder, NotFusable, Value, computed_in, size_key, stored_as
 from magjit_dvm.gathering import one_hot_sum
 from magjit_dvm.instructions import DType
 from magjit_dvm.operators import (
@@ -224,19 +225,28 @@ def _softmax_backward(builder: Builder, node: Any) -> Value:
     return block.value(made, tensor.dtype)
 
 
+_LONGEST = 8192
+"""Elements of a row up to which GPUs have running results: all of it has to be in one stage."""
+
+
 @register(aten.cumsum.default, aten.cumprod.default)
 def _running(builder: Builder, node: Any) -> Value:
     tensor = one_result(node)
     value = builder.tensor(node.args[0])
     if not value.dims:
         raise NotFusable("running results of a number")
+    axis = argument(node, 1, "dim") % len(value.dims)
+    if tensor.device.type == "cuda":
+        in_rows = size_key(tensor.stride(axis)) == 1
+        if not in_rows or elements([tensor.shape[axis]]) > _LONGEST:
+            raise NotFusable("running results of columns, or of long rows, on a GPU")
     # Eager casts first, then adds up ints in 64 bits and floats in double.
     stored = stored_as(tensor.dtype)
     made, dtype = builder.widened(builder.cast(value.node, value.dtype, stored), stored)
     wide = dtype if dtype in (DType.F32, DType.F64) else DType.I64
     value = replace(value, node=builder.cast(made, dtype, wide), dtype=wide, logical=tensor.dtype)
     name = str(node.target).split(".")[1]
-    result = builder.scan(name, value, argument(node, 1, "dim") % len(value.dims))
+    result = builder.scan(name, value, axis)
     return replace(result, node=builder.cast(result.node, wide, dtype), dtype=dtype)
 
 

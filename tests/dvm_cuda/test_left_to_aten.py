@@ -10,12 +10,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from magjit_dvm.instructions import DType
 from magjit_dvm.lowering import decompositions
-from magjit_dvm.program import Program
+from magjit_dvm.program import NodeKind, Program
 from tests.dvm.checking import cast, compute, load, output, reduce, tensor
 from tests.dvm_cuda.agreeing import check_encoders
 from tests.dvm_cuda.checking import BIG
 from tests.dvm_cuda.drawn_programs import BLOCK
 from tests.dvm_cuda.test_encoder import softmax
+from tests.dvm_cuda.test_look_ups import fusion_of, kinds_of
 
 F32, F16 = DType.F32, DType.F16
 
@@ -51,6 +52,38 @@ def test_the_larger_operand_decides_how_rows_lie(experts: int) -> None:
     turned = [filled(512, 256, experts).transpose(1, 2), filled(512, experts)]
     expected = "encoded" if experts > 16 else "refused: a reduction of narrow rows"
     assert check_encoders(weighted(), turned, BIG) == expected
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    ("shape", "axis", "fused"),
+    [((6, 100), 1, True), ((6, 8192), 1, True), ((6, 8193), 1, False), ((600, 6), 0, False)],
+)
+def test_running_sums_of_rows_that_fit(shape: tuple[int, int], axis: int, fused: bool) -> None:
+    """Others would leave a whole group to ATen."""
+
+    def kept(x: Any) -> Any:
+        share = x.softmax(-1)
+        return share.masked_fill(share.cumsum(axis) > 0.9, 0)
+
+    fusion = fusion_of(kept, (shape, torch.float32))
+    programs = [one.program for one in fusion.groups if one.program]
+    has = [NodeKind.SCAN in kinds_of(one) for one in programs]
+    assert any(has) == fused and programs
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_the_largest_of_int64_is_atens(dtype: torch.dtype) -> None:
+    """As a result it has to be held in 32 bits; how many are true is."""
+
+    def found(x: Any, y: Any) -> Any:
+        most = x.amax(-1, keepdim=True) if dtype is torch.int64 else x.sum(-1, keepdim=True)
+        return y * 2 + most
+
+    fusion = fusion_of(found, ((6, 100), dtype), ((6, 100), torch.float32))
+    reduced = [NodeKind.REDUCE in kinds_of(one.program) for one in fusion.groups if one.program]
+    assert any(reduced) == (dtype is torch.bool)
 
 
 @pytest.mark.parametrize(("cols", "verdict"), [(8, "narrow rows"), (16, "narrow rows"), (17, "")])

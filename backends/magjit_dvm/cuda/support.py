@@ -42,7 +42,11 @@ def missing_words(nodes: Sequence[Node], number: int) -> str:
 
 
 def _may_be_held(nodes: Sequence[Node], number: int) -> bool:
-    """Whether 32 bits hold an int64 that words compute with, if all sizes are small."""
+    """Whether 32 bits hold an int64 that words compute with, if all sizes are small.
+
+    The largest of some has to be held exactly: mostly it is a result, and with it a whole group
+    would be left to ATen.
+    """
 
     def value(n: int) -> int:
         node = nodes[n]
@@ -54,10 +58,11 @@ def _may_be_held(nodes: Sequence[Node], number: int) -> bool:
     if DType.I64 not in (node.dtype, *(nodes[arg].dtype for arg in node.args)):
         return True
     try:
-        LongRanges(nodes, value, lambda _: 1).check(number)
+        ranges = LongRanges(nodes, value, lambda _: 1)
+        ranges.check(number)
+        return node.kind is not NodeKind.REDUCE or ranges.of(number).exact
     except NotHeld:
         return False
-    return True
 
 
 def reduction_name(op: str, dtype: DType) -> str:
