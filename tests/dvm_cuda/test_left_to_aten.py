@@ -19,6 +19,7 @@ from tests.dvm_cuda.test_encoder import softmax
 from tests.dvm_cuda.test_look_ups import fusion_of, kinds_of
 
 F32, F16 = DType.F32, DType.F16
+fakes = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
 def filled(*shape: int) -> torch.Tensor:
@@ -54,7 +55,7 @@ def test_the_larger_operand_decides_how_rows_lie(experts: int) -> None:
     assert check_encoders(weighted(), turned, BIG) == expected
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@fakes
 @pytest.mark.parametrize(
     ("shape", "axis", "fused"),
     [((6, 100), 1, True), ((6, 8192), 1, True), ((6, 8193), 1, False), ((600, 6), 0, False)],
@@ -72,7 +73,7 @@ def test_running_sums_of_rows_that_fit(shape: tuple[int, int], axis: int, fused:
     assert any(has) == fused and programs
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@fakes
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 def test_the_largest_of_int64_is_atens(dtype: torch.dtype) -> None:
     """As a result it has to be held in 32 bits; how many are true is."""

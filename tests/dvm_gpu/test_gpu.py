@@ -14,7 +14,9 @@ from magjit.plugin.compiling import run_backend
 from magjit.plugin.context import BackendContext
 from magjit.plugin.inputs import InputDescriber
 from magjit_dvm import backend, reference
+from magjit_dvm.cuda.encode import Machine, encode
 from magjit_dvm.cuda.launch import DeviceFused
+from magjit_dvm.cuda.words import Image
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Input, InputKind, Output, Program
 from magjit_dvm.vm import NotEncodable
@@ -24,6 +26,7 @@ from tests.dvm.test_fuzz import check_results
 from tests.dvm_cuda import test_encoder as words
 from tests.dvm_cuda import test_row_words as row_words
 from tests.dvm_cuda.agreeing import memory
+from tests.dvm_cuda.checking import BIG
 
 pytestmark = pytest.mark.gpu
 
@@ -42,6 +45,12 @@ def on_gpu(value: Any) -> Any:
 def check_gpu(program: Program, arguments: Any) -> None:
     """The kernel's results are the reference's."""
     require_reference(program, DeviceFused(program)(*map(on_gpu, arguments)), arguments)
+
+
+def check_image(program: Program, arguments: Any, machine: Machine = BIG) -> Image | None:
+    """The same, for tests that ask for the image which a simulator would run."""
+    check_gpu(program, arguments)
+    return encode(program, arguments, machine).image
 
 
 def require_reference(program: Program, results: Any, arguments: Any) -> None:

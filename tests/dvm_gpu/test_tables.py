@@ -12,11 +12,9 @@ import torch
 import torch.nn.functional as F
 
 import magjit
-from magjit_dvm.cuda.encode import encode
 from magjit_dvm.instructions import DType
-from tests.dvm_cuda import checking
 from tests.dvm_cuda import test_tables as tables
-from tests.dvm_gpu.test_gpu import check_gpu
+from tests.dvm_gpu.test_gpu import check_image
 
 pytestmark = pytest.mark.gpu
 
@@ -49,12 +47,7 @@ CASES: list[Callable[[], Any]] = [
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_kernels(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the simulator runs elsewhere; images are those that it has."""
-
-    def check(program: Any, arguments: Any, machine: Any = checking.BIG) -> Any:
-        check_gpu(program, arguments)
-        return encode(program, arguments, machine).image
-
-    monkeypatch.setattr(tables, "check_words", check)
+    monkeypatch.setattr(tables, "check_words", check_image)
     CASES[number]()
 
 

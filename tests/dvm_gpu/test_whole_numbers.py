@@ -9,14 +9,12 @@ import pytest
 import torch
 
 import magjit
-from magjit_dvm.cuda.encode import encode
 from magjit_dvm.cuda.launch import DeviceFused
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Program
 from tests.dvm.checking import compute, load, output, tensor
-from tests.dvm_cuda import checking
 from tests.dvm_cuda import test_whole_numbers as words
-from tests.dvm_gpu.test_gpu import check_gpu
+from tests.dvm_gpu.test_gpu import check_image
 
 pytestmark = pytest.mark.gpu
 
@@ -50,12 +48,7 @@ CASES: list[Callable[[], Any]] = [
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_kernels(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the simulator runs elsewhere; images are those that it has."""
-
-    def check(program: Any, arguments: Any, machine: Any = checking.BIG) -> Any:
-        check_gpu(program, arguments)
-        return encode(program, arguments, machine).image
-
-    monkeypatch.setattr(words, "check_words", check)
+    monkeypatch.setattr(words, "check_words", check_image)
     CASES[number]()
 
 

@@ -22,6 +22,7 @@ __all__ = ["LEAST", "MOST", "NOT_HELD", "LongRanges", "NotHeld"]
 
 LEAST, MOST = -(1 << 31), (1 << 31) - 1
 NOT_HELD = "an int64 that may need more than 32 bits"
+_RANGED = (NodeKind.BROADCAST, NodeKind.REDUCE, NodeKind.SCAN)
 _NUMBERS = (NodeKind.CONSTANT, NodeKind.SCALAR, NodeKind.NUMEL)
 _COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _SAME = frozenset({"copy", "relu", "sign", "minimum", "maximum", "select"})
@@ -75,9 +76,7 @@ class LongRanges:
             self.of(node.args[0])
         elif node.kind is NodeKind.CAST:
             self.cast(n)
-        elif (node.kind is NodeKind.BROADCAST and node.dtype is DType.I64) or (
-            node.kind in (NodeKind.REDUCE, NodeKind.SCAN) and node.dtype is DType.I64
-        ):
+        elif node.kind in _RANGED and node.dtype is DType.I64:
             self.of(n)
         elif node.kind is NodeKind.COMPUTE:
             if node.dtype is DType.I64:

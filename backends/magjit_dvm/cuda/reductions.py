@@ -119,6 +119,12 @@ class Reductions(Cases):
         for by in distances:
             self.put(f"shfl.sync.bfly.b32 {other},{one},{by},31,-1; {opcode} {one},{one},{other};")
 
+    def exchange_of_warps(self, few: str, one: str, other: str, opcode: str) -> None:
+        """As ``exchange``, what warps have left; those that jump to ``few`` need the rest alone."""
+        self.exchange(one, other, opcode, (16, 8, 4))
+        self.put(f"{few}:")
+        self.exchange(one, other, opcode, (2, 1))
+
     def of_row(self, name: str) -> None:
         """f0 ← f0 of all warps of the row."""
         opcode, one, few = COMBINE[name], self.label("ONE"), self.label("FEW")
@@ -128,9 +134,7 @@ class Reductions(Cases):
             "ld.shared.b32 f0,[u3]; shr.u32 c1,c1,3; setp.gt.u32 q,k0,c1; "
             f"selp.b32 f0,f0,{IDENTITY[name]},q; @q1 bra.uni {few};"
         )
-        self.exchange("f0", "f1", opcode, (16, 8, 4))
-        self.put(f"{few}:")
-        self.exchange("f0", "f1", opcode, (2, 1))
+        self.exchange_of_warps(few, "f0", "f1", opcode)
         self.put(f"{one}:")
 
     def meet(self, store: str) -> None:
@@ -185,16 +189,12 @@ class Reductions(Cases):
             "setp.eq.s32 q,c1,0; selp.b32 f0,0,f0,q; selp.b32 f1,0,f1,q; cvt.rn.f32.s32 f2,c1; "
             f"rcp.approx.ftz.f32 f3,f2; mul.rn.f32 f3,f0,f3; @q1 bra.uni {less};"
         )
-        self.exchange("f0", "f4", "add.rn.f32", (16, 8, 4))
-        self.put(f"{less}:")
-        self.exchange("f0", "f4", "add.rn.f32", (2, 1))
+        self.exchange_of_warps(less, "f0", "f4", "add.rn.f32")
         self.put(
             "mul.rn.f32 f5,f0,F0; sub.rn.f32 f3,f3,f5; selp.b32 f3,0,f3,q; "
             f"mul.rn.f32 f5,f3,f2; fma.rn.f32 f1,f5,f3,f1; @q1 bra.uni {few};"
         )
-        self.exchange("f1", "f4", "add.rn.f32", (16, 8, 4))
-        self.put(f"{few}:")
-        self.exchange("f1", "f4", "add.rn.f32", (2, 1))
+        self.exchange_of_warps(few, "f1", "f4", "add.rn.f32")
         self.put(f"{one}:")
         if normalizes:
             self.normalize()
@@ -226,17 +226,13 @@ class Reductions(Cases):
             "ld.shared.v2.b32 {{f1,f0}},[u3]; shr.u32 c1,c1,3; setp.gt.u32 q,k0,c1; "
             f"selp.b32 f1,f1,{none},q; selp.b32 f0,f0,0,q; mov.b32 f2,f1; @q1 bra.uni {less};"
         )
-        self.exchange("f2", "f3", maximum, (16, 8, 4))
-        self.put(f"{less}:")
-        self.exchange("f2", "f3", maximum, (2, 1))
+        self.exchange_of_warps(less, "f2", "f3", maximum)
         self.put(
             f"sub.rn.f32 f1,f1,f2; mul.rn.f32 f1,f1,{_LOG2E}; ex2.approx.ftz.f32 f1,f1; "
             f"mul.rn.f32 f0,f0,f1; sub.rn.f32 f4,f6,f2; mul.rn.f32 f4,f4,{_LOG2E}; "
             f"ex2.approx.ftz.f32 f4,f4; @q1 bra.uni {few};"
         )
-        self.exchange("f0", "f3", "add.rn.f32", (16, 8, 4))
-        self.put(f"{few}:")
-        self.exchange("f0", "f3", "add.rn.f32", (2, 1))
+        self.exchange_of_warps(few, "f0", "f3", "add.rn.f32")
         self.put(f"{one}:", "rcp.approx.ftz.f32 f0,f0; mul.rn.f32 f4,f4,f0;")
         self.put(*(f"mul.rn.f32 A{r},A{r},f4;" for r in range(self.R)))
         self.fetch()
@@ -348,9 +344,7 @@ class Reductions(Cases):
             "ld.shared.b32 f0,[u3]; shr.u32 c1,c1,3; bfe.u32 u1,{GW},8,8; setp.lt.u32 q,c1,u1; "
             f"selp.b32 f0,f0,{none},q; @q1 bra.uni {few};"
         )
-        self.exchange("f0", "f1", opcode, (16, 8, 4))
-        self.put(f"{few}:")
-        self.exchange("f0", "f1", opcode, (2, 1))
+        self.exchange_of_warps(few, "f0", "f1", opcode)
         self.put(*(f"{opcode} A{r},f0,A{r};" for r in range(self.R)), f"{one}:")
         self.fetch()
 
