@@ -138,6 +138,19 @@ def add(x: Tensor, y: Tensor) -> Tensor:
     return x + y
 
 
+def largest(x: Tensor) -> Tensor:
+    return x.abs().amax()
+
+
+def distance(x: Tensor, y: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(x - y)
+    return found
+
+
+def standardized(x: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[1:])
+
+
 # -- arguments --
 
 
@@ -208,6 +221,15 @@ def squares(width: int) -> Make:
     return make
 
 
+def few(count: int) -> Make:
+    """A tensor of so many rows."""
+
+    def make(size: int, dtype: torch.dtype) -> list[Tensor]:
+        return [_drawn((count, size // dtype.itemsize // count), dtype)]
+
+    return make
+
+
 def _drawn(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.randn(*shape, device="cuda").to(dtype)
 
@@ -238,6 +260,11 @@ def cases() -> Iterator[Case]:
     for classes in (1024, 32_000):
         yield Case("tables", f"losses of {classes} classes", losses, scores(classes))
     yield Case("tables", "softmax 1024 below the diagonal", causal_softmax, squares(1024))
+    yield Case("reductions", "mse_loss", F.mse_loss, line(2))
+    yield Case("reductions", "the largest of |x|", largest, line(1))
+    yield Case("reductions", "the norm of x - y", distance, line(2))
+    yield Case("reductions", "log_softmax of 4 rows", log_softmax, few(4))
+    yield Case("reductions", "layer_norm of 8 rows", standardized, few(8))
     for how in ("transposed", "a row", "a column"):
         yield Case("views", f"add, {how}", add, square(how))
     yield Case("offsets", "4 operators, from element 1", chain(4), line(1, 1))

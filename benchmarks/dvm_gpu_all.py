@@ -29,7 +29,7 @@ _PLAN = (
     "--dtypes float16 --sizes '256 MB' --programs norms --widths 1024 4096 --peers eager static",
     "--dtypes float16 --sizes '256 MB' --programs norms --widths 512 2048 8192 16384 --peers eager",
     "--dtypes float16 --sizes '256 MB' --programs norms --widths 768 --peers eager",
-    "--dtypes float16 --sizes '256 MB' --programs tables --peers eager static",
+    "--dtypes float16 --sizes '256 MB' --programs tables reductions --peers eager static",
     "--dtypes float16 --sizes '64 MB' --programs chains inputs special views offsets --peers eager",
     "--dtypes float16 --sizes '256 MB' --programs chains weights inputs offsets --peers eager",
     "--dtypes bfloat16 --sizes '256 MB' --programs special --peers eager",

@@ -11,7 +11,8 @@ With dy the gradient that comes, g the same times the weight, N elements a row, 
 
 One word makes dx of g and x, and one the sum of dy * X (``cuda/backwards.py``).
 
-Where a block has no room for sums across rows (``across.py``), ATen's kernels compute all of them.
+Where a block has no room for sums across rows (``across.py``), a kernel of ATen's computes those,
+which reads x and dy once more; ATen's for dx would do so, too.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from magjit_dvm.across import has_room
 
 __all__ = ["layer_norm_backward", "rms_norm_backward"]
 
+_of_layer_norm = torch.ops.aten.native_layer_norm_backward.default
+_of_rms_norm = torch.ops.aten._fused_rms_norm_backward.default
+
 
 def layer_norm_backward(
     dy: torch.Tensor,
@@ -40,8 +44,13 @@ def layer_norm_backward(
 ) -> Any:
     """``aten.native_layer_norm_backward`` on a GPU."""
     of_weight, of_bias = mask[1], mask[2]
-    if not mask[0] or mean.dim() != x.dim() or not _fits(x, shape, of_weight or of_bias):
+    across = of_weight or of_bias
+    if not mask[0] or mean.dim() != x.dim() or not _has_rows(x, shape, across):
         return NotImplemented
+    if across and not has_room(shape):
+        own = layer_norm_backward(dy, x, shape, mean, rstd, weight, bias, [True, False, False])
+        others = [False, of_weight, of_bias]
+        return own[0], *_of_layer_norm(dy, x, shape, mean, rstd, weight, bias, others)[1:]
     plain, wide, g, over = _wide(dy, x, shape, weight)
     norm = (wide - mean) * rstd
     total = _averaged(g.sum(over, keepdim=True), shape)
@@ -61,8 +70,11 @@ def rms_norm_backward(
     mask: Sequence[bool],
 ) -> Any:
     """``aten._fused_rms_norm_backward`` of tensors on a GPU."""
-    if not mask[0] or rstd.dim() != x.dim() or not _fits(x, shape, mask[1]):
+    if not mask[0] or rstd.dim() != x.dim() or not _has_rows(x, shape, mask[1]):
         return NotImplemented
+    if mask[1] and not has_room(shape):
+        own = rms_norm_backward(dy, x, shape, rstd, weight, [True, False])
+        return own[0], _of_rms_norm(dy, x, shape, rstd, weight, [False, True])[1]
     plain, wide, g, over = _wide(dy, x, shape, weight)
     norm = wide * rstd
     inner = g - norm * _averaged((g * norm).sum(over, keepdim=True), shape)
@@ -81,11 +93,11 @@ def _across(terms: torch.Tensor, shape: Sequence[int], like: torch.Tensor) -> to
     return terms.sum(list(range(terms.dim() - len(shape)))).to(like.dtype)
 
 
-def _fits(x: torch.Tensor, shape: Sequence[int], across: bool) -> bool:
-    """Whether there is something to reduce, and room for sums across rows, as far as is known."""
+def _has_rows(x: torch.Tensor, shape: Sequence[int], across: bool) -> bool:
+    """Whether there is something to reduce, and if it is across rows, rows."""
     if any(isinstance(size, int) and size == 0 for size in x.shape):
         return False
-    return not across or (0 < len(shape) < x.dim() and has_room(shape))
+    return not across or 0 < len(shape) < x.dim()
 
 
 def _wide(

@@ -13,6 +13,7 @@ int refuses_parts;  /* parameters of fewer bytes than the kernel's are refused *
 int refuses_overlap; /* launches that may begin early are refused */
 int overlapped;      /* launches that might */
 uint64_t kept_size; /* bytes of the last parameter */
+void (*launched)(void); /* called after each launch */
 
 static void *current;
 
@@ -86,6 +87,9 @@ Result cuLaunchKernel(void *function, unsigned blocks, unsigned y, unsigned z, u
     kept[5] = (uint64_t)(uintptr_t)stream;
     kept[6] = (uint64_t)(uintptr_t)current;
     memcpy(kept_parameter, parameter, kept_size);
+    if (launched) {
+        launched();
+    }
     return refusal;
 }
 

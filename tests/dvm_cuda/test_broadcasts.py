@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -12,20 +10,14 @@ from magjit_dvm.instructions import DType
 from magjit_dvm.program import Program
 from tests.dvm.checking import cast, compute, load, output, tensor
 from tests.dvm_cuda import checking
-from tests.dvm_cuda.ptx_machine import run_ptx
 from tests.dvm_cuda.test_encoder import values
+
+pytestmark = pytest.mark.usefixtures("way")
 
 F32, F16, BF16, I32 = DType.F32, DType.F16, DType.BF16, DType.I32
 U8, BOOL, I64 = DType.U8, DType.BOOL, DType.I64
 ONE = Machine(multiprocessors=1)
 """Of one block, so that small tensors have the R of large ones."""
-
-
-@pytest.fixture(autouse=True, params=["simulator", "PTX"])
-def _by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if request.param == "PTX":
-        monkeypatch.setattr(checking, "run_image", run_ptx)
-    yield
 
 
 def binary(dtype: DType, dims: tuple[tuple[int, ...], ...], rank: int) -> Program:

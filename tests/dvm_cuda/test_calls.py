@@ -16,17 +16,18 @@ HERE = Path(__file__).parent
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_calls(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("program", "tests"), [("with_driver", 19), ("calls_in_steps", 7)])
+def test_calls(tmp_path: Path, program: str, tests: int) -> None:
     driver = tmp_path / "libcuda.so.1"
     build = ["cc", "-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(driver)]
     subprocess.run([*build, str(HERE / "driver.c")], check=True)
     path = os.pathsep.join([str(HERE.parent.parent), *sys.path])
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.dvm_cuda.with_driver", str(driver)],
+        [sys.executable, "-m", f"tests.dvm_cuda.{program}", str(driver)],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.count("test_") == 19
+    assert ran.stdout.count("test_") == tests

@@ -87,18 +87,44 @@ def test_gradients_of_weights(shape: tuple[int, ...], count: int) -> None:
 
 
 def test_what_is_left_to_aten() -> None:
-    """Gradients of weights alone, those that a block has no room for, and nothing to reduce."""
+    """Gradients of weights alone, of a single row, and nothing to reduce."""
     x, row, every = drawn(4, 8), drawn(4, 1), [True, True, True]
-    for mask in ([False, True, True], [False, False, True], every):
+    for mask in ([False, True, True], [False, False, True]):
         assert layer_norm_backward(x, x, [8], row, row, None, x[0], mask) is NotImplemented
     assert rms_norm_backward(x, x, [8], row, None, [False, True]) is NotImplemented
     empty = drawn(0, 300)
     assert rms_norm_backward(empty, empty, [300], row[:0], None, [True, False]) is NotImplemented
-    wide, odd, one = drawn(2, 20_000), drawn(2, 302), drawn(300)
-    for many in (wide, odd):
-        shape = [many.shape[1]]
-        assert layer_norm_backward(many, many, shape, row, row, None, None, every) is NotImplemented
+    one = drawn(300)
     assert layer_norm_backward(one, one, [300], one[:1], one[:1], one, one, every) is NotImplemented
+
+
+@pytest.mark.parametrize("columns", [8, 302, 20_000])
+def test_gradients_of_weights_without_room(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are ATen's; that of the input is words as if it had been asked for alone."""
+    monkeypatch.setenv("MAGJIT_DVM_CUDA", "1")
+    x, dy, weight, bias = (drawn(4, columns), drawn(4, columns, seed=1), *drawn(2, columns, seed=2))
+    mean, rstd, root = statistics(x, 1)
+
+    def of_layer_norm(dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
+        given = dy, x, [columns], mean, rstd, weight, bias, [True, True, True]
+        return aten.native_layer_norm_backward.default(*given)
+
+    given = [dy, x, mean, rstd, weight, bias]
+    wanted = of_layer_norm(*given)
+    found = layer_norm_backward(*given[:2], [columns], *given[2:], [True, True, True])
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+    (group,) = groups_of(of_layer_norm, [one.float() for one in given])
+    (made,) = group.outputs
+    assert len(group.arguments) == 5, "without the bias"
+    assert made.meta["val"].shape == x.shape
+
+    def of_rms_norm(dy: Any, x: Any, rstd: Any, weight: Any) -> Any:
+        given = dy, x, [columns], rstd, weight, [True, True]
+        return aten._fused_rms_norm_backward.default(*given)
+
+    (group,) = groups_of(of_rms_norm, [one.float() for one in (dy, x, root, weight)])
+    assert len(group.outputs) == 1 and len(group.arguments) == 4
 
 
 def groups_of(function: Callable[..., Any], given: Sequence[Any]) -> list[FusedGroup]:

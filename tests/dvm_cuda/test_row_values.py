@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -12,21 +10,15 @@ from magjit_dvm.cuda.encode import Machine
 from magjit_dvm.instructions import INSTRUCTIONS, DType
 from magjit_dvm.program import Node, NodeKind, Program
 from tests.dvm.checking import compute, load, output, tensor
-from tests.dvm_cuda import checking
 from tests.dvm_cuda.checking import check_words
-from tests.dvm_cuda.ptx_machine import run_ptx
 from tests.dvm_cuda.test_encoder import values
 from tests.dvm_cuda.test_sums import cast, drawn, row_sum
+
+pytestmark = pytest.mark.usefixtures("way")
 
 F16, F32, I32, I64, U8 = DType.F16, DType.F32, DType.I32, DType.I64, DType.U8
 BF16, BOOL = DType.BF16, DType.BOOL
 FEW = Machine(multiprocessors=2)
-
-
-@pytest.fixture(params=["simulator", "PTX"], autouse=True)
-def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "PTX":
-        monkeypatch.setattr(checking, "run_image", run_ptx)
 
 
 def with_row(dtype: DType) -> Program:

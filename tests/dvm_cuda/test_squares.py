@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -13,20 +11,14 @@ from magjit_dvm.instructions import DType
 from magjit_dvm.program import Program
 from tests.dvm.checking import cast, compute, load, output, tensor
 from tests.dvm_cuda import checking
-from tests.dvm_cuda.ptx_machine import run_ptx
 from tests.dvm_cuda.test_broadcasts import binary
 from tests.dvm_cuda.test_encoder import values
+
+pytestmark = pytest.mark.usefixtures("way")
 
 F32, F16, BF16, I32, U8 = DType.F32, DType.F16, DType.BF16, DType.I32, DType.U8
 FEW = Machine(multiprocessors=3)
 WORDS = {F32: "32", I32: "32", F16: "f16", BF16: "bf16"}
-
-
-@pytest.fixture(autouse=True, params=["simulator", "PTX"])
-def _by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if request.param == "PTX":
-        monkeypatch.setattr(checking, "run_image", run_ptx)
-    yield
 
 
 def transposed(dtype: DType, *shape: int, seed: int = 1) -> torch.Tensor:

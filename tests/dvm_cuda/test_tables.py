@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -16,19 +14,14 @@ from tests.dvm.checking import cast, compute, load, output, reduce, tensor
 from tests.dvm_cuda import checking
 from tests.dvm_cuda.agreeing import check_encoders
 from tests.dvm_cuda.checking import BIG, SMALL, check_words
-from tests.dvm_cuda.ptx_machine import run_ptx
 from tests.dvm_cuda.test_encoder import values
+
+pytestmark = pytest.mark.usefixtures("way")
 
 F16, BF16, F32, I32 = DType.F16, DType.BF16, DType.F32, DType.I32
 I64, U8, BOOL = DType.I64, DType.U8, DType.BOOL
 FEW = Machine(multiprocessors=2)
 REFUSED = f"refused: {NOT_HELD}"
-
-
-@pytest.fixture(params=["simulator", "PTX"], autouse=True)
-def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "PTX":
-        monkeypatch.setattr(checking, "run_image", run_ptx)
 
 
 def index(aux: int, dtype: DType, position: int) -> Node:

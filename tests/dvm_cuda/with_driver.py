@@ -436,9 +436,10 @@ def test_errors_of_stacks() -> None:
     assert sys.getrefcount(x) == before
 
 
-def main() -> None:
+def run_all(tests: dict[str, Any]) -> None:
+    """Those functions that are tests."""
     vm.cuda_hooks(kernel, _allocate)
-    for name, test in list(globals().items()):
+    for name, test in tests.items():
         if name.startswith("test_"):
             begin = time.perf_counter()
             test()
@@ -446,4 +447,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_all(dict(globals()))

@@ -85,7 +85,7 @@ class Norms(torch.nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("width", [256, 1000])
+@pytest.mark.parametrize("width", [64, 256, 302, 1000, 8400])
 def test_gradients(width: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = Norms(width).cuda().to(dtype)

@@ -76,7 +76,7 @@ DECODING: dict[str, ProductCase] = {
         2,
     ),
     "long with a mask": ProductCase(
-        added, ((2, 2, 3, 16), (2, 2, 700, 16), (2, 2, 700, 16), (2, 1, 3, 700)), 1, 2
+        added, ((1, 2, 3, 16), (1, 2, 700, 16), (1, 2, 700, 16), (1, 1, 3, 700)), 1, 2
     ),
     "added": ProductCase(added, ((2, 4, 3, 16), (2, 4, 50, 16), (2, 4, 50, 16), (3, 50))),
     "causal": ProductCase(causal, ((2, 4, 3, 16), (2, 4, 50, 16), (2, 4, 50, 16))),

@@ -65,16 +65,21 @@ def test_programs_that_were_once_wrong() -> None:
     assert not any(found.values()), "\n".join(found.values())
 
 
+MORE = pytest.param("_more", marks=pytest.mark.slow)
+
+
 @interpreted
-def test_results_do_not_depend_on_blocks() -> None:
-    found = results("cut")
+@pytest.mark.parametrize("more", ["", MORE])
+def test_results_do_not_depend_on_blocks(more: str) -> None:
+    found = results(f"cut{more}")
     assert len(found) > 8
     assert not any(found.values()), "\n".join(found.values())
 
 
 @interpreted
-def test_results_do_not_depend_on_places() -> None:
-    found = results("places")
+@pytest.mark.parametrize("more", ["", MORE])
+def test_results_do_not_depend_on_places(more: str) -> None:
+    found = results(f"places{more}")
     assert len(found) > len(CASES) // 2
     assert not any(found.values()), "\n".join(found.values())
 

@@ -10,8 +10,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -62,6 +64,8 @@ PROGRAMS = (
     "any_lengths",
     "training",
 )
+UNEQUAL = "unequal lengths"
+CUTS = [f"{name} {cut}" for cut in range(len(CONFIGURATIONS)) for name in CUT_CASES]
 SEEDS = [f"random {seed}" for seed in range(12)]
 NUMPY = tuple(int(part) for part in numpy.__version__.split(".")[:2])
 
@@ -75,8 +79,9 @@ pytestmark = pytest.mark.xdist_group("triton_products")
 
 
 @cache
-def results(mode: str, random_graphs: int = 12) -> dict[str, str]:
-    command = [sys.executable, str(FOLDER / "product_worker.py"), mode]
+def results(mode: str, random_graphs: int = 12, names: tuple[str, ...] = ()) -> dict[str, str]:
+    """Of each case, or of those of these names, what is wrong with it."""
+    command = [sys.executable, str(FOLDER / "product_worker.py"), mode, *names]
     environment = {**os.environ, "MAGJIT_RANDOM_GRAPHS": str(random_graphs)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -84,39 +89,57 @@ def results(mode: str, random_graphs: int = 12) -> dict[str, str]:
     return found
 
 
-def passes(mode: str, name: str) -> None:
-    failure = results(mode)[name]
+def passes(mode: str, name: str, of: Sequence[str] = ()) -> None:
+    """``of`` says which cases a process runs at once; without it, all of the mode."""
+    failure = results(mode, names=tuple(of))[name]
     assert not failure, failure
 
 
-@has_triton
-@interpreted
-@pytest.mark.parametrize("dtype", list(DTYPES))
-@pytest.mark.parametrize("name", list(PRODUCTS))
-def test_near_float64(name: str, dtype: str) -> None:
-    passes("interpret", f"{name} {dtype}")
+def each_dtype(cases: Iterable[str]) -> list[str]:
+    """Names of cases with a dtype each."""
+    return [f"{name} {dtype}" for name in cases for dtype in DTYPES]
+
+
+def shares(names: Sequence[str], of: int, quick: Collection[str] = ()) -> list[Any]:
+    """Parameters: a share of so many, and those named, always; the others, slow, as well.
+
+    Which share a name belongs to has nothing to do with how names are ordered: with two kinds of
+    things in each, neighbours in a list differ in one of them.
+    """
+    kept = [one for k, one in enumerate(names) if one in quick or (k + k // of) % of == 0]
+    return [
+        pytest.param(one, kept, id=one)
+        if one in kept
+        else pytest.param(
+            one, [other for other in names if other not in kept], id=one, marks=pytest.mark.slow
+        )
+        for one in names
+    ]
 
 
 @has_triton
 @interpreted
-@pytest.mark.parametrize("cut", range(len(CONFIGURATIONS)))
-@pytest.mark.parametrize("name", CUT_CASES)
-def test_every_cut_computes_the_same(name: str, cut: int) -> None:
-    passes("cuts", f"{name} {cut}")
+@pytest.mark.parametrize(("name", "of"), shares(each_dtype(PRODUCTS), len(DTYPES)))
+def test_near_float64(name: str, of: list[str]) -> None:
+    """In one dtype, or with those that are slow in each."""
+    passes("interpret", name, of)
 
 
 @has_triton
 @interpreted
-@pytest.mark.parametrize("dtype", list(DTYPES))
-@pytest.mark.parametrize("name", list(DECODING))
-def test_attention_of_few_rows(name: str, dtype: str) -> None:
-    passes("decoding", f"{name} {dtype}")
+@pytest.mark.parametrize(("name", "of"), shares(CUTS, 3))
+def test_every_cut_computes_the_same(name: str, of: list[str]) -> None:
+    passes("cuts", name, of)
 
 
 @has_triton
 @interpreted
-def test_lengths_that_may_differ_are_compared() -> None:
-    passes("decoding", "unequal lengths")
+@pytest.mark.parametrize(
+    ("name", "of"), shares([*each_dtype(DECODING), UNEQUAL], len(DTYPES), [UNEQUAL])
+)
+def test_attention_of_few_rows(name: str, of: list[str]) -> None:
+    """In one dtype, or with those that are slow in each; lengths that may differ are compared."""
+    passes("decoding", name, of)
 
 
 @has_triton

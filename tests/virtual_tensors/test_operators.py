@@ -122,6 +122,7 @@ def computes(target: Any) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_operator_that_only_moves_elements_has_a_rule_or_a_reason() -> None:
     """Found by running torch's own samples, with operands whose elements all differ."""

@@ -253,6 +253,12 @@ PyObject *cuda_call(PyObject *object, PyObject *const *args, size_t nargsf, PyOb
     }
     Encoded encoded;
     encode_timed(*self->prepared, given, gpus[device].machine, encoded);
+    if (encoded.few_rows) {
+        PyObject *found = call_in_steps(self, given, device);
+        if (found || PyErr_Occurred()) {
+            return found;
+        }
+    }
     if (encoded.verdict == REFUSED) {
         return refused(self, encoded.reason, args, n);
     }
@@ -409,12 +415,13 @@ int cuda_fused_traverse(PyObject *object, visitproc visit, void *arg)
 {
     Py_VISIT(((CudaFused *)object)->fallback);
     Py_VISIT(Py_TYPE(object));
-    return 0;
+    return visit_steps((CudaFused *)object, visit, arg);
 }
 
 int cuda_fused_clear(PyObject *object)
 {
     Py_CLEAR(((CudaFused *)object)->fallback);
+    clear_steps((CudaFused *)object);
     return 0;
 }
 

@@ -9,6 +9,8 @@
 
 namespace magjit_dvm {
 
+struct Split; /* see cuda_split.cpp */
+
 struct CudaFused {
     PyObject_HEAD
     vectorcallfunc call;
@@ -17,6 +19,8 @@ struct CudaFused {
     PyObject *fallback; /* called with the same arguments where there are no words; or None */
     int32_t device_type;
     bool approximate; /* the GPU's own tanh and quotients */
+    bool asked;       /* for steps, which are in `split` if there are any */
+    Split *split;
 };
 
 bool is_cuda_fused(PyObject *object);
@@ -70,6 +74,11 @@ bool allocate_results(const CudaFused *self, const cuda::Argument *given,
 
 /* Into an image's words. */
 void write_addresses(cuda::Encoded &encoded, const uint64_t *addresses);
+
+/* The call in steps, of rows that are few and long. NULL without an exception: there are none. */
+PyObject *call_in_steps(CudaFused *self, const cuda::Argument *given, int device);
+int visit_steps(CudaFused *self, visitproc visit, void *arg);
+void clear_steps(CudaFused *self);
 
 /* Writes addresses and runs an image. −1 with an exception. */
 int launch_image(const CudaFused *self, cuda::Encoded &encoded, const uint64_t *addresses,

@@ -560,6 +560,7 @@ void encode(const Prepared &prepared, const Argument *given, const Device &machi
 {
     encoded.verdict = ENCODED;
     encoded.reason = nullptr;
+    encoded.few_rows = false;
     Encoder(prepared, given, machine, encoded).run();
 }
 

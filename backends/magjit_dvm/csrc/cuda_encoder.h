@@ -22,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 17, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 18, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
@@ -187,6 +187,7 @@ struct Encoded {
     int each;
     int64_t blocks, threads, shared_bytes;
     bool draws; /* blocks draw tiles from a counter: see Image.draws of words.py */
+    bool few_rows; /* and long, encoded or refused: steps are faster, see cuda_split.cpp */
     int n_sums; /* across rows, of parts that a second kernel adds up */
     Sum sums[MOST_SUMS];
     int64_t parts_rows, parts_cols; /* of each sum, a row for each block */
@@ -398,6 +399,7 @@ struct Encoder {
     int64_t each_for_rows(int64_t wanted, int64_t together) const;
     void count();
     bool may_shrink() const;
+    int64_t wanted_stages();
     void shrink();
     void measure(int64_t program_bytes);
     bool has_room(int weights);

@@ -8,8 +8,9 @@ namespace magjit_dvm::cuda {
 
 namespace {
 
-constexpr int64_t STAGES = 3, DRAWING = 16;
+constexpr int64_t STAGES = 3, MOST_STAGES = 6, UNDER_WAY = 96 << 10, DRAWING = 16;
 constexpr int64_t SMALL = 1 << 17, LONG = 1 << 16, NARROW = 16; /* see cuda/plan.py */
+constexpr int64_t LARGE = 1 << 24;
 
 /* Warps that compute, besides the one that feeds them: what registers allow. */
 int64_t most_warps(int64_t each) { return each == 64 ? 11 : each == 32 ? 15 : 19; }
@@ -90,8 +91,12 @@ void Encoder::refuse_slow()
         return refuse("a reduction of narrow rows");
     }
     if (image.cols >= LONG && image.rows * 4 < machine.multiprocessors) {
-        refuse("a reduction of few long rows");
+        encoded.few_rows = true;
+        return refuse("a reduction of few long rows");
     }
+    /* In steps each block has something to do; they read nothing more, but are more launches. */
+    bool half = image.cols >= LONG && image.rows * 2 <= machine.multiprocessors;
+    encoded.few_rows = half && image.elements >= LARGE;
 }
 
 void Encoder::divide(int64_t widest, int64_t together)
@@ -231,6 +236,17 @@ bool Encoder::has_room(int weights)
     return fits;
 }
 
+/* Of a ring; where nothing comes through one, what a block has for its places. */
+int64_t Encoder::wanted_stages()
+{
+    if (!image.n_inputs) {
+        return 2;
+    }
+    measure(image.program_bytes());
+    int64_t most = std::min(MOST_STAGES, image.tiles / image.blocks * image.chunks);
+    return std::max(STAGES, std::min(most, quotient_up(UNDER_WAY, image.stage_bytes)));
+}
+
 /* Two stages, then fewer warps, then one stage, until everything fits into shared memory. */
 void Encoder::fit()
 {
@@ -242,14 +258,13 @@ void Encoder::fit()
     }
     while (!stopped()) {
         int64_t fewest = may_shrink() ? 2 : 1;
-        for (int64_t stages = std::min(STAGES, image.stages); stages >= fewest; stages--) {
+        for (int64_t stages = wanted_stages(); stages >= fewest; stages--) {
             image.stages = stages;
             measure(image.program_bytes());
             if (image.shared_bytes <= machine.shared_bytes) {
                 return;
             }
         }
-        image.stages = STAGES;
         if (!may_shrink()) {
             return refuse("values of a row that shared memory has no room for");
         }

@@ -106,7 +106,8 @@ bool encode_all(Member *members, Py_ssize_t n, int &device)
         }
         device = on;
         encode_timed(*member.self->prepared, member.given, gpus[device].machine, member.encoded);
-        if (member.encoded.verdict != ENCODED && member.encoded.verdict != NOTHING) {
+        bool known = member.encoded.verdict == ENCODED || member.encoded.verdict == NOTHING;
+        if (!known || member.encoded.few_rows) {
             return false;
         }
     }

@@ -22,6 +22,7 @@ from magjit_dvm.cuda.encode import Encoded, Machine, encode
 from magjit_dvm.cuda.interpreter import ALONE, STACKED, SUMMING, kernel_name
 from magjit_dvm.cuda.native import as_lists
 from magjit_dvm.cuda.parts import SUMS, SUMS_NAME, THREADS, Parts
+from magjit_dvm.cuda.splitting import Step, steps_of
 from magjit_dvm.cuda.words import Image
 from magjit_dvm.instructions import DTYPES, DType
 from magjit_dvm.program import InputKind, Program
@@ -160,6 +161,16 @@ class DeviceFused(CudaFused):
         self = super().__new__(cls, as_lists(program), fallback, approximate)
         self.program, self.approximate = program, approximate
         return self
+
+    def steps(self) -> tuple[tuple[Any, ...], ...] | None:
+        """Asked for by C++, once: what runs where rows are few and long; see ``splitting.py``."""
+        found = steps_of(self.program)
+        return None if found is None else tuple(self._step(one) for one in found)
+
+    def _step(self, one: Step) -> tuple[Any, ...]:
+        fused = type(self)(one.program, None, self.approximate)
+        joined = None if one.joined is None else self._step(one.joined)
+        return fused, one.pieces, one.sources, one.results, one.left_over, joined
 
     def by_reference(self, *arguments: Any) -> Any:
         """A call by the encoder in Python: of what the one in C++ leaves to it."""

@@ -21,7 +21,9 @@ __all__ = ["Machine", "arrange"]
 
 _WARPS = {64: 11, 32: 15, 16: 19, 8: 19}
 """That compute, besides the one that feeds them: what registers allow."""
-_STAGES = 3
+_STAGES, _MOST_STAGES, _UNDER_WAY = 3, 6, 96 << 10
+"""Of a ring; more where stages are so small that fewer bytes would be under way, and each block has
+as many tiles."""
 _SMALL, _LONG, _NARROW = 1 << 17, 1 << 16, 16
 """Elements below which any way is fast enough; columns from which on a row is long, and up to which
 it is narrow: a warp has room for hundreds of them."""
@@ -53,12 +55,11 @@ class Machine:
             raise NotEncodable("too many passes over long rows")
         while True:
             fewest = 2 if _may_shrink(image) else 1
-            for stages in range(min(_STAGES, image.stages), fewest - 1, -1):
+            for stages in range(_wanted_stages(image), fewest - 1, -1):
                 image.stages = stages
                 _measure(image, image.program_bytes)
                 if image.shared_bytes <= self.shared_bytes:
                     return
-            image.stages = _STAGES
             if not _may_shrink(image):
                 raise NotEncodable("values of a row that shared memory has no room for")
             self.shrink(image)
@@ -204,6 +205,15 @@ def _count(image: Image, machine: Machine) -> None:
     if image.tiles >= 1 << 31:
         raise NotEncodable("too many tiles")
     image.blocks = min(image.tiles, machine.multiprocessors)
+
+
+def _wanted_stages(image: Image) -> int:
+    """Of a ring; where nothing comes through one, what a block has for its places."""
+    if not image.inputs:
+        return 2
+    _measure(image, image.program_bytes)
+    most = min(_MOST_STAGES, image.tiles // image.blocks * image.chunks)
+    return max(_STAGES, min(most, -(-_UNDER_WAY // image.stage_bytes)))
 
 
 def _may_shrink(image: Image) -> bool:
