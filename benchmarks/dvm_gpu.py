@@ -43,6 +43,7 @@ _PEERS = ("eager", "static", "dynamic")
 _CYCLES = 2000
 """Of the GPU's clock, a microsecond, at most."""
 
+Entrant = tuple[str, Callable[[], Any]]
 Make = Callable[[int, torch.dtype], list[Tensor]]
 
 
@@ -261,7 +262,7 @@ def cases() -> Iterator[Case]:
         yield Case("tables", f"losses of {classes} classes", losses, scores(classes))
     yield Case("tables", "softmax 1024 below the diagonal", causal_softmax, squares(1024))
     yield Case("reductions", "mse_loss", F.mse_loss, line(2))
-    yield Case("reductions", "the largest of |x|", largest, line(1))
+    yield Case("reductions", "largest absolute value", largest, line(1))
     yield Case("reductions", "the norm of x - y", distance, line(2))
     yield Case("reductions", "log_softmax of 4 rows", log_softmax, few(4))
     yield Case("reductions", "layer_norm of 8 rows", standardized, few(8))
@@ -289,12 +290,12 @@ GROUPS = tuple(dict.fromkeys(one.group for one in cases()))
 
 
 def microseconds(runs: dict[str, Callable[[], Any]], turns: int) -> dict[str, float]:
-    """Of the GPU, a call of each, in the median of some turns."""
+    """Of the GPU, a call of each, in the median of some turns; each turn begins with another."""
     longest = max(_host_time(run) for run in runs.values())
     flushed = torch.empty(_FLUSHED, dtype=torch.int8, device="cuda")
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {one: [] for one in runs}
-    for _ in range(turns):
-        for name, run in runs.items():
+    for turn in range(turns):
+        for name, run in rotated(list(runs.items()), turn):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             flushed.zero_()
             torch.cuda._sleep(int(_CYCLES * (2 * longest + 20)))
@@ -307,6 +308,12 @@ def microseconds(runs: dict[str, Callable[[], Any]], turns: int) -> dict[str, fl
         name: percentile([start.elapsed_time(end) * 1e3 for start, end in pairs], 0.5)
         for name, pairs in events.items()
     }
+
+
+def rotated(entrants: list[Entrant], turn: int) -> list[Entrant]:
+    """In the order of this turn."""
+    first = turn % len(entrants)
+    return entrants[first:] + entrants[:first]
 
 
 def _host_time(run: Callable[[], Any]) -> float:

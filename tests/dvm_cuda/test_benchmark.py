@@ -94,3 +94,9 @@ def test_programs_are_chosen_by_parts_of_their_names(monkeypatch: pytest.MonkeyP
     given = ["--dtypes", "float16", "--sizes", "64 MB", "--only", "a row", "log_softmax 4"]
     dvm_gpu.part_gpu(None, dvm_gpu.chosen(given))  # type: ignore[arg-type]
     assert seen == ["log_softmax 4096", "add, a row"]
+
+
+def test_each_turn_begins_with_another() -> None:
+    entrants = [(name, lambda: None) for name in "abc"]
+    orders = ["".join(name for name, _ in dvm_gpu.rotated(entrants, turn)) for turn in range(4)]
+    assert orders == ["abc", "bca", "cab", "abc"]
