@@ -31,7 +31,7 @@ LOADED = (DType.F32,) * 40 + (DType.F16, DType.BF16) * 20
 LOADED += (DType.I32, DType.U8, DType.BOOL) * 15 + (DType.I64,) * 6 + (DType.F64,)
 SIZES = (1, 1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 64, 100, 256, 257, 700, 1024, 1500, 4096, 40000, 70001)
 NUMBERS = (0.5, 1.0, -2.25, 3, 0, -1, 1e-5, 65519.0, 65520.0, 6e-8, 1e30, 255, 300, -70000, 2**40)
-TAME = (0.5, 1.0, -2.25, 3, 0, -1, 1e-5, 255, -70000, 2049.0, 65520.0)
+TAME = (0.5, 1.0, -2.25, 3, 0, -1, 1e-5, 255, -70000, 2049.0, 65519.0)
 """Numbers that no encoder leaves to torch to convert, whatever their dtype."""
 NUMBERS += (math.inf, -math.inf, math.nan, 2.9e-8, 1e-40, 0.1, 16777217, 1 << 62, 2049.0)
 COMPUTED = [
