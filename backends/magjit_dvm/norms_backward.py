@@ -12,7 +12,8 @@ With dy the gradient that comes, g the same times the weight, N elements a row, 
 One word makes dx of g and x, and one the sum of dy * X (``cuda/backwards.py``).
 
 Where a block has no room for sums across rows (``across.py``), a kernel of ATen's computes those,
-which reads x and dy once more; ATen's for dx would do so, too.
+which reads x and dy once more; ATen's for dx would do so, too.  Where columns do not come by four,
+all is ATen's, whose kernels take less time then.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def layer_norm_backward(
     """``aten.native_layer_norm_backward`` on a GPU."""
     of_weight, of_bias = mask[1], mask[2]
     across = of_weight or of_bias
-    if not mask[0] or mean.dim() != x.dim() or not _has_rows(x, shape, across):
+    if not mask[0] or mean.dim() != x.dim() or not _may_be_ours(x, shape, across):
         return NotImplemented
     if across and not has_room(shape):
         own = layer_norm_backward(dy, x, shape, mean, rstd, weight, bias, [True, False, False])
@@ -70,7 +71,7 @@ def rms_norm_backward(
     mask: Sequence[bool],
 ) -> Any:
     """``aten._fused_rms_norm_backward`` of tensors on a GPU."""
-    if not mask[0] or rstd.dim() != x.dim() or not _has_rows(x, shape, mask[1]):
+    if not mask[0] or rstd.dim() != x.dim() or not _may_be_ours(x, shape, mask[1]):
         return NotImplemented
     if mask[1] and not has_room(shape):
         own = rms_norm_backward(dy, x, shape, rstd, weight, [True, False])
@@ -93,11 +94,15 @@ def _across(terms: torch.Tensor, shape: Sequence[int], like: torch.Tensor) -> to
     return terms.sum(list(range(terms.dim() - len(shape)))).to(like.dtype)
 
 
-def _has_rows(x: torch.Tensor, shape: Sequence[int], across: bool) -> bool:
-    """Whether there is something to reduce, and if it is across rows, rows."""
+def _may_be_ours(x: torch.Tensor, shape: Sequence[int], across: bool) -> bool:
+    """Whether there is something to reduce, and if it is across rows, rows, whose columns come by
+    four as far as is known.
+    """
     if any(isinstance(size, int) and size == 0 for size in x.shape):
         return False
-    return not across or 0 < len(shape) < x.dim()
+    count = math.prod(shape)
+    by_four = not isinstance(count, int) or count % 4 == 0
+    return not across or (0 < len(shape) < x.dim() and by_four)
 
 
 def _wide(

@@ -103,8 +103,7 @@ def each_dtype(cases: Iterable[str]) -> list[str]:
 def shares(names: Sequence[str], of: int, quick: Collection[str] = ()) -> list[Any]:
     """Parameters: a share of so many, and those named, always; the others, slow, as well.
 
-    Which share a name belongs to has nothing to do with how names are ordered: with two kinds of
-    things in each, neighbours in a list differ in one of them.
+    Of each run of ``of`` names, as one for each dtype, the share has one, another each time.
     """
     kept = [one for k, one in enumerate(names) if one in quick or (k + k // of) % of == 0]
     return [
