@@ -401,12 +401,34 @@ void Encoder::add_scaled(bool subtracts, int x, int product)
     done_with(row);
 }
 
+/* A ← op(A, number); with the word before, where that has been a product or a sign. It would not be the
+ * word before if anything else were done with what it leaves in A. */
+void Encoder::put_immediate(uint8_t op, uint32_t number)
+{
+    constexpr uint32_t SIGN = 1u << 31;
+    const Operators &mul = words.of[OP_mul][REGISTERS_f], &sub = words.of[OP_sub][REGISTERS_f];
+    const Word *last = image.n_words ? &image.words[image.n_words - 1] : nullptr;
+    bool turned = op == sub.reversed_immediate, subtracts = op == sub.immediate;
+    bool adds = op == words.of[OP_add][REGISTERS_f].immediate || subtracts || turned;
+    if (last && last->first == words.of[OP_neg][REGISTERS_f].plain && op == mul.immediate) {
+        image.n_words--;
+        number ^= SIGN;
+    } else if (last && last->first == mul.immediate && adds) {
+        uint32_t factor = last->w2 ^ (turned ? SIGN : 0);
+        image.n_words--;
+        Word &word = put(words.multiply_add);
+        word.w2 = factor;
+        word.w3 = number ^ (subtracts ? SIGN : 0);
+        return;
+    }
+    put(op).w2 = number;
+}
+
 /* A ← op(A, y), y being available. */
 void Encoder::apply(Code plain, uint8_t immediate, int y)
 {
     if (immediate && facts[y].number) {
-        uint32_t value = bits(y);
-        put(immediate).w2 = value;
+        put_immediate(immediate, bits(y));
     } else if (immediate && in_row(y) && slot[y] < 0) {
         if (row_register[y] < 0) {
             return leave();

@@ -22,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 18, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 19, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
@@ -88,6 +88,7 @@ struct Words {
     bool ready;
     uint8_t end, nop, by, swap, keep, take, mask, select, save, add_up;
     uint8_t add_scaled, sub_scaled; /* A ← A ± T · S[y] */
+    uint8_t multiply_add;           /* A ← A · F0 + F1 */
     uint8_t number, row[2], scratch[2]; /* of each bank */
     uint8_t scalar_row;                    /* lk.r */
     uint8_t load[N_WAYS][N_LOADED], load_a[3]; /* 0: there is none */
@@ -498,6 +499,7 @@ struct Encoder {
     int scaled_by_row(const Operators &op, int x, int y) const;
     void add_scaled(bool subtracts, int x, int product);
     void apply(Code plain, uint8_t immediate, int y);
+    void put_immediate(uint8_t op, uint32_t number);
     void compute_select(const Node &node);
     void emit_reduce(int n);
     void reduce_row(int n);

@@ -347,7 +347,7 @@ class _Encoder(SumsEncoder):
         """A ← op(A, y), y being available."""
         if op in WITH_IMMEDIATE[kind]:
             if self.is_number(y):
-                self.put(f"{kind}k.{op}", w2=self.bits(y))
+                self.put_immediate(kind, op, self.bits(y))
                 return
             if self.in_row(y) and y not in self.saved:
                 self.put("lk.r", f"{kind}k.{op}", y=self.register[y])

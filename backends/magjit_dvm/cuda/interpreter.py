@@ -87,7 +87,7 @@ OWN_TABLE = frozenset(
     f"{head}.{name}"
     for head, names in {
         "f": "neg abs relu add sub mul minimum maximum rsqrt exp sub_exp",
-        "fk": "add sub rsub mul sub_exp sub_exp_small",
+        "fk": "add sub rsub mul mad sub_exp sub_exp_small",
         "lt": "s.32 s.f16 s.bf16 u.32 u.f16 u.bf16 scratch k r w",
         "la": "s.32 s.f16 s.bf16 scratch r",
         "lk": "r",
@@ -206,7 +206,7 @@ class _Loop(Loads):
             "by": lambda _: self.by_tile(),
             "f": self.elementwise_f,
             "i": self.elementwise_i,
-            "fk": lambda one: self.elementwise(one, "f", "F0"),
+            "fk": self.with_numbers,
             "ik": lambda one: self.elementwise(one, "i", "F0"),
             "lt": lambda one: self.load("T", one),
             "la": lambda one: self.load("A", one),
@@ -270,6 +270,14 @@ class _Loop(Loads):
         """A ← A + T · S[y], or less that."""
         self.row_register("F0", 20)
         self.put(turned, *(f"fma.rn.f32 A{r},T{r},F0,A{r};" for r in range(self.R)))
+        self.fetch()
+
+    def with_numbers(self, name: str) -> None:
+        """A ← op(A, F0), or A · F0 + F1."""
+        if name != "mad":
+            self.elementwise(name, "f", "F0")
+            return
+        self.put(*(f"fma.rn.f32 A{r},A{r},F0,F1;" for r in range(self.R)))
         self.fetch()
 
     def by_tile(self) -> None:

@@ -46,6 +46,9 @@ Place = tuple[int, int, int]
 """Of an operand: its descriptor's number, its argument, bytes from there."""
 
 
+_SIGN = 1 << 31
+
+
 class RowEncoder(Backwards):
     """Words for values of rows.
 
@@ -85,6 +88,22 @@ class RowEncoder(Backwards):
             first, second = "by", first
         at, pointer, offset = place
         self.image.words.append(Word(first, second, x, y, w1 or at, w2, w3, pointer, offset))
+
+    def put_immediate(self, kind: str, op: str, number: int) -> None:
+        """A ← op(A, number); with the word before, where that has been a product or a sign.
+
+        It would not be the word before if anything else were done with what it leaves in A.
+        """
+        words = self.image.words
+        last = words[-1].first if words and kind == "f" else ""
+        if last == "f.neg" and op == "mul":
+            words.pop()
+            number ^= _SIGN
+        elif last == "fk.mul" and op in ("add", "sub", "rsub"):
+            factor = words.pop().w2 ^ (_SIGN if op == "rsub" else 0)
+            self.put("fk.mad", w2=factor, w3=number ^ (_SIGN if op == "sub" else 0))
+            return
+        self.put(f"{kind}k.{op}", w2=number)
 
     def compute(self, n: int) -> None:
         raise NotImplementedError

@@ -270,6 +270,8 @@ class _Kernel(KeptSums):
         head, _, rest = name.partition(".")
         if head in ("f", "i"):
             self.apply(rest, head, self.T)
+        elif name == "fk.mad":
+            self.A = fused(self.A, *(np.full_like(self.A, one) for one in (self.F0, self.F1)))
         elif head in ("fk", "ik"):
             self.apply(rest, head[0], np.full_like(self.A, self.F0))
         elif head == "st":

@@ -117,7 +117,7 @@ OPCODES: tuple[str, ...] = (
     *(f"i.{name}" for name in INTS if f"i.{name}" not in BY),
     *(f"{kind}k.{name}" for kind, names in WITH_IMMEDIATE.items() for name in names),
     *("swap", "keep", "take", "mask", "select", "save", "acc", "acc.norm", "mad.r", "nmad.r"),
-    *("w.affine", "w.scale"),
+    *("w.affine", "w.scale", "fk.mad"),
     *(f"lt.{how}.{what}" for how in "suvbe" for what in NARROW),
     *(f"lt.{how}.{what}" for how in "se" for what in LOADED[4:]),
     *(f"lt.{how}.{what}" for how in ("c", "n", "t", "row") for what in OF_COLUMNS),
@@ -146,7 +146,8 @@ time, ``b`` one element for four, ``e`` each by itself; ``c`` contiguous along c
 in all rows, with the number of columns in w1; of squares, see ``tiling``, ``n`` four elements of a
 row at a time, ``t`` those of a lane's column; ``w`` a vector that the prologue has kept, as
 ``w.affine``: A ← A · the vector at w1 + the one at w2, ``w.scale``: A ← A · the vector, and T
-stays.  ``by`` is the word's second operator of A and T, which is numbered by its place in ``BY``.
+stays; ``fk.mad`` is A ← A · F0 + F1.  ``by`` is the word's second operator of A and T, which is
+numbered by its place in ``BY``.
 ``e.at`` is no element but the low 32 bits of its address, which are a position where no
 pointer is added, ``col.at`` the column of a row;
 ``draw`` are random numbers, of which a descriptor says how threads of eager mode share them;
@@ -162,7 +163,7 @@ contiguous and aligned, ``u`` contiguous, ``e`` through a descriptor, ``n`` as l
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 18
+FORM = 19
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
