@@ -20,7 +20,7 @@ from magjit_dvm.groups import CASTS, VIEWS
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import ACROSS, ONE, Node, NodeKind, across
 
-__all__ = ["check_unused", "has_room", "may_go_across", "sum_across"]
+__all__ = ["check_unused", "come_by_four", "has_room", "may_go_across", "sum_across"]
 
 aten = torch.ops.aten
 
@@ -58,9 +58,19 @@ def may_go_across(node: FxNode) -> bool:
 
 def has_room(columns: Sequence[Any]) -> bool:
     """Whether a block keeps sums of rows of these sizes, as far as they are known."""
+    count = _count(columns)
+    return count is None or (_FEWEST <= count <= _most() and come_by_four(columns))
+
+
+def come_by_four(columns: Sequence[Any]) -> bool:
+    """Whether columns of these sizes do, as far as they are known."""
+    count = _count(columns)
+    return count is None or count % 4 == 0
+
+
+def _count(columns: Sequence[Any]) -> int | None:
     known = [size for size in columns if isinstance(size, int)]
-    count = math.prod(known)
-    return len(known) < len(columns) or (_FEWEST <= count <= _most() and count % 4 == 0)
+    return math.prod(known) if len(known) == len(columns) else None
 
 
 @cache

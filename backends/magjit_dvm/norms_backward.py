@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch._prims_common import get_computation_dtype
 
-from magjit_dvm.across import has_room
+from magjit_dvm.across import come_by_four, has_room
 
 __all__ = ["layer_norm_backward", "rms_norm_backward"]
 
@@ -100,9 +100,7 @@ def _may_be_ours(x: torch.Tensor, shape: Sequence[int], across: bool) -> bool:
     """
     if any(isinstance(size, int) and size == 0 for size in x.shape):
         return False
-    count = math.prod(shape)
-    by_four = not isinstance(count, int) or count % 4 == 0
-    return not across or (0 < len(shape) < x.dim() and by_four)
+    return not across or (0 < len(shape) < x.dim() and come_by_four(shape))
 
 
 def _wide(
