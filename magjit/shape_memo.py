@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from magjit.plugin import TensorInput
-from magjit.plugin.fake_results import Undescribed, described
+from magjit.plugin.fake_layouts import Undescribed, described
 
 _PURE = frozenset(
     {"matmul", "mm", "bmm", "addmm", "baddbmm", "linear", "einsum", "embedding", "bilinear"}

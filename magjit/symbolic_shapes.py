@@ -47,7 +47,7 @@ from magjit.layouts import OpenLayouts, without_layout
 from magjit.monitor.operator_graph import NumberRef, Operator, ValueRef, mapped
 from magjit.plugin import ShapeGuard, TensorInput
 from magjit.plugin.convolutions import unguarded_convolutions
-from magjit.plugin.fake_results import has_symbols
+from magjit.plugin.fake_layouts import has_symbols
 from magjit.plugin.inputs import make_fake, make_shape_env, symbolic_context, without_base
 from magjit.plugin.shape_guards import shape_guards
 from magjit.refgraph.nodes import ShadowNode

@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils._sympy.functions import FloatTrueDiv, FloorDiv, IntTrueDiv, ToFloat
 
-from magjit.plugin.fake_results import FakeResults, Layout
+from magjit.plugin.fake_layouts import Layout
+from magjit.plugin.fake_results import FakeResults
 from magjit.plugin.fx_helpers import make_graph_module
 from magjit.plugin.fx_nodes import new_call
 from magjit.plugin.layers.recorded import LayerRecorder
