@@ -55,12 +55,12 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
 
     const u32 G = h.group, chunks = h.chunks;
     const u32 width = h.by_rows ? G * SLICE : W * SLICE; /* elements of a stage, of a row's chunk */
+    /* Whether a block's first tile is its last: nobody waits for another. */
+    const bool has_one = !h.counter && chunks == 1 && h.epilogue == NO_TILE && !h.sums &&
+                         h.tiles <= {blocks};
     u32 s = 0, phase = 0;
 
     if (warp == W) {{
-#if __CUDA_ARCH__ >= 900
-        asm volatile("griddepcontrol.wait;" ::: "memory"); /* what came before, and all it wrote */
-#endif
         u32 *counter = (u32 *)h.counter;
         u32 t = {block}, next = 0;
 #ifdef MJ_SUMS
@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
 #endif
                     set_quad(tiles_at + 16 * s, Quad{{(u32)e, (u32)(e >> 32), there, (u32)row}});
                 }}
-                feed(h, full + 8 * s, ring + s * h.stage_bytes, e, count, t, lane);
+                feed(h, full + 8 * s, ring + s * h.stage_bytes, e, count, t, lane, others_wait);
                 if (others_wait) {{
                     others_wait = false;
                     all_meet(W);
@@ -147,6 +147,9 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
             }}
 #endif
         }}
+        if (has_one) {{
+            return;
+        }}
         if (others_wait) {{
             all_meet(W);
         }}
@@ -189,9 +192,9 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     const u32 columns = h.cols > own ? h.cols - own : 0;
     const u32 most = kept(whole_rows && columns < SLICE ? columns : SLICE);
     const u32 first_word = kept(base + 16 * h.first[0]);
-    /* A stage is the address of its barrier, whose lowest bit is the phase, and of its memory; a
-     * turn is a pass and a chunk of it. */
-    u32 barrier = full, stage = ring, turn = 0, row = 0;
+    /* A stage is the address of its barrier, whose lowest bit is the phase, the next one whether
+     * its tile is the last, and of its memory; a turn is a pass and a chunk of it. */
+    u32 barrier = full | (has_one ? LAST : 0), stage = ring, turn = 0, row = 0;
 #ifdef MJ_SUMS
     for (u32 i = lane; i < (h.sums & 255) * 8 * {each}; i += 32) {{ /* what only this warp uses */
         *(Quad *)(mj_shared + h.scratch_at + warp * h.scratch_bytes + 16 * i) = Quad{{0, 0, 0, 0}};
@@ -214,8 +217,8 @@ next_tile:
         u32 there, word = first_word;
         bool runs;
         if (turn < h.passes * A_PASS) {{ /* else the epilogue or the prologue, of no stage */
-            barrier_wait(barrier & ~1u, barrier & 1);
-            const Quad tile = get_quad(tiles_at + 2 * ((barrier & ~1u) - full));
+            barrier_wait(barrier & ~3u, barrier & 1);
+            const Quad tile = get_quad(tiles_at + 2 * ((barrier & ~3u) - full));
             if (turn == 0 && (int)tile.z <= 0) {{ /* no tile, or sums are to be written before */
                 break;
             }}
@@ -247,6 +250,9 @@ next_tile:
                 scratch);
         }}
         turn = kept(turn); /* so that what was found of it takes no registers meanwhile */
+        if (barrier & LAST && turn == 0) {{
+            break;
+        }}
         if (turn >= h.passes * A_PASS) {{
             if (turn == PROLOGUE * A_PASS) {{
                 scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
@@ -257,11 +263,11 @@ next_tile:
         }}
         __syncwarp();
         if (EMPTY_ARRIVALS > 1 || lane == 0) {{
-            barrier_arrive((barrier & ~1u) + 8 * S);
+            barrier_arrive((barrier & ~3u) + 8 * S);
         }}
         barrier += 8;
         stage += h.stage_bytes;
-        if ((barrier & ~1u) == empty) {{
+        if ((barrier & ~3u) == empty) {{
             barrier = full | ((barrier & 1) ^ 1);
             stage = ring;
         }}
@@ -275,7 +281,7 @@ next_tile:
         }}
     }}
 #ifdef MJ_SUMS
-    const u32 number = ((barrier & ~1u) - full) / 8;
+    const u32 number = ((barrier & ~3u) - full) / 8;
     const u32 tile_at = tiles_at + 16 * number + 8, place = get_shared(places_at + 4 * number);
     const u32 left = get_shared(tile_at);
     if (h.sums && place != NO_TILE) {{ /* of rows that are in no chunks */
