@@ -150,10 +150,13 @@ def test_nothing_is_remembered_once_metadata_may_have_changed(counted: Counted) 
 def test_symbols_are_operands(counted: Counted) -> None:
     context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
     x = counted.mode.from_tensor(torch.zeros(5, 7), symbolic_context=context)
-    result, asked = counted.asks(aten.exp.default, x)
+    result, asked = counted.asks(aten.cumsum.default, x, 0)
     assert asked and result.shape == x.shape
-    result, _ = counted.asks(aten.exp.default, x)
+    result, _ = counted.asks(aten.cumsum.default, x, 0)
     assert result.shape == x.shape
+    counted.asks(aten.exp.default, x)  # the dtype of its result is known from now on
+    result, asked = counted.asks(aten.exp.default, x)
+    assert not asked and result.shape == x.shape
     weight = counted.fake(2, 2)
     counted.asks(aten.add.Tensor, weight, x.shape[0])
     assert not counted.asks(aten.add.Tensor, weight, x.shape[0])[1]

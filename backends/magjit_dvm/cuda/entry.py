@@ -55,13 +55,17 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
 
     const u32 G = h.group, chunks = h.chunks;
     const u32 width = h.by_rows ? G * SLICE : W * SLICE; /* elements of a stage, of a row's chunk */
-    /* Whether a block's first tile is its last: nobody waits for another. */
-    const bool has_one = !h.counter && chunks == 1 && h.epilogue == NO_TILE && !h.sums &&
-                         h.tiles <= {blocks};
     u32 s = 0, phase = 0;
 
     if (warp == W) {{
         u32 *counter = (u32 *)h.counter;
+#if __CUDA_ARCH__ >= 900
+        /* For what came before, and all it wrote; without tiles to draw, once it is known what the
+         * first copy is of. */
+        if (counter) {{
+            asm volatile("griddepcontrol.wait;" ::: "memory");
+        }}
+#endif
         u32 t = {block}, next = 0;
 #ifdef MJ_SUMS
         u32 asked = {block};
@@ -102,7 +106,8 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
 #endif
                     set_quad(tiles_at + 16 * s, Quad{{(u32)e, (u32)(e >> 32), there, (u32)row}});
                 }}
-                feed(h, full + 8 * s, ring + s * h.stage_bytes, e, count, t, lane, others_wait);
+                feed(h, full + 8 * s, ring + s * h.stage_bytes, e, count, t, lane,
+                    others_wait && !counter);
                 if (others_wait) {{
                     others_wait = false;
                     all_meet(W);
@@ -147,7 +152,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
             }}
 #endif
         }}
-        if (has_one) {{
+        if (has_one_tile(h, {blocks})) {{
             return;
         }}
         if (others_wait) {{
@@ -194,7 +199,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     const u32 first_word = kept(base + 16 * h.first[0]);
     /* A stage is the address of its barrier, whose lowest bit is the phase, the next one whether
      * its tile is the last, and of its memory; a turn is a pass and a chunk of it. */
-    u32 barrier = full | (has_one ? LAST : 0), stage = ring, turn = 0, row = 0;
+    u32 barrier = full | (has_one_tile(h, {blocks}) ? LAST : 0), stage = ring, turn = 0, row = 0;
 #ifdef MJ_SUMS
     for (u32 i = lane; i < (h.sums & 255) * 8 * {each}; i += 32) {{ /* what only this warp uses */
         *(Quad *)(mj_shared + h.scratch_at + warp * h.scratch_bytes + 16 * i) = Quad{{0, 0, 0, 0}};

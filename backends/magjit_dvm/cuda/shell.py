@@ -11,8 +11,9 @@ producer's first wait, for the phase before the first, passes at once.  Consumer
 never write them: no fence between generic and bulk accesses is due but the barriers themselves.
 
 From sm_90 on a launch may begin before the one in front of it in its stream has ended: it reads its
-program, sets up barriers and finds out what to copy meanwhile.  The producer then waits
-(``griddepcontrol.wait``), and with it the consumers, who do nothing before the first stage is full.
+program, sets up barriers and, where no tiles are drawn, finds out what to copy.  The producer then
+waits (``griddepcontrol.wait``), and with it the consumers, who do nothing before the first stage is
+full.
 
 Before its first tile a block may keep vectors that all rows share (``weights.py``): the first
 row's warps run the prologue, whose scratch memory all of them read from then on.  Sums that its
@@ -150,7 +151,7 @@ DEV Piece piece_of(const Head &h, u32 i, u64 e, u32 count, u32 t)
     const u64 low = h.in[i].ptr + e * size, high = low + (u64)count * size;
     return {low & ~15ull, (u32)(((high + 15) & ~15ull) - (low & ~15ull))};
 }
-DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u32 lane, bool first)
+DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u32 lane, bool waits)
 {
 #if __CUDA_ARCH__ >= 900
     if (lane == 0) {
@@ -160,8 +161,8 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
             bytes += piece_of(h, i, e, count, t).bytes;
         }
         Piece one = piece_of(h, 0, e, count, t);
-        asm volatile("" : "+l"(one.from), "+r"(one.bytes)); /* found before it is waited for: */
-        if (first) { /* what came before, and all it wrote */
+        asm volatile("" : "+l"(one.from), "+r"(one.bytes)); /* found before it is waited for */
+        if (waits) {
             asm volatile("griddepcontrol.wait;" ::: "memory");
         }
         barrier_arrive_expecting(barrier, bytes);
@@ -205,6 +206,11 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
 #define NO_TILE 0xffffffffu
 #define WRITES 0x80000000u /* added to the count of a tile before which sums are written */
 #define LAST 2u /* of a warp, beside a barrier's phase: its first tile is its last */
+/* Whether a block's first tile is its last, and nobody waits for another. */
+DEV bool has_one_tile(const Head &h, u32 blocks)
+{
+    return !h.counter && h.chunks == 1 && h.epilogue == NO_TILE && !h.sums && h.tiles <= blocks;
+}
 #define A_PASS 0x1000000u /* beside the chunk: 2^24 of them are more than a row has */
 #define PROLOGUE 0xffu /* in the place of a pass */
 #define LATER 0x40000000u /* of a warp: the chunk is not a row's first */
