@@ -1,7 +1,4 @@
-"""What a fake tensor is like, as expressions that can be compared, and how one like it is made.
-
-layout ::= sizes, strides, offset, dtype, device, flags
-"""
+"""What a fake tensor is like, as expressions that can be compared."""
 
 from __future__ import annotations
 
@@ -12,7 +9,15 @@ import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-__all__ = ["Layout", "Undescribed", "described", "expression", "has_symbols", "layout_of"]
+__all__ = [
+    "Layout",
+    "Undescribed",
+    "described",
+    "expression",
+    "has_symbols",
+    "is_plain",
+    "layout_of",
+]
 
 _ATOMS: frozenset[type] = frozenset(
     {int, float, bool, complex, str, torch.dtype, torch.device, torch.layout}
@@ -33,6 +38,14 @@ class Undescribed(Exception):
     """An operand of which more than the layout may count."""
 
 
+def is_plain(value: Any) -> bool:
+    """Whether it is a fake tensor that is its elements and nothing more."""
+    if type(value) is not FakeTensor or value.layout is not torch.strided:
+        return False
+    more = value.requires_grad or value.is_conj() or value.is_neg()
+    return not more and value.constant is None  # or else torch knows its numbers
+
+
 def layout_of(value: Any, *, symbols: bool = False) -> Layout | None:
     """How to make a result again; None where it cannot be, or where its sizes are symbols.
 
@@ -40,13 +53,11 @@ def layout_of(value: Any, *, symbols: bool = False) -> Layout | None:
         value: of an operator, or of several.
         symbols: whether its sizes may be symbols.
     """
-    if type(value) is not FakeTensor or value.layout is not torch.strided:
+    if not is_plain(value):
         return None
     size, stride = tuple(value.size()), tuple(value.stride())
     fixed = all(type(one) is int for one in (*size, *stride))
-    plain = not (value.requires_grad or value.is_conj() or value.is_neg())
-    plain = plain and value.constant is None  # whose numbers torch knows
-    if not ((fixed or symbols) and plain and expression(value.storage_offset()) == 0):
+    if not ((fixed or symbols) and expression(value.storage_offset()) == 0):
         return None
     # Of what has holes, or repeats elements, the memory is more or less than the sizes say.
     needed = (

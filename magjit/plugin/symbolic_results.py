@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import (
     in_kernel_invocation_manager,
 )
 
-from magjit.plugin.fake_layouts import expression, has_symbols
+from magjit.plugin.fake_layouts import described, expression, has_symbols, is_plain
 
 __all__ = ["symbolic_result", "symbolic_view"]
 
@@ -56,7 +56,7 @@ def symbolic_result(
     given = (*args, *kwargs.values())
     if not tensors or not all(type(one) in (FakeTensor, *_PLAIN) for one in given):
         return None
-    if not all(map(_is_plain, tensors)):
+    if not all(map(is_plain, tensors)):
         return None
     shapes = [_expressions(one.size()) for one in tensors]
     whole = _broadcast(shapes)
@@ -79,7 +79,7 @@ def symbolic_view(fake_mode: FakeTensorMode, func: Any, args: tuple[Any, ...]) -
     before, after = _expressions(base.size()), _expressions(sizes)
     if not has_symbols((before, after)) or -1 in after or 0 in after:
         return None
-    if not _is_plain(base) or sympy.expand(prod(before) - prod(after)) != 0:
+    if not is_plain(base) or sympy.expand(prod(before) - prod(after)) != 0:
         return None
     if not _is_contiguous(base, before):
         return None
@@ -123,14 +123,6 @@ def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor
     return [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it is its elements and nothing more."""
-    if type(tensor) is not FakeTensor or tensor.layout is not torch.strided:
-        return False
-    other = tensor.requires_grad or tensor.is_conj() or tensor.is_neg()
-    return not other and tensor.constant is None
-
-
 def _expressions(sizes: Iterable[Any]) -> tuple[Any, ...]:
     return tuple([expression(one) for one in sizes])
 
@@ -166,4 +158,4 @@ def _described(operand: Any) -> Hashable:
     """An operand as far as dtype and device of a result depend on it."""
     if isinstance(operand, torch.Tensor):
         return (operand.dtype, operand.device, operand.dim())
-    return (type(operand), operand if type(operand) is not float else repr(operand))
+    return described(operand)
