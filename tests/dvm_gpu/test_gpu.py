@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,8 @@ from magjit.plugin.inputs import InputDescriber
 from magjit_dvm import backend, reference
 from magjit_dvm.cuda.encode import Machine, encode
 from magjit_dvm.cuda.launch import DeviceFused
-from magjit_dvm.cuda.words import Image
+from magjit_dvm.cuda.launch import _launch as launch_image
+from magjit_dvm.cuda.words import Image, Word
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Input, InputKind, Output, Program
 from magjit_dvm.vm import NotEncodable
@@ -167,6 +169,19 @@ def test_many_tiles(dtype: DType) -> None:
     for _ in range(20):
         check_gpu(program, [x])
     check_gpu(program, [x[1:]])
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_blocks_without_a_tile_end(blocks: int) -> None:
+    """No block waits for a first tile that never comes."""
+    image = Image(words=[Word("end")], first=[0], rest=[0], tiles=0, each=8, blocks=blocks)
+    image.barriers_at, image.rows_at, image.ring_at, image.shared_bytes = 512, 1024, 2048, 4096
+    launch_image(image, [], 0, False)
+    ended = torch.cuda.Event()
+    ended.record()
+    until = time.monotonic() + 10
+    while not ended.query():
+        assert time.monotonic() < until, "the kernel hangs"
 
 
 def chain(count: int) -> Program:

@@ -206,10 +206,10 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
 #define NO_TILE 0xffffffffu
 #define WRITES 0x80000000u /* added to the count of a tile before which sums are written */
 #define LAST 2u /* of a warp, beside a barrier's phase: its first tile is its last */
-/* Whether a block's first tile is its last, and nobody waits for another. */
+/* Whether a block has one tile, neither more nor none, and nobody waits for another. */
 DEV bool has_one_tile(const Head &h, u32 blocks)
 {
-    return !h.counter && h.chunks == 1 && h.epilogue == NO_TILE && !h.sums && h.tiles <= blocks;
+    return !h.counter && h.chunks == 1 && h.epilogue == NO_TILE && !h.sums && h.tiles == blocks;
 }
 #define A_PASS 0x1000000u /* beside the chunk: 2^24 of them are more than a row has */
 #define PROLOGUE 0xffu /* in the place of a pass */
