@@ -127,7 +127,13 @@ def test_the_kernel_of_sums_compiles(arch: str, tmp_path: Path) -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("approximate", [False, True], ids=["exact", "approximate"])
+@pytest.mark.parametrize(
+    "approximate",
+    [
+        pytest.param(False, id="exact"),
+        pytest.param(True, id="approximate", marks=pytest.mark.slow),
+    ],
+)
 def test_a_kernel_compiles(approximate: bool, tmp_path: Path) -> None:
     for form in (ALONE, STACKED, SUMMING):
         said = ptxas(source(approximate, (8,), form=form), "sm_90", tmp_path)

@@ -57,7 +57,10 @@ def test_rows_of_several_warps(dtype: DType, cols: int) -> None:
         assert "row.f.softmax" in row_words.words_of(image)
 
 
-@pytest.mark.parametrize("shape", words.WIDE[:5])
+@pytest.mark.parametrize(
+    "shape",
+    [*words.WIDE[:5:2], *(pytest.param(one, marks=pytest.mark.slow) for one in words.WIDE[1:5:2])],
+)
 def test_wide_rows_in_one_stage(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words, "BF16", F16)
     words.test_wide_rows_in_one_stage(shape)

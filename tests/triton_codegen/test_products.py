@@ -126,7 +126,7 @@ def test_near_float64(name: str, of: list[str]) -> None:
 
 @has_triton
 @interpreted
-@pytest.mark.parametrize(("name", "of"), shares(CUTS, 3))
+@pytest.mark.parametrize(("name", "of"), shares(CUTS, 6))
 def test_every_cut_computes_the_same(name: str, of: list[str]) -> None:
     passes("cuts", name, of)
 
