@@ -31,7 +31,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 setup: $(VENV)/.stamp
 
-$(VENV)/.stamp: constraints.txt pyproject.toml $(SOURCES)
+$(VENV)/.stamp: constraints.txt pyproject.toml setup.py $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt setuptools wheel torch
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[dev,models]'
