@@ -41,7 +41,7 @@ def _compile(
         compiler._compile(name, source, extension, arguments, extra_postargs, options)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(make, [name for name in objects if name in build]))
+        list(pool.map(make, build))
     return list(objects)
 
 

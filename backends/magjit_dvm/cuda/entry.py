@@ -59,13 +59,9 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
 
     if (warp == W) {{
         u32 *counter = (u32 *)h.counter;
-#if __CUDA_ARCH__ >= 900
-        /* For what came before, and all it wrote; without tiles to draw, once it is known what the
-         * first copy is of. */
-        if (counter) {{
-            asm volatile("griddepcontrol.wait;" ::: "memory");
+        if (counter) {{ /* else once it is known what the first copy is of */
+            wait_for_launch();
         }}
-#endif
         u32 t = {block}, next = 0;
 #ifdef MJ_SUMS
         u32 asked = {block};
@@ -209,9 +205,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     if (h.prologue != NO_TILE) {{
         turn = PROLOGUE * A_PASS;
         scratch = base + h.scratch_at + W * h.scratch_bytes + 4 * member * SLICE + 16 * lane;
-#if __CUDA_ARCH__ >= 900
-        asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+        wait_for_launch();
     }}
 #ifdef MJ_SUMS
 next_tile:

@@ -151,6 +151,13 @@ DEV Piece piece_of(const Head &h, u32 i, u64 e, u32 count, u32 t)
     const u64 low = h.in[i].ptr + e * size, high = low + (u64)count * size;
     return {low & ~15ull, (u32)(((high + 15) & ~15ull) - (low & ~15ull))};
 }
+/* For the launch in front, and all it wrote. */
+DEV void wait_for_launch()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u32 lane, bool waits)
 {
 #if __CUDA_ARCH__ >= 900
@@ -163,7 +170,7 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
         Piece one = piece_of(h, 0, e, count, t);
         asm volatile("" : "+l"(one.from), "+r"(one.bytes)); /* found before it is waited for */
         if (waits) {
-            asm volatile("griddepcontrol.wait;" ::: "memory");
+            wait_for_launch();
         }
         barrier_arrive_expecting(barrier, bytes);
 #pragma unroll 1
