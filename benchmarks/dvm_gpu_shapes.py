@@ -1,13 +1,22 @@
 """Calls on a GPU at shapes of which none comes twice: host time and its parts, memory left taken.
 
-The host waits for the GPU before every thousandth call, so that no launch finds the queue full:
-the GPU takes less time for a call than the host.  The call after a wait has a row of its own.
+A call ends when the launch is under way; that its result is freed again comes after.  Beside the
+call of what ``magjit.compile`` gave stand that of its fused operator alone (arguments, encoding,
+results and launch, without guards), eager mode's, and one operator of eager mode, which says what
+the machine's host is like.  They take turns, by a thousand shapes.
+
+The host waits for the GPU before every thousandth call, so that no launch finds the queue full: the
+GPU takes less time for a call than the host.  The call after a wait has a row of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,39 +46,60 @@ def measure_new_shapes(benchmark: Benchmark, case: str, function: Any, count: in
     whole = torch.randn(1 << 22, device="cuda")
     shapes = [(2 + k // 100, 64 + 7 * (k % 100)) for k in range(count + 200)]
     given = [whole[: rows * cols].view(rows, cols) for rows, cols in shapes]
-
-    def timed(x: Tensor) -> float:
-        start = time.perf_counter()
-        compiled(x)
-        return (time.perf_counter() - start) * 1e6
-
-    def run_all() -> list[float]:
-        times = []
-        for number, x in enumerate(given[200:]):
-            if number % _WAITS == 0:
-                torch.cuda.synchronize()
-            times.append(timed(x))
-        return times
-
+    others = schedules()
     for x in given[:200]:
-        timed(x)
+        compiled(x)
+    (schedule,) = schedules() - others
+    ((_, operator),) = schedule.programs()
+    calls = {"magjit": compiled, "operator alone": operator, "eager": function, "relu": torch.relu}
     before = resident(), torch.cuda.memory_allocated()
-    times = run_all()
+    times = run_in_turns(calls, given[200:])
     after = resident(), torch.cuda.memory_allocated()
     dvm("vm").cuda_spans()
-    taken = encodings(run_all, 1)
+    taken = encodings(lambda: run_in_turns({"magjit": compiled}, given[200:]), 1)
     spans = dvm("vm").cuda_spans()
     for share, name in ((0.5, "median"), (0.99, "99th percentile")):
-        benchmark.add(Row(case, f"host time, {name}", "us", percentile(times, share)))
-    first = percentile(times[::_WAITS], 0.5)
+        shown = {who: percentile(every, share) for who, every in times.items()}
+        benchmark.add(Row.of(case, f"host time, {name}", "us", shown))
+    first = percentile(times["magjit"][::_WAITS], 0.5)
     benchmark.add(Row(case, "host time, median after a wait", "us", first))
     for part, found in zip(_PARTS, zip(*spans, strict=True), strict=True):
-        middle = percentile([one / 1e3 for one in found], 0.5)
-        benchmark.add(Row(case, f"host time of {part}, median", "us", middle))
+        for share, name in ((0.5, "median"), (0.99, "99th percentile")):
+            value = percentile([one / 1e3 for one in found], share)
+            benchmark.add(Row(case, f"host time of {part}, {name}", "us", value))
     add_encoding(benchmark, case, taken)
     benchmark.add(Row(case, "growth of resident memory", "MB", (after[0] - before[0]) / 1e6))
     benchmark.add(Row(case, "growth of GPU memory", "MB", (after[1] - before[1]) / 1e6))
     benchmark.add(Row(case, "captures", "count", magjit.stats(compiled).captures))
+
+
+def schedules() -> set[Any]:
+    """The backend's graphs; none before something has been compiled."""
+    backend = sys.modules.get("magjit_dvm.backend")
+    return set() if backend is None else set(backend.schedules())
+
+
+def run_in_turns(
+    calls: Mapping[str, Callable[[Tensor], Any]], given: Sequence[Tensor]
+) -> dict[str, array[float]]:
+    """Microseconds of each call; who is first changes."""
+    times = {who: array("d") for who in calls}  # small: memory is looked at as well
+    order = list(calls)
+    for start in range(0, len(given), _WAITS):
+        for who in order:
+            torch.cuda.synchronize()
+            times[who].extend(map(partial(host_time, calls[who]), given[start : start + _WAITS]))
+        order.append(order.pop(0))
+    return times
+
+
+def host_time(call: Callable[[Tensor], Any], x: Tensor) -> float:
+    """Microseconds until a call has come back."""
+    start = time.perf_counter()
+    result = call(x)
+    taken = time.perf_counter() - start
+    del result  # not before the clock has been read
+    return taken * 1e6
 
 
 def part_new_shapes(benchmark: Benchmark, options: argparse.Namespace) -> None:

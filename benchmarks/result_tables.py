@@ -343,13 +343,10 @@ def _dvm_gpu_large(results: Results) -> str:
 
 
 def _dvm_gpu_host(results: Results) -> str:
-    rows = [
-        [case, title, number(results.value(case, metric, "magjit"))]
-        for metric, title in _NEW_SHAPES.items()
-        for case in results.cases(metric)
-        if "new shapes" in case
-    ]
-    return markdown(["calls", "metric", "MagJIT"], rows)
+    who = ("magjit", "operator alone", "eager", "relu")
+    rows = _by_metric(results, _NEW_SHAPES, who)
+    header = ["calls", "metric", "MagJIT", "its operator alone", "eager", "one operator of eager"]
+    return markdown(header, [row for row in rows if "new shapes" in row[0]])
 
 
 def _dvm_gpu_sets(results: Results) -> str:
