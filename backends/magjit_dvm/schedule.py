@@ -178,7 +178,9 @@ class Schedule:
         names = [self._compiled(group) for group in stack.groups]
         members = "_".join(["stack", *(name.removeprefix("fused_") for name in names)])
         self._globals[members] = tuple(self._globals[name] for name in names)
-        arguments = [self._text(one) for group in stack.groups for one in group.arguments]
+        made = {node: str(number) for number, node in enumerate(stack.outputs)}
+        given = [one for group in stack.groups for one in group.arguments]
+        arguments = [made[one] if one in made else self._text(one) for one in given]
         results = ", ".join(self._name(one) for one in stack.outputs)
         function = self._global("run_stacked", run_stacked)
         call = f"{function}({', '.join([members, *arguments])})"

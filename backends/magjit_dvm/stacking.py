@@ -1,8 +1,11 @@
-"""Stacks: fused operators that do not depend on one another, run in one call (DVM, §5, Figure 9).
+"""Stacks: fused operators that are run in one call (DVM, §5, Figure 9).
 
 In space, cores share the work of all of them; in time, a core takes several in turn.  What it
 saves is a region of threads for each but the first, on a GPU a launch, and it keeps all cores busy
 where none of the operators would by itself.
+
+On a GPU they may depend on one another where they are small: a block that computes one of them by
+itself goes on with the next, and waits for nobody.
 """
 
 from __future__ import annotations
@@ -10,17 +13,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch.fx import Node as FxNode
 
-from magjit_dvm.groups import VIEWS, FusedGroup
+from magjit_dvm.alone import elements
+from magjit_dvm.groups import VIEWS, FusedGroup, Size
 from magjit_dvm.waiting import MOST, may_wait
 
 __all__ = ["MOST", "Stack", "stacked"]
 
+_OF_A_BLOCK = 8192
+"""Elements up to which a block computes an operator sooner than a launch begins, as in
+``csrc/cuda_stacks.cpp``: each call decides, this is for where the first one is larger."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Groups that one call runs."""
+    """Groups that one call runs; on a GPU some may take results of those before them."""
 
     groups: tuple[FusedGroup, ...]
 
@@ -32,7 +41,8 @@ class Stack:
     @property
     def operands(self) -> list[FxNode]:
         """What must have been computed before."""
-        return [node for group in self.groups for node in group.operands]
+        made = set(self.outputs)
+        return [node for group in self.groups for node in group.operands if node not in made]
 
 
 def stacked(steps: Sequence[FusedGroup | FxNode]) -> list[FusedGroup | FxNode | Stack]:
@@ -42,6 +52,7 @@ def stacked(steps: Sequence[FusedGroup | FxNode]) -> list[FusedGroup | FxNode | 
     after: list[FxNode] = []
     late: set[FxNode] = set()
     written: set[FxNode] = set()  # wholes, of which several may write parts at once
+    small: set[FxNode] = set()  # results of groups that a block may compute by itself
 
     def flush() -> None:
         if groups:
@@ -51,11 +62,15 @@ def stacked(steps: Sequence[FusedGroup | FxNode]) -> list[FusedGroup | FxNode | 
         after.clear()
         late.clear()
         written.clear()
+        small.clear()
 
     for step in steps:
         if isinstance(step, FusedGroup):
             read = set(step.operands) - set(step.written)
+            fits = _fits_a_block(step)
             waits = late & set(step.operands) or written & read
+            if fits and waits and not written & read:
+                waits = late & (set(step.operands) - (small & _given(step)))
             alone = step.cube >= 0 or (step.on_gpu and not may_wait(step))
             other = bool(groups) and groups[0].on_gpu != step.on_gpu
             if alone or other or len(groups) == MOST or waits:
@@ -66,6 +81,7 @@ def stacked(steps: Sequence[FusedGroup | FxNode]) -> list[FusedGroup | FxNode | 
                 groups.append(step)
                 late.update(step.outputs)
                 written.update(step.written)
+                small.update(step.outputs if fits else ())
         elif step.op == "placeholder":
             done.append(step)
         elif step.target not in VIEWS:
@@ -78,3 +94,18 @@ def stacked(steps: Sequence[FusedGroup | FxNode]) -> list[FusedGroup | FxNode | 
             late.add(step)
     flush()
     return done
+
+
+def _fits_a_block(group: FusedGroup) -> bool:
+    """Whether one block computes a group on a GPU by itself, at the sizes that are known."""
+    if not group.on_gpu:
+        return False
+    made = (node.meta.get("val") for node in (*group.operands, *group.nodes))
+    tensors = (one for one in made if isinstance(one, torch.Tensor))
+    return all(elements(one.shape) <= _OF_A_BLOCK for one in tensors)
+
+
+def _given(group: FusedGroup) -> set[FxNode]:
+    """What a call passes itself, not only its sizes, and not to be written."""
+    sizes = {node for one in group.arguments if isinstance(one, Size) for node in one.nodes}
+    return {one for one in group.arguments if isinstance(one, FxNode)} - sizes - {*group.written}

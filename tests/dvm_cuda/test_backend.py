@@ -123,6 +123,19 @@ def test_groups_on_a_gpu_are_stacked() -> None:
 
 
 @without_gpu
+def test_small_groups_on_a_gpu_that_depend_on_one_another_are_stacked() -> None:
+    def sums(x: torch.Tensor) -> Any:
+        total = x.relu().sum(-1)
+        return total, (total * 2 + 1).sum(-1)
+
+    schedule = schedule_of(sums, (8, 9, 10))
+    assert len(list(schedule.programs())) == 2
+    assert "run_stacked(stack_1_2, v_x_1, 1)" in schedule.source, "the second result of the first"
+    schedule = schedule_of(sums, (80, 90, 100))  # more than a block's
+    assert "run_stacked" not in schedule.source and len(list(schedule.programs())) == 2
+
+
+@without_gpu
 def test_an_operator_alone_is_atens() -> None:
     schedule = schedule_of(lambda x: (x.sin(),), (8,))
     assert "alone: ATen has a kernel for it" in schedule.fusion.reasons.values()

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
+PROGRAMS = [("with_driver", 13), ("calls_of_stacks", 10), ("calls_in_steps", 7)]
+"""Of each, how many tests it has."""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-@pytest.mark.parametrize(("program", "tests"), [("with_driver", 19), ("calls_in_steps", 7)])
+@pytest.mark.parametrize(("program", "tests"), PROGRAMS)
 def test_calls(tmp_path: Path, program: str, tests: int) -> None:
     driver = tmp_path / "libcuda.so.1"
     build = ["cc", "-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(driver)]

@@ -23,7 +23,7 @@ from magjit_dvm.cuda.launch import DeviceFused, _allocate
 from magjit_dvm.cuda.native import as_lists
 from magjit_dvm.cuda.parts import SUMS
 from magjit_dvm.cuda.simulate import run_image
-from magjit_dvm.cuda.words import COUNTER_AT, HEADER_BYTES, Image
+from magjit_dvm.cuda.words import COUNTER_AT, HEADER_BYTES
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Input, InputKind, Node, NodeKind, Output, Program
 from magjit_dvm.vm import CudaFused, DeviceError
@@ -304,136 +304,6 @@ def test_parameters_are_as_long_as_programs_where_the_driver_takes_that() -> Non
         check(negated(), x)
         assert KEPT_SIZE.value == 4096 and not any(PARAMETER[needed:])
         REFUSES_PARTS.value = 0
-
-
-# -- stacks ---------------------------------------------------------------------------------------
-
-
-def stacked(*members: tuple[OnCpu, Any]) -> tuple[Any, ...]:
-    arguments = [one for _, given in members for one in given]
-    return vm.run_stacked(tuple(fused for fused, _ in members), *arguments)
-
-
-def image_of(program: Program, given: Any) -> Image:
-    image = encode(program, list(given), BIG).image
-    assert image is not None
-    return image
-
-
-def images() -> list[tuple[bytes, int]]:
-    """The images of a launch, and how many blocks each has."""
-    parameter = bytes(PARAMETER)
-    numbers = [int.from_bytes(parameter[k : k + 4], "little") for k in range(0, 64, 4)]
-    ends, places = [one for one in numbers[:8] if one], numbers[8:]
-    found = []
-    for before, end, at in zip([0, *ends], ends, places, strict=False):
-        length = HEADER_BYTES + int.from_bytes(parameter[at + 4 : at + 8], "little")
-        assert at % 16 == 0 and not any(parameter[at + COUNTER_AT : at + COUNTER_AT + 8])
-        found.append((parameter[at : at + length], end - before))
-    assert sum(one for _, one in found) == KEPT[2]
-    return found
-
-
-def test_a_stack_is_one_launch() -> None:
-    wide = values(F32, 7, 300)
-    members = [
-        (softmax(F32), (wide,)),
-        (softmax(F32), (values(F32, 90, 200),)),
-        (layer_norm(F32), (wide, *[values(F32, 300)] * 2)),
-    ]
-    each = {image_of(*member).each for member in members}
-    assert len(each) == 1
-    before, number = KEPT[0], asked_for_stacks.count(*each)
-    for turn in range(2):
-        results = stacked(*((OnCpu(program), given) for program, given in members))
-        assert KEPT[0] == before + turn + 1 and KEPT[1] == 4000 + min(each)
-        threads, found = KEPT[3], images()
-        assert len(found) == 3
-        left = list(results)
-        for (image, blocks), (program, given) in zip(found, members, strict=True):
-            own = tuple(left.pop(0) for _ in program.outputs)
-            made = image_of(program, given)
-            assert blocks == made.blocks
-            assert threads >= 32 * (made.warps + 1) and KEPT[4] >= made.shared_bytes
-            run_image(image, made.each, made.shared_bytes, given, own)
-            require_results(program, own, reference.run(program, given), given, given)
-        assert not left
-    assert asked_for_stacks.count(*each) == number + 1
-
-
-def test_members_of_other_kernels_have_launches_of_their_own() -> None:
-    """Another R, tiles that are drawn, approximate functions, no room."""
-    small, large = values(F32, 100), torch.zeros(4_000_000)
-    fused, before = OnCpu(negated()), KEPT[0]
-    one, other = stacked((fused, (small,)), (fused, (large,)))
-    assert KEPT[0] == before + 2 and (one.shape, other.shape) == (small.shape, large.shape)
-    stacked((fused, (small,)), (OnCpu(negated(), approximate=True), (small,)))
-    assert KEPT[0] == before + 4
-    stacked(*[(fused, (small,))] * 8)
-    assert KEPT[0] == before + 5 and len(images()) == 8
-    normed = values(F16, 7, 300), *[values(F16, 300)] * 2
-    length = len(image_of(layer_norm(F16), normed).template())
-    stacked(*[(OnCpu(layer_norm(F16)), normed)] * 8)
-    assert KEPT[0] == before + 5 + -(-8 // ((4096 - 64) // length))
-
-
-def test_sums_of_a_stack_are_added_up_behind_it() -> None:
-    """By one launch, each as by a launch of its own."""
-    program, before, members = beside_rows(F16), KEPT[0], []
-    for rows, columns in ((3000, 256), (2000, 256), (2500, 256)):
-        members.append((OnCpu(program), (values(F16, rows, columns), values(F32, rows))))
-    results = stacked(*members)
-    assert KEPT[0] == before + 2 and len(results) == 9 and KEPT[1] % 1000 == SUMS
-    packed, end = b"", 0
-    for number, (fused, given) in enumerate(members):
-        parts = image_of(fused.program, given).parts
-        assert parts is not None
-        made = bytes(PARAMETER)[len(packed) :]
-        own = [one.data_ptr() for one in (*given, *results[3 * number : 3 * number + 3])]
-        alone = parts.pack(int.from_bytes(made[:8], "little"), own)
-        for k in range(0, len(alone), 32):
-            last = int.from_bytes(alone[k + 28 : k + 32], "little") + end
-            packed += alone[k : k + 28] + last.to_bytes(4, "little")
-        end = last
-    found = bytes(PARAMETER)[: KEPT_SIZE.value]
-    assert found.rstrip(b"\0") == packed.rstrip(b"\0") and KEPT[2] == end
-
-
-def test_what_has_no_words_is_called_by_itself() -> None:
-    def fallback(x: torch.Tensor) -> torch.Tensor:
-        return x.double().neg()
-
-    x, before = values(F32, 100), KEPT[0]
-    program = negated()
-    found = stacked((OnCpu(program, fallback), (x.double(),)), (OnCpu(program), (x,)))
-    assert KEPT[0] == before + 1 and found[0].dtype is torch.float64 and found[1].shape == x.shape
-    empty, found = stacked((OnCpu(program), (values(F32, 0),)), (OnCpu(program), (x,)))
-    assert KEPT[0] == before + 2 and empty.shape == (0,) and found.shape == x.shape
-
-
-def test_until_its_kernel_is_there_a_stack_is_launched_one_by_one() -> None:
-    global there
-    x, before = values(F32, 100), KEPT[0]
-    vm.cuda_gpu(0, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))  # forgets its kernels
-    there = False
-    fused = OnCpu(negated())
-    stacked((fused, (x,)), (fused, (x,)))
-    assert KEPT[0] == before + 2
-    there = True
-    stacked((fused, (x,)), (fused, (x,)))
-    assert KEPT[0] == before + 3 and asked_for_stacks[-2:] == [8, 8]
-
-
-def test_errors_of_stacks() -> None:
-    fused, x = OnCpu(negated()), values(F32, 100)
-    raised(TypeError, "another number", lambda: vm.run_stacked((fused, fused), x))
-    raised(TypeError, "one kind", lambda: vm.run_stacked((fused, abs), x, x))
-    REFUSAL.value = 719
-    raised(DeviceError, "unspecified launch failure", lambda: stacked(*[(fused, (x,))] * 2))
-    REFUSAL.value = 0
-    before = sys.getrefcount(x)
-    stacked(*[(fused, (x,))] * 3)
-    assert sys.getrefcount(x) == before
 
 
 def run_all(tests: dict[str, Any]) -> None:

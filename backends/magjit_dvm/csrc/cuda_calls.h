@@ -25,7 +25,8 @@ struct CudaFused {
 
 bool is_cuda_fused(PyObject *object);
 
-/* stacked(members, *args) of operators on a GPU: see cuda_stacks.cpp. */
+/* stacked(members, *args) of operators on a GPU, where a whole number in a tensor's place is that of a
+ * result of the members before, counted from 0: see cuda_stacks.cpp. */
 PyObject *cuda_stacked_call(PyObject *members, PyObject *const *args, Py_ssize_t nargs);
 
 /* cuda_spans(): of each launch since the last time it was asked, while `timing` was on, nanoseconds of

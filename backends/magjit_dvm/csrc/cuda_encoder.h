@@ -186,6 +186,7 @@ struct Encoded {
     char text[96]; /* where a reason is not a literal */
     Shape layouts[MAX_OUTPUTS];
     int each;
+    int64_t elements; /* of the whole */
     int64_t blocks, threads, shared_bytes;
     bool draws; /* blocks draw tiles from a counter: see Image.draws of words.py */
     bool few_rows; /* and long, encoded or refused: steps are faster, see cuda_split.cpp */

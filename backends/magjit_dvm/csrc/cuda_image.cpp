@@ -27,6 +27,7 @@ void Encoder::pack()
     encoded.n_bytes = (int)n_bytes;
     encoded.n_patches = 0;
     encoded.each = (int)image.each;
+    encoded.elements = image.elements;
     encoded.blocks = image.blocks;
     encoded.threads = 32 * (image.warps + 1);
     encoded.shared_bytes = image.shared_bytes;

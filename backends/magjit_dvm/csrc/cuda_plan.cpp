@@ -103,9 +103,10 @@ void Encoder::divide(int64_t widest, int64_t together)
 {
     int64_t most = widest >= 4 || together > 8 ? 16 : 32;
     most = prepared.draws ? std::min(most, DRAWING) : most;
+    int64_t least = prepared.has_positions ? 16 : 8;
+    most = std::max(least, std::min(most, machine.widest));
     if (!image.by_rows) {
         image.each = each_of_squares ? each_of_squares : most;
-        int64_t least = prepared.has_positions ? 16 : 8;
         while (!each_of_squares && image.each > least &&
                image.elements < 32 * image.each * machine.multiprocessors) {
             image.each /= 2;

@@ -1,7 +1,9 @@
-/* Stacks on NVIDIA GPUs (DVM, §5): fused operators that do not depend on one another in one launch.
+/* Stacks on NVIDIA GPUs (DVM, §5, Figure 9): several fused operators in one launch.
  *
- * Its parameter is several images behind one another; each has blocks of its own, which the GPU runs
- * side by side, or one after another on the same multiprocessor where there are more than it has. */
+ * Its parameter is several images behind one another. In space: those that do not depend on one
+ * another have blocks of their own, which the GPU runs side by side, or one after another on the same
+ * multiprocessor where there are more than it has. In time: a small one that takes results of others
+ * runs behind them in the same block, so that nobody waits for another multiprocessor. */
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -18,16 +20,30 @@ using namespace cuda;
 
 namespace {
 
+/* Elements up to which a block computes an operator sooner than a launch begins, as in stacking.py;
+ * R of the kernel whose blocks run several images, as in cuda/interpreter.py. */
+enum : int64_t { OF_A_BLOCK = 8192, CHAINED = 8 };
+
 struct Member {
     CudaFused *self;
-    PyObject *const *args;
+    PyObject *const *args; /* in the place of a tensor, the number of a result of a member before it */
     Py_ssize_t n;
+    int16_t sources[MAX_INPUTS]; /* those numbers, or −1 */
+    PyObject *own[MAX_INPUTS];   /* what it is called with; borrowed */
+    uint32_t reads = 0;          /* members whose results it takes, a bit each */
+    bool is_read = false;        /* by others */
+    int launch = -1;             /* that it waits for */
+    int chain = -1;              /* within it: the first member of those that share a block */
     Argument given[MAX_INPUTS];
     Encoded encoded;
     CudaResults results;
 
     /* Operators whose tiles are drawn fill the GPU by themselves. */
     bool may_join() const { return encoded.verdict == ENCODED && !encoded.draws; }
+    bool may_chain() const
+    {
+        return may_join() && encoded.blocks == 1 && encoded.each == CHAINED && !encoded.n_sums;
+    }
 };
 
 /* As in shell.py. */
@@ -37,53 +53,87 @@ struct Parameter {
 };
 static_assert(sizeof(Parameter) == IMAGE_BYTES && MAX_STACK == 8, "as the kernel reads it");
 
-/* Members of one launch. */
-struct Joined {
-    Member *members[MAX_STACK];
-    int count = 0;
-    alignas(16) Parameter parameter{};
-    int n_bytes = offsetof(Parameter, images);
-    Launch launch{};
-
+/* Members of one launch, in their order. */
+class Joined {
+public:
     bool has_room(const Member &member) const
     {
         const Member &first = *members[0];
-        return member.may_join() && member.encoded.each == first.encoded.each &&
+        return member.may_join() && first.may_join() &&
+               member.encoded.each == first.encoded.each &&
                member.self->approximate == first.self->approximate &&
                n_bytes + member.encoded.n_bytes <= IMAGE_BYTES;
     }
-    void add(Member &member)
+    void add(Member &member, int chain)
     {
-        const Encoded &encoded = member.encoded;
-        launch.blocks += (unsigned)encoded.blocks;
-        launch.threads = std::max(launch.threads, (unsigned)encoded.threads);
-        launch.shared = std::max(launch.shared, (unsigned)encoded.shared_bytes);
-        parameter.end[count] = launch.blocks;
-        parameter.at[count] = (uint32_t)n_bytes;
+        member.chain = chain;
         members[count++] = &member;
-        n_bytes += encoded.n_bytes;
+        n_bytes += member.encoded.n_bytes;
     }
-    int run(int device, uint64_t function)
+    int run(int device)
     {
-        if (current_stream(members[0]->self->device_type, device, &launch.stream)) {
+        uint64_t function = 0;
+        if (count > 1) {
+            const Member &first = *members[0];
+            function = kernel_of(device, first.encoded.each, first.self->approximate, STACKED);
+            if (PyErr_Occurred()) {
+                return -1;
+            }
+        }
+        int failed = function ? run_together(device, function) : run_apart(device);
+        for (int k = 0; k < count; k++) {
+            members[k]->launch = -1;
+        }
+        return failed;
+    }
+
+private:
+    Member *members[MAX_STACK];
+    int count = 0, n_bytes = offsetof(Parameter, images);
+
+    int run_apart(int device)
+    {
+        for (int k = 0; k < count; k++) {
+            Member &one = *members[k];
+            if (launch_image(one.self, one.encoded, one.results.addresses, device)) {
+                return -1;
+            }
+        }
+        return 0;
+    }
+    int run_together(int device, uint64_t function)
+    {
+        std::stable_sort(members, members + count,
+                         [](Member *a, Member *b) { return a->chain < b->chain; });
+        alignas(16) Parameter parameter{};
+        Launch all{};
+        if (current_stream(members[0]->self->device_type, device, &all.stream)) {
             return -1;
         }
+        all.n_bytes = offsetof(Parameter, images);
         for (int k = 0; k < count; k++) {
-            Encoded &encoded = members[k]->encoded;
-            write_addresses(encoded, members[k]->results.addresses);
-            memcpy((char *)&parameter + parameter.at[k], encoded.image, (size_t)encoded.n_bytes);
+            Encoded &one = members[k]->encoded;
+            if (k == 0 || members[k]->chain != members[k - 1]->chain) {
+                all.blocks += (unsigned)one.blocks;
+            }
+            all.threads = std::max(all.threads, (unsigned)one.threads);
+            all.shared = std::max(all.shared, (unsigned)one.shared_bytes);
+            parameter.end[k] = all.blocks;
+            parameter.at[k] = (uint32_t)all.n_bytes;
+            write_addresses(one, members[k]->results.addresses);
+            memcpy((char *)&parameter + all.n_bytes, one.image, (size_t)one.n_bytes);
+            all.n_bytes += one.n_bytes;
         }
-        launch.function = function;
-        launch.parameter = (char *)&parameter;
-        launch.n_bytes = n_bytes;
-        if (magjit_dvm::launch(launch)) {
+        all.function = function;
+        all.parameter = (char *)&parameter;
+        if (launch(all)) {
             return -1;
         }
         PartsToAdd sums;
         for (int k = 0; k < count; k++) {
             sums.of(members[k]->self, members[k]->encoded, members[k]->results.addresses);
         }
-        return sums.launch(device, launch.stream);
+        return sums.launch(device, all.stream);
     }
 };
 
@@ -92,100 +142,189 @@ bool is_operator(PyObject *object)
     return is_cuda_fused(object) && ((CudaFused *)object)->program;
 }
 
-/* Whether all have words, on one GPU; an exception may be set where not. */
-bool encode_all(Member *members, Py_ssize_t n, int &device)
-{
-    for (Py_ssize_t i = 0; i < n; i++) {
+class StackCall {
+public:
+    /* Which results are taken by whom; false with an exception. */
+    bool link(PyObject *tuple, PyObject *const *args, Py_ssize_t nargs)
+    {
+        n = (int)PyTuple_GET_SIZE(tuple);
+        if (!read_members(tuple, args, nargs, members, is_operator)) {
+            return false;
+        }
+        int made_by[MAX_STACK * MAX_OUTPUTS], n_made = 0;
+        for (int i = 0; i < n; i++) {
+            const Program &program = *members[i].self->program;
+            for (int j = 0; j < (int)members[i].n; j++) {
+                PyObject *given = members[i].args[j];
+                bool number = program.inputs[j].kind == INPUT_tensor && PyLong_CheckExact(given);
+                long source = number ? PyLong_AsLong(given) : -1;
+                if (number && (source < 0 || source >= n_made)) {
+                    PyErr_Clear();
+                    PyErr_SetString(PyExc_ValueError, "not the number of a result before it");
+                    return false;
+                }
+                members[i].sources[j] = (int16_t)source;
+                if (number) {
+                    members[i].reads |= 1u << made_by[source];
+                    members[made_by[source]].is_read = true;
+                }
+            }
+            for (Py_ssize_t left = count_results(program); left; left--) {
+                made_by[n_made++] = i;
+            }
+        }
+        return true;
+    }
+    PyObject *run()
+    {
+        for (int i = 0; i < n; i++) {
+            if (run_member(i)) {
+                return nullptr;
+            }
+        }
+        if (flush()) {
+            return nullptr;
+        }
+        PyObject *all = PyTuple_New(n_made);
+        for (int k = 0; all && k < n_made; k++) {
+            PyTuple_SET_ITEM(all, k, Py_NewRef(made[k]));
+        }
+        return all;
+    }
+
+private:
+    Member members[MAX_STACK];
+    Joined launches[MAX_STACK];
+    PyObject *made[MAX_STACK * MAX_OUTPUTS]; /* borrowed from the members' results */
+    int n = 0, n_made = 0, n_launches = 0, device = -1;
+
+    int run_member(int i)
+    {
         Member &member = members[i];
+        for (Py_ssize_t j = 0; j < member.n; j++) {
+            member.own[j] = member.sources[j] < 0 ? member.args[j] : made[member.sources[j]];
+        }
+        CudaResults &results = member.results;
+        if (!encode_member(member)) {
+            if (PyErr_Occurred() || flush() || call_alone(member)) {
+                return -1;
+            }
+        } else if (!allocate_results(member.self, member.given, member.encoded, device, results)) {
+            return -1;
+        } else if (member.encoded.verdict == ENCODED) {
+            let_wait(i);
+        }
+        std::copy(results.made, results.made + results.count, made + n_made);
+        n_made += results.count;
+        return 0;
+    }
+    /* Whether it has words, on the others' GPU; an exception may be set where not. */
+    bool encode_member(Member &member)
+    {
         int on;
         const char *reason = nullptr;
-        Taken taken = take_arguments(member.self, member.args, member.n, member.self->device_type,
+        Taken taken = take_arguments(member.self, member.own, member.n, member.self->device_type,
                                      member.given, on, reason);
-        if (taken != TAKEN || on < 0 || (i && on != device) || !gpus[on].known) {
+        if (PyErr_Occurred() || taken != TAKEN || on < 0 || (device >= 0 && on != device)) {
             return false;
+        }
+        if (!gpus[on].known) {
+            ask_for_kernel(on, 0, false);
+            if (PyErr_Occurred()) {
+                return false;
+            }
         }
         device = on;
-        encode_timed(*member.self->prepared, member.given, gpus[device].machine, member.encoded);
-        bool known = member.encoded.verdict == ENCODED || member.encoded.verdict == NOTHING;
-        if (!known || member.encoded.few_rows) {
-            return false;
+        const Device &machine = gpus[device].machine;
+        Encoded &encoded = member.encoded;
+        if (member.reads || member.is_read) {
+            const Device one{1, machine.shared_bytes, CHAINED};
+            encode_timed(*member.self->prepared, member.given, one, encoded);
+            encoded.draws = false; /* there is nobody to share its tiles with */
+            if (member.may_chain() && encoded.elements <= OF_A_BLOCK) {
+                return true;
+            }
         }
+        encode_timed(*member.self->prepared, member.given, machine, encoded);
+        return (encoded.verdict == ENCODED || encoded.verdict == NOTHING) && !encoded.few_rows;
     }
-    return true;
-}
-
-/* Each in the first launch that has room for it. */
-int launch_all(Member *members, Py_ssize_t n, int device)
-{
-    bool done[MAX_STACK] = {};
-    for (Py_ssize_t i = 0; i < n; i++) {
-        Member &first = members[i];
-        if (done[i] || first.encoded.verdict != ENCODED) {
-            continue;
-        }
-        Joined joined;
-        joined.add(first);
-        for (Py_ssize_t k = i + 1; k < n && first.may_join(); k++) {
-            if (!done[k] && joined.has_room(members[k])) {
-                joined.add(members[k]);
-                done[k] = true;
+    /* For the first launch that may have it: behind those that it takes results of. */
+    void let_wait(int i)
+    {
+        Member &member = members[i];
+        int least = 0;
+        for (int k = 0; k < i; k++) {
+            if (member.reads >> k & 1 && members[k].launch >= least) {
+                least = members[k].launch + 1;
             }
         }
-        uint64_t function = 0;
-        if (joined.count > 1) {
-            function = kernel_of(device, first.encoded.each, first.self->approximate, STACKED);
-            if (PyErr_Occurred()) {
-                return -1;
-            }
+        int chain = least ? chain_behind(member, least - 1) : -1;
+        int which = least - (chain >= 0);
+        while (chain < 0 && which < n_launches && !launches[which].has_room(member)) {
+            which++;
         }
-        if (function) {
-            if (joined.run(device, function)) {
-                return -1;
-            }
-            continue;
-        }
-        for (int k = 0; k < joined.count; k++) {
-            Member &one = *joined.members[k];
-            if (launch_image(one.self, one.encoded, one.results.addresses, device)) {
-                return -1;
-            }
-        }
+        n_launches = std::max(n_launches, which + 1);
+        member.launch = which;
+        launches[which].add(member, chain < 0 ? i : chain);
     }
-    return 0;
-}
+    /* The chain of a launch in whose block a member may come behind what it reads there; −1 without. */
+    int chain_behind(const Member &member, int which) const
+    {
+        int chain = -1;
+        for (int k = 0; k < n; k++) {
+            if (member.reads >> k & 1 && members[k].launch == which) {
+                if (!members[k].may_chain() || (chain >= 0 && members[k].chain != chain)) {
+                    return -1;
+                }
+                chain = members[k].chain;
+            }
+        }
+        return member.may_chain() && launches[which].has_room(member) ? chain : -1;
+    }
+    int flush()
+    {
+        for (int k = 0; k < n_launches; k++) {
+            if (launches[k].run(device)) {
+                return -1;
+            }
+            launches[k] = Joined();
+        }
+        n_launches = 0;
+        return 0;
+    }
+    /* One without words, or on another GPU; the launches that it may read results of are under way. */
+    int call_alone(Member &member)
+    {
+        CudaResults &results = member.results;
+        Py_ssize_t wanted = count_results(*member.self->program);
+        PyObject *found =
+            PyObject_Vectorcall((PyObject *)member.self, member.own, (size_t)member.n, nullptr);
+        if (!found) {
+            return -1;
+        }
+        if (wanted == 1) {
+            results.made[results.count++] = found;
+            return 0;
+        }
+        if (!PyTuple_Check(found) || PyTuple_GET_SIZE(found) != wanted) {
+            PyErr_SetString(PyExc_TypeError, "a fused operator with another number of results");
+            Py_DECREF(found);
+            return -1;
+        }
+        for (Py_ssize_t k = 0; k < wanted; k++) {
+            results.made[results.count++] = Py_NewRef(PyTuple_GET_ITEM(found, k));
+        }
+        Py_DECREF(found);
+        return 0;
+    }
+};
 
 } // namespace
 
 PyObject *cuda_stacked_call(PyObject *tuple, PyObject *const *args, Py_ssize_t nargs)
 {
-    Member members[MAX_STACK];
-    Py_ssize_t n = PyTuple_GET_SIZE(tuple);
-    if (!read_members(tuple, args, nargs, members, is_operator)) {
-        return nullptr;
-    }
-    int device = -1;
-    if (!encode_all(members, n, device)) {
-        return PyErr_Occurred() ? nullptr : call_apart(members, n);
-    }
-    Py_ssize_t count = 0;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        Member &one = members[i];
-        if (!allocate_results(one.self, one.given, one.encoded, device, one.results)) {
-            return nullptr;
-        }
-        count += one.results.count;
-    }
-    if (launch_all(members, n, device)) {
-        return nullptr;
-    }
-    PyObject *all = PyTuple_New(count);
-    Py_ssize_t at = 0;
-    for (Py_ssize_t i = 0; all && i < n; i++) {
-        for (int k = 0; k < members[i].results.count; k++) {
-            PyTuple_SET_ITEM(all, at++, Py_NewRef(members[i].results.made[k]));
-        }
-    }
-    return all;
+    StackCall call;
+    return call.link(tuple, args, nargs) ? call.run() : nullptr;
 }
 
 } // namespace magjit_dvm

@@ -281,8 +281,9 @@ PyMethodDef functions[] = {
     {"machine", py_machine, METH_VARARGS,
      "machine([local bytes, step bytes, grain, cached bytes]): the settings before."},
     {"stacked", (PyCFunction)(void (*)(void))stacked_call, METH_FASTCALL,
-     "stacked(operators, *args): results of up to 8 fused operators that do not depend on one "
-     "another, one after another; args are those of all of them."},
+     "stacked(operators, *args): results of up to 8 fused operators, one after another; args are those "
+     "of all of them. They do not depend on one another, but on a GPU, where a whole number in a "
+     "tensor's place is that of a result of the operators before, counted from 0."},
     {"convolution", (PyCFunction)(void (*)(void))convolution_call, METH_FASTCALL,
      "convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups): as "
      "torch has it; of small images by kernels of the machine."},

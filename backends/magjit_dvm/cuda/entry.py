@@ -5,7 +5,7 @@ See ``shell.py`` for what they do and who waits for whom.
 
 from __future__ import annotations
 
-__all__ = ["ENTRY", "OF_ONE", "OF_STACK"]
+__all__ = ["ENTRY", "OF_CHAINS", "OF_ONE", "OF_STACK"]
 
 ENTRY = r"""
 extern "C" __global__ void __launch_bounds__({threads}, 1)
@@ -149,7 +149,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
 #endif
         }}
         if (has_one_tile(h, {blocks})) {{
-            return;
+            {leave}
         }}
         if (others_wait) {{
             all_meet(W);
@@ -176,7 +176,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                 counter[1] = 0;
             }}
         }}
-        return;
+        {leave}
     }}
 
     const u32 member = warp % G, group = h.by_rows ? warp / G : 0;
@@ -290,21 +290,21 @@ next_tile:
         }}
     }}
 #endif
-}}
+{close}}}
 """
 
 OF_ONE = {
     "parameter": "const __grid_constant__ Image image",
     "image": "",
+    "leave": "return;",
+    "close": "",
     "block": "blockIdx.x",
     "blocks": "gridDim.x",
     "threads_there": "blockDim.x",
 }
-"""How a kernel begins whose parameter is one image."""
+"""How a kernel begins and ends whose parameter is one image."""
 
-OF_STACK = {
-    "parameter": "const __grid_constant__ Stack stack",
-    "image": """\
+_WHICH = """\
     u32 which = 0;
 #pragma unroll 1
     while (blockIdx.x >= stack.end[which]) {
@@ -312,13 +312,56 @@ OF_STACK = {
     }
     const u32 before = which ? stack.end[which - 1] : 0;
     const u32 block = blockIdx.x - before, blocks = stack.end[which] - before;
+"""
+_IMAGE = """\
     const Image &image = *(const Image *)((const unsigned char *)&stack + stack.at[which]);
-    if (threadIdx.x >= 32 * (image.h.warps + 1)) {
+"""
+
+OF_STACK = {
+    "parameter": "const __grid_constant__ Stack stack",
+    "image": f"""\
+{_WHICH}{_IMAGE}\
+    if (threadIdx.x >= 32 * (image.h.warps + 1)) {{
         return; /* another image has more warps */
-    }
+    }}
 """,
+    "leave": "return;",
+    "close": "",
     "block": "block",
     "blocks": "blocks",
     "threads_there": "(32 * (W + 1))",
 }
-"""How one begins whose parameter is several: each has blocks of its own, one after another."""
+"""How one does whose parameter is several: each has blocks of its own, one after another."""
+
+OF_CHAINS = OF_STACK | {
+    "image": f"""\
+{_WHICH}\
+#pragma unroll 1
+    for (;;) {{
+{_IMAGE}\
+    if (threadIdx.x < 32 * (image.h.warps + 1)) {{
+""",
+    "leave": "goto done;",
+    "close": """\
+    }
+done:
+    if (which == 7 || stack.end[which + 1] != stack.end[which]) {
+        return;
+    }
+    which++;
+    /* All of the block have run this image. What it has written the next one may copy; and where
+     * its barriers are, there may be anything then. */
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < 2 * image.h.stages; i += blockDim.x) {
+        asm volatile("mbarrier.inval.shared::cta.b64 [%0];"
+                     ::"r"(shared_address(mj_shared) + image.h.barriers_at + 8 * i) : "memory");
+    }
+    __syncthreads();
+    }
+""",
+}
+"""How one does that may also have images with the same blocks: where one ends with the block that
+the one before ends with, they run it behind that.  The loop costs registers, which only R = 8 has."""

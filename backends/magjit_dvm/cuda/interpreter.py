@@ -22,7 +22,7 @@ from magjit_dvm.cuda.elements import (
     one_to_global,
     to_global,
 )
-from magjit_dvm.cuda.entry import ENTRY, OF_ONE, OF_STACK
+from magjit_dvm.cuda.entry import ENTRY, OF_CHAINS, OF_ONE, OF_STACK
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
 from magjit_dvm.cuda.loads import Loads
 from magjit_dvm.cuda.parts import MOST_EACH, WRITE_SUMS
@@ -33,6 +33,7 @@ from magjit_dvm.cuda.words import BY, BY_ROW, MAX_DRAWING, NUMBER, OF_STAGE, OPC
 
 __all__ = [
     "ALONE",
+    "CHAINED",
     "EACH",
     "OWN_TABLE",
     "STACKED",
@@ -44,6 +45,8 @@ __all__ = [
 
 EACH = (8, 16, 32, 64)
 """Values of R, each with a kernel of its own."""
+CHAINED = 8
+"""That of the kernel of stacks whose blocks run several images; as in ``csrc/cuda_stacks.cpp``."""
 
 THREADS = {8: 640, 16: 640, 32: 512, 64: 384}
 """Of a block, at most: with more, registers would not do."""
@@ -124,13 +127,14 @@ def source(
         checked: for checkers of races, see ``EMPTY_ARRIVALS``.
         form: ``ALONE``, ``STACKED`` or ``SUMMING``.
     """
-    begin = OF_STACK if form == STACKED else OF_ONE
     defined = ["#define MJ_CHECKED" * checked, "#define MJ_SUMS" * (form != ALONE)]
     parts = [*defined, SHELL, WRITE_SUMS * (form != ALONE), _constants()]
     for one in each:
+        stacked = OF_CHAINS if one == CHAINED else OF_STACK
+        around = stacked if form == STACKED else OF_ONE
         parts += [
             _block(one, approximate, form != ALONE),
-            ENTRY.format(each=one, name=kernel_name(one, form), threads=THREADS[one], **begin),
+            ENTRY.format(each=one, name=kernel_name(one, form), threads=THREADS[one], **around),
         ]
     return "\n".join(parts)
 

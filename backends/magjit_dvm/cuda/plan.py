@@ -148,9 +148,10 @@ def _refuse_slow(
 def _divide(space: Space, image: Image, machine: Machine, widest: int, together: int) -> None:
     most = 16 if widest >= 4 or together > 8 else 32
     most = min(most, MAX_DRAWING) if space.draws else most
+    least = 16 if space.has_positions else 8
+    most = max(least, min(most, machine.widest))
     if not image.by_rows:
         image.each = space.each or most
-        least = 16 if space.has_positions else 8
         while (
             not space.each
             and image.each > least
