@@ -228,6 +228,15 @@ def independent(*given: Tensor) -> Arguments:
     return tuple(four_operators(x) for x in given)
 
 
+def balanced(x: Tensor) -> Tensor:
+    """Rows and columns by their sums, in turns (Sinkhorn): each operator needs the one before."""
+    x = x.exp()
+    for _ in range(4):
+        x = x / x.sum(0, keepdim=True)
+        x = x / x.sum(1, keepdim=True)
+    return x
+
+
 def small_calls(
     benchmark: Benchmark, case: str, function: Any, given: list[Arguments], peers: list[str]
 ) -> None:
@@ -254,7 +263,7 @@ def small_calls(
 
 
 def part_small(benchmark: Benchmark, options: argparse.Namespace) -> None:
-    """A fused operator over 100 KB, and four of them that do not depend on one another."""
+    """A fused operator over 100 KB, four that do not depend on one another, eight that do."""
     chosen = random.Random(SEED)
     one = [(half(50, 1024),)] + [(half(chosen.randint(30, 70), 1024),) for _ in range(SMALL - 1)]
     case = "shapes: 4 operators, 100 KB, float16"
@@ -265,3 +274,7 @@ def part_small(benchmark: Benchmark, options: argparse.Namespace) -> None:
     several = [tuple(half(count, 1024) for count in counts) for counts in rows]
     case = "shapes: 4 × 4 operators, 100 KB each, float16"
     small_calls(benchmark, case, independent, several, options.peers)
+    # Not half(): sums of exponentials, in the range of float32.
+    tables = [(torch.randn(chosen.randint(6, 16), 12, device="cuda"),) for _ in range(SMALL)]
+    case = "shapes: rows and columns by their sums, 4 times, 6 to 16 × 12, float32"
+    small_calls(benchmark, case, balanced, tables, options.peers)

@@ -22,9 +22,9 @@ from magjit_dvm.waiting import MOST, may_wait
 
 __all__ = ["MOST", "Stack", "stacked"]
 
-_OF_A_BLOCK = 8192
-"""Elements up to which a block computes an operator sooner than a launch begins, as in
-``csrc/cuda_stacks.cpp``: each call decides, this is for where the first one is larger."""
+_OF_A_BLOCK = 4096
+"""Elements that a block has at a time, as in ``csrc/cuda_stacks.cpp``, where each call decides;
+this is so that operators which are larger at first do not wait for one another."""
 
 
 @dataclass(frozen=True, slots=True)

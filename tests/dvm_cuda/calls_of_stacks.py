@@ -5,6 +5,7 @@ Run as a program with the path of the driver, as ``with_driver.py``.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.dvm_cuda.test_encoder import layer_norm, softmax, values
 from tests.dvm_cuda.test_sums import beside_rows
 from tests.dvm_cuda.with_driver import (
     COUNTERS,
+    DRIVER,
     KEPT,
     KEPT_SIZE,
     MACHINE,
@@ -39,6 +41,7 @@ from tests.dvm_cuda.with_driver import (
 )
 
 F32, F16 = DType.F32, DType.F16
+CAPTURING = ctypes.c_int.in_dll(DRIVER, "capturing_now")
 
 
 def stacked(*members: tuple[OnCpu, Any]) -> tuple[Any, ...]:
@@ -183,7 +186,7 @@ def taking(member: tuple[Program, tuple[Any, ...]], results: tuple[Any, ...]) ->
 
 
 def test_small_operators_that_depend_on_one_another_share_a_block() -> None:
-    x, y = values(F32, 40, 50), values(F32, 300)
+    x, y = values(F32, 12, 50), values(F32, 300)
     both = [(summed(), (x,)), (by_rows(), (x, 0))]
     chained(both, (0, 1), [1, 0])
     assert KEPT[1] == 4008
@@ -197,11 +200,17 @@ def test_small_operators_that_depend_on_one_another_share_a_block() -> None:
     chained([(summed(), (x,)), *ends], (0, 1, 2, 3), [1, 0, 0, 0])
 
 
-def test_a_chain_takes_tiles_in_turn() -> None:
-    """More than a block has at a time: nobody shares them with it, and no counter says which."""
-    x = values(F32, 80, 100)
-    assert image_of(by_rows(), (x, values(F32, 80))).blocks > 1
-    chained([(summed(), (x,)), (by_rows(), (x, 0))], (0, 1), [1, 0])
+def test_in_a_graph_each_has_a_launch() -> None:
+    """Which begins sooner there than a block begins again."""
+    x, before = values(F32, 12, 50), KEPT[0]
+    CAPTURING.value = 1
+    first, second, other = stacked(
+        (OnCpu(summed()), (x,)), (OnCpu(by_rows()), (x, 0)), (OnCpu(summed()), (x,))
+    )
+    CAPTURING.value = 0
+    assert KEPT[0] == before + 2, "the third goes with the first"
+    assert first.shape == other.shape == (12,) and second.shape == x.shape
+    assert KEPT[2] == image_of(by_rows(), (x, first)).blocks > 1
 
 
 def test_what_cannot_share_a_block_waits_for_its_launch() -> None:
@@ -210,10 +219,11 @@ def test_what_cannot_share_a_block_waits_for_its_launch() -> None:
         stacked(*((OnCpu(program), given) for program, given in members))
         return int(KEPT[0] - before)
 
-    large, small = values(F32, 300, 100), values(F32, 40, 50)
-    assert launches((summed(), (large,)), (by_rows(), (large, 0))) == 2
+    small = values(F32, 12, 50)
+    for large in (values(F32, 300, 100), values(F32, 80, 20)):  # in elements, in rows
+        assert launches((summed(), (large,)), (by_rows(), (large, 0))) == 2
     # It takes results of two blocks.
-    pair = [(summed(), (small,)), (negated(), (values(F32, 40),))]
+    pair = [(summed(), (small,)), (negated(), (values(F32, 12),))]
     assert launches(*pair, (product(), (0, 1))) == 2
     # Sums across rows are whole when a second launch has added them up.
     x, w = values(F16, 3000, 256), values(F32, 3000)

@@ -12,6 +12,7 @@ int refusal;
 int refuses_parts;  /* parameters of fewer bytes than the kernel's are refused */
 int refuses_overlap; /* launches that may begin early are refused */
 int overlapped;      /* launches that might */
+int capturing_now;   /* streams say that they are captured */
 uint64_t kept_size; /* bytes of the last parameter */
 void (*launched)(void); /* called after each launch */
 
@@ -64,7 +65,7 @@ Result cuFuncSetAttribute(void *function, int attribute, int value)
 Result cuStreamIsCapturing(void *stream, int *capturing)
 {
     (void)stream;
-    *capturing = 0;
+    *capturing = capturing_now;
     return 0;
 }
 Result cuLaunchKernel(void *function, unsigned blocks, unsigned y, unsigned z, unsigned threads,

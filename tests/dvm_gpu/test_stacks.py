@@ -1,7 +1,8 @@
-"""Fused operators that do not depend on one another, in one launch on a GPU."""
+"""Several fused operators in one launch on a GPU."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,10 @@ from torch.nn import functional as F
 
 import magjit
 from magjit_dvm.backend import schedules
-from magjit_dvm.cuda.launch import gpu
+from magjit_dvm.cuda.launch import DeviceFused, gpu
 from magjit_dvm.stacking import Stack
+from magjit_dvm.vm import run_stacked
+from tests.dvm_cuda.chained import by_rows, product, summed
 from tests.dvm_gpu.exact import require_as_near
 
 pytestmark = pytest.mark.gpu
@@ -127,3 +130,80 @@ def test_streams_and_graphs() -> None:
             one.copy_(torch.randn_like(one))
         graph.replay()
         torch.testing.assert_close(results, chains(*given))
+
+
+# -- of operators that depend on one another ------------------------------------------------------
+
+
+def balanced(x: Tensor) -> Tensor:
+    """Rows and columns by their sums, in turns: Sinkhorn's normalization."""
+    x = x.exp()
+    for _ in range(4):
+        x = x / x.sum(0, keepdim=True)
+        x = x / x.sum(1, keepdim=True)
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_small_operators_that_depend_on_one_another_are_one_kernel(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    compiled = magjit.compile(balanced, backend="dvm", dynamic=True)
+    with torch.no_grad():
+        for rows, cols in ((5, 7), (16, 16), (3, 90), (15, 15), (40, 50), (300, 257)):
+            x = torch.randn(rows, cols, device="cuda", dtype=dtype)
+            for _ in range(20):
+                torch.testing.assert_close(compiled(x), balanced(x))
+        x = torch.randn(15, 16, device="cuda", dtype=dtype)
+        found = launches(lambda: compiled(x))
+        assert set(found) == {"mj_dvm_stack"}
+        assert found.total() == 1 if dtype is torch.float32 else found.total() <= 2, "4 KB each"
+
+
+def test_chains_in_graphs_and_on_streams() -> None:
+    compiled = magjit.compile(balanced, backend="dvm")
+    x = torch.randn(12, 14, device="cuda")
+    with torch.no_grad():
+        wanted = balanced(x)
+        compiled(x)
+        made = []
+        for _ in range(5):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                made += [compiled(x) for _ in range(20)]
+        torch.cuda.synchronize()
+        for one in made:
+            torch.testing.assert_close(one, wanted)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = compiled(x)
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        torch.testing.assert_close(result, balanced(x))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_drawn_stacks(seed: int) -> None:
+    """Members that take results of any before them, small ones and large ones."""
+    drawn = random.Random(seed)
+    torch.manual_seed(seed)
+    for _ in range(10):
+        rows = drawn.choice((1, 5, 16, 17, 300))
+        x = torch.rand(rows, drawn.choice((1, 33, 250, 257, 5000)), device="cuda") + 0.5
+        vectors: list[Any] = [torch.rand(rows, device="cuda")]
+        wholes: list[Any] = [x]
+        members, arguments = [], []
+        for number in range(drawn.randint(2, 8)):
+            kind = drawn.choice((summed, by_rows, product))
+            given = {
+                summed: [drawn.choice(wholes)],
+                by_rows: [drawn.choice(wholes), drawn.choice(vectors)],
+                product: [drawn.choice(vectors), drawn.choice(vectors)],
+            }[kind]
+            (wholes if kind is by_rows else vectors).append(number)
+            members.append(DeviceFused(kind()))
+            arguments.append(given)
+        wanted: list[Any] = []
+        for fused, given in zip(members, arguments, strict=True):
+            wanted.append(fused(*(wanted[one] if type(one) is int else one for one in given)))
+        for _ in range(5):
+            results = run_stacked(tuple(members), *(one for given in arguments for one in given))
+            torch.testing.assert_close(list(results), wanted)

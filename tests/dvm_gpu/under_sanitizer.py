@@ -38,6 +38,7 @@ from magjit_dvm.instructions import DType
 from magjit_dvm.program import Program
 from magjit_dvm.vm import run_stacked
 from tests.dvm.checking import compute, load, output, tensor
+from tests.dvm_cuda import chained
 from tests.dvm_cuda import test_draws as draws
 from tests.dvm_cuda import test_encoder as words
 from tests.dvm_cuda import test_row_words as row_words
@@ -132,6 +133,7 @@ def main(tool: str) -> None:
         require_reference(program, DeviceFused(program)._run(encoded, given, 0), arguments)
     if tool != "racecheck":
         run_stack()
+    run_chain()
     print("done")
 
 
@@ -153,6 +155,18 @@ def run_stack() -> None:
     for program, arguments in members:
         made = tuple(results.pop(0) for _ in program.outputs)
         require_reference(program, made[0] if len(made) == 1 else made, arguments)
+
+
+def run_chain() -> None:
+    """Programs that share a block, of fewer warps and more, beside one that has its own."""
+    gpu(0).compile_for_stacks(8, False)
+    x, y = ended(words.values(F32, 12, 300)), ended(words.values(F32, 400))
+    programs = (chained.summed(), chained.by_rows(), chain(2), chained.summed())
+    fused = tuple(DeviceFused(program) for program in programs)
+    total, rows, other, last = run_stacked(fused, x, x, 0, y, 1)
+    given = ([x], [x, total], [y], [rows])
+    for program, made, arguments in zip(programs, (total, rows, other, last), given, strict=True):
+        require_reference(program, made, [one.cpu() for one in arguments])
 
 
 if __name__ == "__main__":

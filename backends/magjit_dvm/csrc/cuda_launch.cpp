@@ -228,6 +228,15 @@ int launch(const Launch &one)
     return failed(result, "cuLaunchKernel");
 }
 
+int is_captured(void *stream)
+{
+    int capturing = 0;
+    if (load_driver() || failed(driver.is_capturing(stream, &capturing), "cuStreamIsCapturing")) {
+        return -1;
+    }
+    return capturing != 0;
+}
+
 PyObject *py_cuda_load(PyObject *, PyObject *args)
 {
     const char *image, *name;

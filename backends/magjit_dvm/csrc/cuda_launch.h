@@ -23,6 +23,8 @@ struct Launch {
 /* On the device whose kernel it is, whatever device is current. −1 with DeviceError set. */
 int launch(const Launch &one);
 
+/* Whether what is launched into a stream becomes part of a graph; −1 with DeviceError set. */
+int is_captured(void *stream);
 
 /* cuda_load(device, cubin, name, shared, overlaps): a kernel's handle in the device's primary context;
  * whether it waits by itself for what came before in its stream. */

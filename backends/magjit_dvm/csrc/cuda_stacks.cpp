@@ -3,7 +3,9 @@
  * Its parameter is several images behind one another. In space: those that do not depend on one
  * another have blocks of their own, which the GPU runs side by side, or one after another on the same
  * multiprocessor where there are more than it has. In time: a small one that takes results of others
- * runs behind them in the same block, so that nobody waits for another multiprocessor. */
+ * runs behind them in the same block, so that nobody waits for another multiprocessor. That saves the
+ * host a launch; on the GPU a launch that begins early is sooner there than a block that begins again,
+ * so that in a graph each of those is launched by itself. */
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -20,9 +22,9 @@ using namespace cuda;
 
 namespace {
 
-/* Elements up to which a block computes an operator sooner than a launch begins, as in stacking.py;
- * R of the kernel whose blocks run several images, as in cuda/interpreter.py. */
-enum : int64_t { OF_A_BLOCK = 8192, CHAINED = 8 };
+/* R of the kernel whose blocks run several images, as in cuda/interpreter.py; how many warps and
+ * elements a block of it has at a time, as in stacking.py: of more, several blocks are faster. */
+enum : int64_t { CHAINED = 8, WARPS = 16, OF_A_BLOCK = 32 * CHAINED * WARPS };
 
 struct Member {
     CudaFused *self;
@@ -40,9 +42,16 @@ struct Member {
 
     /* Operators whose tiles are drawn fill the GPU by themselves. */
     bool may_join() const { return encoded.verdict == ENCODED && !encoded.draws; }
+    /* Whether a block has all of it at a time that several have now. */
+    bool fits_a_block() const
+    {
+        int64_t warps = encoded.blocks * (encoded.threads / 32 - 1);
+        bool small = encoded.elements <= OF_A_BLOCK && warps <= WARPS;
+        return may_join() && small && encoded.each == CHAINED && !encoded.n_sums;
+    }
     bool may_chain() const
     {
-        return may_join() && encoded.blocks == 1 && encoded.each == CHAINED && !encoded.n_sums;
+        return fits_a_block() && encoded.blocks == 1;
     }
 };
 
@@ -56,19 +65,23 @@ static_assert(sizeof(Parameter) == IMAGE_BYTES && MAX_STACK == 8, "as the kernel
 /* Members of one launch, in their order. */
 class Joined {
 public:
-    bool has_room(const Member &member) const
+    /* Whether it may have a member as well, in blocks of others or in blocks of its own. */
+    bool has_room(const Member &member, bool behind, const Device &machine) const
     {
         const Member &first = *members[0];
+        int64_t shared = shared_with(member.encoded.shared_bytes, chained || behind);
         return member.may_join() && first.may_join() &&
                member.encoded.each == first.encoded.each &&
                member.self->approximate == first.self->approximate &&
-               n_bytes + member.encoded.n_bytes <= IMAGE_BYTES;
+               n_bytes + member.encoded.n_bytes <= IMAGE_BYTES && shared <= machine.shared_bytes;
     }
-    void add(Member &member, int chain)
+    void add(Member &member, int chain, bool behind)
     {
         member.chain = chain;
         members[count++] = &member;
         n_bytes += member.encoded.n_bytes;
+        widest = std::max(widest, member.encoded.shared_bytes);
+        chained |= behind;
     }
     int run(int device)
     {
@@ -90,7 +103,15 @@ public:
 private:
     Member *members[MAX_STACK];
     int count = 0, n_bytes = offsetof(Parameter, images);
+    int64_t widest = 0; /* bytes of shared memory that a member asks for */
+    bool chained = false;
 
+    /* Where blocks run several images, the programs are in shared memory behind what each has. */
+    int64_t shared_with(int64_t bytes, bool chains) const
+    {
+        bytes = std::max(widest, bytes);
+        return chains ? (bytes + 127) / 128 * 128 + (int64_t)sizeof(Parameter) : bytes;
+    }
     int run_apart(int device)
     {
         for (int k = 0; k < count; k++) {
@@ -111,13 +132,13 @@ private:
             return -1;
         }
         all.n_bytes = offsetof(Parameter, images);
+        all.shared = (unsigned)shared_with(0, chained);
         for (int k = 0; k < count; k++) {
             Encoded &one = members[k]->encoded;
             if (k == 0 || members[k]->chain != members[k - 1]->chain) {
                 all.blocks += (unsigned)one.blocks;
             }
             all.threads = std::max(all.threads, (unsigned)one.threads);
-            all.shared = std::max(all.shared, (unsigned)one.shared_bytes);
             parameter.end[k] = all.blocks;
             parameter.at[k] = (uint32_t)all.n_bytes;
             write_addresses(one, members[k]->results.addresses);
@@ -197,6 +218,7 @@ private:
     Joined launches[MAX_STACK];
     PyObject *made[MAX_STACK * MAX_OUTPUTS]; /* borrowed from the members' results */
     int n = 0, n_made = 0, n_launches = 0, device = -1;
+    int captured = -1; /* see ask_for_graph; not asked yet */
 
     int run_member(int i)
     {
@@ -237,16 +259,30 @@ private:
         device = on;
         const Device &machine = gpus[device].machine;
         Encoded &encoded = member.encoded;
-        if (member.reads || member.is_read) {
-            const Device one{1, machine.shared_bytes, CHAINED};
-            encode_timed(*member.self->prepared, member.given, one, encoded);
-            encoded.draws = false; /* there is nobody to share its tiles with */
-            if (member.may_chain() && encoded.elements <= OF_A_BLOCK) {
-                return true;
+        encode_timed(*member.self->prepared, member.given, machine, encoded);
+        if ((encoded.verdict != ENCODED && encoded.verdict != NOTHING) || encoded.few_rows) {
+            return false;
+        }
+        if ((member.reads || member.is_read) && member.fits_a_block()) {
+            captured = captured < 0 ? ask_for_graph(member) : captured;
+            if (captured < 0) {
+                return false;
+            }
+            if (!captured && !member.may_chain()) {
+                const Device one{1, machine.shared_bytes - IMAGE_BYTES, CHAINED};
+                encode_timed(*member.self->prepared, member.given, one, encoded);
+                if (!member.may_chain()) {
+                    encode_timed(*member.self->prepared, member.given, machine, encoded);
+                }
             }
         }
-        encode_timed(*member.self->prepared, member.given, machine, encoded);
-        return (encoded.verdict == ENCODED || encoded.verdict == NOTHING) && !encoded.few_rows;
+        return true;
+    }
+    /* Whether launches become part of a graph; −1 with an exception. */
+    int ask_for_graph(const Member &member) const
+    {
+        void *stream;
+        return current_stream(member.self->device_type, device, &stream) ? -1 : is_captured(stream);
     }
     /* For the first launch that may have it: behind those that it takes results of. */
     void let_wait(int i)
@@ -260,12 +296,14 @@ private:
         }
         int chain = least ? chain_behind(member, least - 1) : -1;
         int which = least - (chain >= 0);
-        while (chain < 0 && which < n_launches && !launches[which].has_room(member)) {
+        const Device &machine = gpus[device].machine;
+        while (chain < 0 && which < n_launches &&
+               !launches[which].has_room(member, false, machine)) {
             which++;
         }
         n_launches = std::max(n_launches, which + 1);
         member.launch = which;
-        launches[which].add(member, chain < 0 ? i : chain);
+        launches[which].add(member, chain < 0 ? i : chain, chain >= 0);
     }
     /* The chain of a launch in whose block a member may come behind what it reads there; −1 without. */
     int chain_behind(const Member &member, int which) const
@@ -279,7 +317,8 @@ private:
                 chain = members[k].chain;
             }
         }
-        return member.may_chain() && launches[which].has_room(member) ? chain : -1;
+        bool room = launches[which].has_room(member, true, gpus[device].machine);
+        return room && member.may_chain() && !captured ? chain : -1;
     }
     int flush()
     {

@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
     /* The program, by a generic address: the constant bank would serve one lane after another. */
-    const Quad *program = image.program;
+    const Quad *program = {program};
     asm volatile("" : "+l"(program));
     asm volatile("" ::"l"(mj_powers)); /* named in PTX alone, a compiler would drop it */
     for (u32 i = threadIdx.x; i < h.program_bytes / 16; i += {threads_there}) {{
@@ -298,6 +298,7 @@ OF_ONE = {
     "image": "",
     "leave": "return;",
     "close": "",
+    "program": "image.program",
     "block": "blockIdx.x",
     "blocks": "gridDim.x",
     "threads_there": "blockDim.x",
@@ -327,6 +328,7 @@ OF_STACK = {
 """,
     "leave": "return;",
     "close": "",
+    "program": "image.program",
     "block": "block",
     "blocks": "blocks",
     "threads_there": "(32 * (W + 1))",
@@ -336,16 +338,36 @@ OF_STACK = {
 OF_CHAINS = OF_STACK | {
     "image": f"""\
 {_WHICH}\
+    u32 last = which;
+    while (last < 7 && stack.end[last + 1] == stack.end[which]) {{
+        last++;
+    }}
+    /* All programs of a chain are brought here once, while the launch in front may still run. */
+    u32 room;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(room));
+    const Quad *brought = (const Quad *)(mj_shared + room - sizeof(Stack));
+    const bool chained = last != which;
+    if (chained) {{
+        const Image &end = *(const Image *)((const unsigned char *)&stack + stack.at[last]);
+        const u32 bytes = stack.at[last] + sizeof(Head) + end.h.program_bytes;
+        const Quad *all = (const Quad *)&stack;
+        asm volatile("" : "+l"(all));
+        for (u32 i = threadIdx.x; i < bytes / 16; i += blockDim.x) {{
+            ((Quad *)brought)[i] = all[i];
+        }}
+        __syncthreads();
+    }}
 #pragma unroll 1
     for (;;) {{
 {_IMAGE}\
     if (threadIdx.x < 32 * (image.h.warps + 1)) {{
 """,
     "leave": "goto done;",
+    "program": "chained ? brought + (stack.at[which] + sizeof(Head)) / 16 : image.program",
     "close": """\
     }
 done:
-    if (which == 7 || stack.end[which + 1] != stack.end[which]) {
+    if (which == last) {
         return;
     }
     which++;
@@ -363,5 +385,5 @@ done:
     }
 """,
 }
-"""How one does that may also have images with the same blocks: where one ends with the block that
-the one before ends with, they run it behind that.  The loop costs registers, which only R = 8 has."""
+"""How one does that may also have images with the same blocks: one that ends with the same block as
+the one before runs behind it, in these.  The loop costs registers, which only R = 8 has."""
