@@ -6,7 +6,8 @@ results and launch, without guards), eager mode's, and one operator of eager mod
 the machine's host is like.  They take turns, by a thousand shapes.
 
 The host waits for the GPU before every thousandth call, so that no launch finds the queue full: the
-GPU takes less time for a call than the host.  The call after a wait has a row of its own.
+GPU takes less time for a call than the host.  The call after a wait, which is the first since the
+others' turns, has a row of its own.
 """
 
 from __future__ import annotations
