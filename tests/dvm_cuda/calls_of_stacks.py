@@ -246,6 +246,13 @@ def test_whoever_has_no_words_is_called_behind_those_that_it_needs() -> None:
     first, second, third = stacked((fused, (x,)), (other, (0,)), (fused, (0,)))
     assert seen[0] is first and second.dtype is torch.float64 and third.shape == x.shape
     assert KEPT[0] == before + 2
+    # Of several results, one of which another takes.
+    many = OnCpu(beside_rows(F16), lambda *given: tuple(given[0] * k for k in range(3)))
+    *three, last = stacked((many, (x, x)), (fused, (2,)))
+    assert len(three) == 3 and torch.equal(three[2], x * 2) and last.shape == x.shape
+    assert KEPT[0] == before + 3
+    few = OnCpu(beside_rows(F16), lambda *given: given)
+    raised(TypeError, "number of results", lambda: stacked((few, (x, x)), (fused, (2,))))
 
 
 def test_errors_of_stacks() -> None:

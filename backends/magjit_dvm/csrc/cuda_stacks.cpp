@@ -49,10 +49,7 @@ struct Member {
         bool small = encoded.elements <= OF_A_BLOCK && warps <= WARPS;
         return may_join() && small && encoded.each == CHAINED && !encoded.n_sums;
     }
-    bool may_chain() const
-    {
-        return fits_a_block() && encoded.blocks == 1;
-    }
+    bool may_chain() const { return fits_a_block() && encoded.blocks == 1; }
 };
 
 /* As in shell.py. */
@@ -341,7 +338,7 @@ private:
         if (!found) {
             return -1;
         }
-        if (wanted == 1) {
+        if (wanted == 1 && !PyTuple_Check(found)) {
             results.made[results.count++] = found;
             return 0;
         }
