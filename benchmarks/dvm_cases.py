@@ -293,6 +293,15 @@ def if_else_add(x: Tensor, y: Tensor, larger: bool) -> Tensor:
     return (x * 2 if larger else x * 4) + y
 
 
+def balanced(x: Tensor) -> Tensor:
+    """Rows and columns by their sums, in turns (Sinkhorn): each operator needs the one before."""
+    x = x.exp()
+    for _ in range(4):
+        x = x / x.sum(0, keepdim=True)
+        x = x / x.sum(1, keepdim=True)
+    return x
+
+
 def cube(
     chosen: random.Random, widths: tuple[int, ...] | range, largest: int
 ) -> tuple[int, int, int]:

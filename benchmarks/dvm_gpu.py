@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 import magjit
 from compilers import compile_without_limit
-from dvm_peers import another, percentile
+from dvm_peers import another, host_time, percentile
 from harness import Benchmark, Row, argument_parser
 
 _CALLS = 2000
@@ -323,9 +323,7 @@ def _host_time(run: Callable[[], Any]) -> float:
     torch.cuda.synchronize()
     times = []
     for _ in range(5):
-        start = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - start) * 1e6)
+        times.append(host_time(run))
     torch.cuda.synchronize()
     return max(times)
 
@@ -412,9 +410,7 @@ def host_times(run: Callable[[], Any]) -> list[float]:
     for number in range(_CALLS):
         if number % 100 == 0:
             torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - start) * 1e6)
+        times.append(host_time(run))
     return times
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import magjit
-from dvm_cases import if_else_add, layer_norm, matmul
+from dvm_cases import balanced, if_else_add, layer_norm, matmul
 from dvm_gpu import agrees, microseconds
 from dvm_gpu_shapes import four_operators
 from dvm_peers import add_speed, another, dvm, geomean
@@ -226,15 +226,6 @@ def captured(function: Callable[..., Any], given: Arguments) -> torch.cuda.CUDAG
 def independent(*given: Tensor) -> Arguments:
     """Fused operators of which none needs another."""
     return tuple(four_operators(x) for x in given)
-
-
-def balanced(x: Tensor) -> Tensor:
-    """Rows and columns by their sums, in turns (Sinkhorn): each operator needs the one before."""
-    x = x.exp()
-    for _ in range(4):
-        x = x / x.sum(0, keepdim=True)
-        x = x / x.sum(1, keepdim=True)
-    return x
 
 
 def small_calls(

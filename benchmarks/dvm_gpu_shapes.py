@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 import magjit
-from dvm_peers import add_encoding, dvm, encodings, percentile, resident
+from dvm_peers import add_encoding, dvm, encodings, host_time, percentile, resident
 from harness import Benchmark, Row
 
 _NEW_SHAPES, _QUICK = 10_000, 500
@@ -92,15 +91,6 @@ def run_in_turns(
             times[who].extend(map(partial(host_time, calls[who]), given[start : start + _WAITS]))
         order.append(order.pop(0))
     return times
-
-
-def host_time(call: Callable[[Tensor], Any], x: Tensor) -> float:
-    """Microseconds until a call has come back."""
-    start = time.perf_counter()
-    result = call(x)
-    taken = time.perf_counter() - start
-    del result  # not before the clock has been read
-    return taken * 1e6
 
 
 def part_new_shapes(benchmark: Benchmark, options: argparse.Namespace) -> None:

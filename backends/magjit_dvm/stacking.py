@@ -68,9 +68,8 @@ def stacked(steps: Sequence[FusedGroup | FxNode]) -> list[FusedGroup | FxNode | 
         if isinstance(step, FusedGroup):
             read = set(step.operands) - set(step.written)
             fits = _fits_a_block(step)
-            waits = late & set(step.operands) or written & read
-            if fits and waits and not written & read:
-                waits = late & (set(step.operands) - (small & _given(step)))
+            taken = small & _given(step) if fits else set()
+            waits = late & (set(step.operands) - taken) or written & read
             alone = step.cube >= 0 or (step.on_gpu and not may_wait(step))
             other = bool(groups) and groups[0].on_gpu != step.on_gpu
             if alone or other or len(groups) == MOST or waits:

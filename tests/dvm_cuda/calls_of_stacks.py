@@ -230,9 +230,13 @@ def test_what_cannot_share_a_block_waits_for_its_launch() -> None:
     assert launches((beside_rows(F16), (x, w)), (of_halves(), (1,))) == 2 + 1
     # What does not depend on it goes ahead with the others.
     assert launches((summed(), (large,)), (by_rows(), (large, 0)), (summed(), (small,))) == 2
-    # Too many bytes for one launch.
+    # Eight have room in one launch, eight of more bytes do not.
     many = [(summed(), (small,))] + [(by_rows(), (small, 0))] * 7
     assert launches(*many) == 1
+    norm, weight = layer_norm(F32), values(F32, 50)
+    length, results = len(image_of(norm, (small, weight, weight)).template()), len(norm.outputs)
+    chain = [(norm, (small if k == 0 else (k - 1) * results, weight, weight)) for k in range(8)]
+    assert launches(*chain) == -(-8 // ((4096 - 64) // length)) > 1
 
 
 def test_whoever_has_no_words_is_called_behind_those_that_it_needs() -> None:

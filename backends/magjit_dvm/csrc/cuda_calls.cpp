@@ -245,11 +245,8 @@ PyObject *cuda_call(PyObject *object, PyObject *const *args, size_t nargsf, PyOb
     if (taken == NOT_TAKEN || device < 0) {
         return refused(self, taken == TAKEN ? "no tensor to say which GPU" : reason, args, n);
     }
-    if (!gpus[device].known) {
-        ask_for_kernel(device, 0, false);
-        if (PyErr_Occurred()) {
-            return nullptr;
-        }
+    if (!is_known(device)) {
+        return nullptr;
     }
     Encoded encoded;
     encode_timed(*self->prepared, given, gpus[device].machine, encoded);

@@ -34,6 +34,14 @@ uint64_t ask_for_kernel(int device, int each, bool approximate, Form form)
     return PyErr_Occurred() ? 0 : function;
 }
 
+bool is_known(int device)
+{
+    if (!gpus[device].known) {
+        ask_for_kernel(device, 0, false);
+    }
+    return gpus[device].known && !PyErr_Occurred();
+}
+
 uint64_t kernel_of(int device, int each, bool approximate, Form form)
 {
     int number = __builtin_ctz((unsigned)each) - 3;

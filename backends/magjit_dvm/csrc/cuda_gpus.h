@@ -25,6 +25,7 @@ extern PyObject *allocate_hook; /* see py_cuda_hooks */
 
 /* A kernel's handle, after which the GPU is known; 0 with an exception set. */
 uint64_t ask_for_kernel(int device, int each, bool approximate, Form form = ALONE);
+bool is_known(int device); /* after it has been asked for; false with an exception */
 uint64_t kernel_of_sums(int device);
 
 /* Of stacks, 0 without an exception: it is not there yet. */

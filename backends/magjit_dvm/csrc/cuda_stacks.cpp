@@ -247,11 +247,8 @@ private:
         if (PyErr_Occurred() || taken != TAKEN || on < 0 || (device >= 0 && on != device)) {
             return false;
         }
-        if (!gpus[on].known) {
-            ask_for_kernel(on, 0, false);
-            if (PyErr_Occurred()) {
-                return false;
-            }
+        if (!is_known(on)) {
+            return false;
         }
         device = on;
         const Device &machine = gpus[device].machine;

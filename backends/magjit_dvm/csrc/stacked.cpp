@@ -32,6 +32,30 @@ void drop(Member *members, int n)
 
 bool is_operator(PyObject *object) { return PyVectorcall_Function(object) == fused_call; }
 
+/* One after another, each as if it had been called by itself: the results of all. */
+PyObject *call_apart(const Member *members, Py_ssize_t n)
+{
+    PyObject *all = PyList_New(0);
+    for (Py_ssize_t i = 0; all && i < n; i++) {
+        const Member &member = members[i];
+        PyObject *one =
+            PyObject_Vectorcall((PyObject *)member.self, member.args, (size_t)member.n, nullptr);
+        int failed = one ? 0 : -1;
+        if (one && PyTuple_Check(one)) { /* of several, or of none */
+            failed = PyList_SetSlice(all, PY_SSIZE_T_MAX, PY_SSIZE_T_MAX, one);
+        } else if (one) {
+            failed = PyList_Append(all, one);
+        }
+        Py_XDECREF(one);
+        if (failed) {
+            Py_CLEAR(all);
+        }
+    }
+    PyObject *tuple = all ? PyList_AsTuple(all) : nullptr;
+    Py_XDECREF(all);
+    return tuple;
+}
+
 int run_members(Member *members, const Code *codes, int n)
 {
     Ready ready[MAX_STACK];
