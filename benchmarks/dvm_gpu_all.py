@@ -46,7 +46,7 @@ def compile_kernels() -> None:
     major, minor = torch.cuda.get_device_capability()
     arch, compiled = f"sm_{major}{minor}", dvm("cuda.build").compiled
     with ThreadPoolExecutor() as pool:
-        made = [pool.submit(compiled, arch, each, False) for each in (8, 16, 32, 64)]
+        made = [pool.submit(compiled, arch, each, False) for each in (8, 16, 24, 32, 64)]
         for one in made:
             one.result()
 
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             benchmark.write()
             print(f"{until - time.monotonic():.0f} s left after {line}", file=sys.stderr)
     if time.monotonic() < until:
-        widths = ["--widths", "1024", "4096", "512", "8192"]
+        widths = ["--widths", "1024", "4096", "768", "512", "8192"]
         dvm_gpu_backward.part_backward(benchmark, dvm_gpu_backward.chosen(widths))
     benchmark.finish()
     return int(any("magjit" in row.note for row in benchmark.rows))

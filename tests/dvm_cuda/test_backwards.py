@@ -128,6 +128,13 @@ def test_of_weights(shape: tuple[int, int], centered: bool, dtype: DType, way: s
     assert len(backs(image)) == 1 and image.scratch == 2
 
 
+@pytest.mark.parametrize("shape", [(20, 512), (18, 768), (18, 700), (20, 1024)])
+def test_of_weights_in_many_rows(shape: tuple[int, int], way: str) -> None:
+    """All R that sums may have but the smallest."""
+    image = Gradient(F16, True, True, shape[1]).with_sums().run(*shape, ONE)
+    assert len(backs(image)) == 1 and image.each == {512: 16, 1024: 32}.get(shape[1], 24)
+
+
 @pytest.mark.parametrize("centered", [False, True])
 def test_a_tile_is_normalized_once(centered: bool, way: str) -> None:
     """Where the weight is kept, so that T stays."""

@@ -229,6 +229,18 @@ def test_wide_rows_in_one_stage(shape: tuple[int, int]) -> None:
             assert image.chunks == 1 and image.each == (32 if shape[1] == 3000 else 64)
 
 
+@pytest.mark.parametrize("shape", [(70, 768), (61, 700), (20, 2304)])
+def test_rows_of_three_quarters(shape: tuple[int, int]) -> None:
+    """R = 24 where fewest lanes are without elements then."""
+    one = Machine(multiprocessors=1)
+    for dtype in (F16, BF16, F32):
+        x, weight = values(dtype, *shape), values(dtype, shape[1])
+        softmaxes = check_words(softmax(dtype), [x], one)
+        norms = check_words(layer_norm(dtype), [x + 3, weight, weight], one)
+        assert softmaxes is not None and norms is not None
+        assert softmaxes.each == norms.each == 24 and norms.weights == 2
+
+
 def test_exponentials_below_the_largest() -> None:
     for dtype, word in ((F16, "fk.sub_exp_small"), (BF16, "fk.sub_exp_small"), (F32, "fk.sub_exp")):
         image = check_words(softmax(dtype), [values(dtype, 3, 300) * 20])

@@ -66,7 +66,12 @@ def test_wide_rows_in_one_stage(shape: tuple[int, int], monkeypatch: pytest.Monk
     words.test_wide_rows_in_one_stage(shape)
 
 
-@pytest.mark.parametrize("cols", [250, 1024, 4100])
+def test_rows_of_three_quarters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "BF16", F16)
+    words.test_rows_of_three_quarters((46, 700))
+
+
+@pytest.mark.parametrize("cols", [250, 768, 1024, 4100])
 def test_softmaxes(cols: int) -> None:
     row_words.test_a_softmax_is_one_word(F16, cols)
 

@@ -13,7 +13,7 @@ from tests.dvm_gpu.test_gpu import on_gpu, require_reference
 
 pytestmark = pytest.mark.gpu
 
-SHAPES = ((3, 40), (700, 256), (300, 1030), (64, 5000), (40, 8192))
+SHAPES = ((3, 40), (700, 256), (2100, 768), (300, 1030), (64, 5000), (40, 8192))
 
 
 @pytest.mark.parametrize("sums", [False, True])

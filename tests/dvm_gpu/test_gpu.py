@@ -110,7 +110,7 @@ def test_rows_of_all_widths(shape: tuple[int, int], dtype: DType) -> None:
 
 
 def test_statistics_of_special_rows() -> None:
-    for cols in (256, 1024, 4096, 8192):
+    for cols in (256, 768, 1024, 4096, 8192):
         row_words.check_special_rows(400, cols)
         for dtype in (F16, BF16):
             x = row_words.special_rows(dtype, 400, cols)

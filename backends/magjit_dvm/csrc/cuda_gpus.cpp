@@ -44,8 +44,7 @@ bool is_known(int device)
 
 uint64_t kernel_of(int device, int each, bool approximate, Form form)
 {
-    int number = __builtin_ctz((unsigned)each) - 3;
-    uint64_t &known = gpus[device].kernels[form][number][approximate];
+    uint64_t &known = gpus[device].kernels[form][each / 8][approximate];
     if (!known) {
         known = ask_for_kernel(device, each, approximate, form);
     }

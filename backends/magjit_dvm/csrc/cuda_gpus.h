@@ -6,7 +6,7 @@
 
 namespace magjit_dvm {
 
-enum : int { MAX_GPUS = 64, N_KERNELS = 4 };
+enum : int { MAX_GPUS = 64, N_KERNELS = 9 };
 enum : int { SUMS = 1, SUMS_COLUMNS = 8, SUMS_THREADS = 512 }; /* as in cuda/parts.py */
 
 /* Of kernels, as in cuda/interpreter.py: of one image, several, one that has sums across rows. */
@@ -16,7 +16,7 @@ struct Gpu {
     bool known;
     cuda::Device machine;
     uint64_t counters, n_counters;
-    uint64_t kernels[N_FORMS][N_KERNELS][2]; /* of R = 8, 16, 32, 64; approximate */
+    uint64_t kernels[N_FORMS][N_KERNELS][2]; /* of R / 8; approximate */
     uint64_t sums;                           /* adds up parts: see cuda/parts.py */
 };
 

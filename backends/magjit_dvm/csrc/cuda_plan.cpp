@@ -13,7 +13,7 @@ constexpr int64_t SMALL = 1 << 17, LONG = 1 << 16, NARROW = 16; /* see cuda/plan
 constexpr int64_t LARGE = 1 << 24;
 
 /* Warps that compute, besides the one that feeds them: what registers allow. */
-int64_t most_warps(int64_t each) { return each == 64 ? 11 : each == 32 ? 15 : 19; }
+int64_t most_warps(int64_t each) { return each == 64 ? 11 : each >= 24 ? 15 : 19; }
 
 int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -145,8 +145,8 @@ int64_t Encoder::each_for_rows(int64_t wanted, int64_t together) const
     widest = prepared.draws ? DRAWING : widest;
     std::pair<int64_t, int64_t> best = {0, 0};
     int64_t found = 0;
-    for (int64_t each : {8, 16, 32, 64}) {
-        if (each > widest || (positions && each < 16)) {
+    for (int64_t each : {8, 16, 24, 32, 64}) {
+        if (each > widest || (positions && each != 16 && each != 32)) {
             continue;
         }
         int64_t group = quotient_up(image.cols, 32 * each);

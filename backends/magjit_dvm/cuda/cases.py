@@ -7,7 +7,13 @@ from contextlib import contextmanager
 
 from magjit_dvm.cuda.ptx import Body
 
-__all__ = ["Cases", "vector"]
+__all__ = ["QUADS", "Cases", "vector"]
+
+QUADS = [
+    [f"{bank}{first + i}" for i in range(4)]
+    for bank, first in (("w", 0), ("n", 0), ("y", 0), ("u", 0), ("f", 0), ("f", 4))
+]
+"""Registers that a case may load quads to, in turn."""
 
 
 class Cases:
@@ -30,8 +36,12 @@ class Cases:
 
     def fetch(self) -> None:
         """The next word, whose operator this one names."""
-        self.put("shr.u32 d,i0,24; add.u32 pc,pc,16; ld.shared.v4.b32 {{i0,i1,F0,F1}},[pc];")
+        self.next_word()
         self.jump()
+
+    def next_word(self) -> None:
+        """It is loaded; what this one says is lost."""
+        self.put("shr.u32 d,i0,24; add.u32 pc,pc,16; ld.shared.v4.b32 {{i0,i1,F0,F1}},[pc];")
 
     def second(self) -> None:
         """The word's other operator."""

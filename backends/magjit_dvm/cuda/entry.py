@@ -15,12 +15,9 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
 {image}    const Head &h = image.h;
     const u32 lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), W = h.warps;
     const u32 base = shared_address(mj_shared), S = h.stages;
-    const u32 full = base + h.barriers_at, empty = full + 8 * S, ring = base + h.ring_at;
-    /* Of a stage: the first of its elements in the whole (64 bits), how many elements it has, or
-     * rows where those are whole, and its first row; 0 elements: there is none. */
-    const u32 tiles_at = empty + 8 * S;
+    const u32 full = base + h.barriers_at, beyond = full + A_STAGE * S, ring = base + h.ring_at;
 #ifdef MJ_SUMS
-    const u32 places_at = tiles_at + 16 * S; /* of the sums that are written before it */
+    const u32 places_at = beyond; /* of the sums that are written before it */
 #endif
 
 #if __CUDA_ARCH__ >= 900
@@ -41,8 +38,8 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     }}
     if (warp == W && lane == 0) {{
         for (u32 s = 0; s < S; s++) {{
-            barrier_init(full + 8 * s, FULL_ARRIVALS);
-            barrier_init(empty + 8 * s, W * EMPTY_ARRIVALS);
+            barrier_init(full + A_STAGE * s, FULL_ARRIVALS);
+            barrier_init(full + A_STAGE * s + EMPTY, W * EMPTY_ARRIVALS);
         }}
 #if __CUDA_ARCH__ >= 900
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -74,7 +71,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
             const u32 turns = chunks > 1 ? h.passes * chunks : 1;
 #pragma unroll 1
             for (u32 k = 0, c = 0; k < turns; k++) {{
-                barrier_wait(empty + 8 * s, phase ^ 1);
+                barrier_wait(full + A_STAGE * s + EMPTY, phase ^ 1);
                 u64 e = (u64)t * width, left;
                 u32 most = width;
                 if (!h.by_rows) {{
@@ -100,9 +97,10 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                     set_shared(places_at + 4 * s, place);
                     place = now;
 #endif
-                    set_quad(tiles_at + 16 * s, Quad{{(u32)e, (u32)(e >> 32), there, (u32)row}});
+                    set_quad(full + A_STAGE * s + TILE,
+                             Quad{{(u32)e, (u32)(e >> 32), there, (u32)row}});
                 }}
-                feed(h, full + 8 * s, ring + s * h.stage_bytes, e, count, t, lane,
+                feed(h, full + A_STAGE * s, ring + s * h.stage_bytes, e, count, t, lane,
                     others_wait && !counter);
                 if (others_wait) {{
                     others_wait = false;
@@ -154,19 +152,19 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         if (others_wait) {{
             all_meet(W);
         }}
-        barrier_wait(empty + 8 * s, phase ^ 1);
+        barrier_wait(full + A_STAGE * s + EMPTY, phase ^ 1);
         if (lane == 0) {{
-            set_quad(tiles_at + 16 * s, Quad{{0, 0, 0, 0}});
+            set_quad(full + A_STAGE * s + TILE, Quad{{0, 0, 0, 0}});
 #ifdef MJ_SUMS
             set_shared(places_at + 4 * s, {block} < h.tiles ? place : NO_TILE);
 #endif
         }}
         __syncwarp();
         if (FULL_ARRIVALS > 1) {{
-            barrier_arrive(full + 8 * s);
+            barrier_arrive(full + A_STAGE * s);
         }}
         if (lane == 0) {{
-            barrier_arrive(full + 8 * s);
+            barrier_arrive(full + A_STAGE * s);
         }}
         /* All of this block's draws are behind it; the last block's are behind all. */
         if (counter && lane == 0) {{
@@ -217,7 +215,7 @@ next_tile:
         bool runs;
         if (turn < h.passes * A_PASS) {{ /* else the epilogue or the prologue, of no stage */
             barrier_wait(barrier & ~3u, barrier & 1);
-            const Quad tile = get_quad(tiles_at + 2 * ((barrier & ~3u) - full));
+            const Quad tile = get_quad((barrier & ~3u) + TILE);
             if (turn == 0 && (int)tile.z <= 0) {{ /* no tile, or sums are to be written before */
                 break;
             }}
@@ -261,12 +259,12 @@ next_tile:
             continue;
         }}
         __syncwarp();
-        if (EMPTY_ARRIVALS > 1 || lane == 0) {{
-            barrier_arrive((barrier & ~3u) + 8 * S);
+        if (EMPTY_ARRIVALS > 1 || (rowfile & 124) == 0) {{ /* its address tells the lane */
+            barrier_arrive((barrier & ~3u) + EMPTY);
         }}
-        barrier += 8;
+        barrier += A_STAGE;
         stage += h.stage_bytes;
-        if ((barrier & ~3u) == empty) {{
+        if ((barrier & ~3u) == beyond) {{
             barrier = full | ((barrier & 1) ^ 1);
             stage = ring;
         }}
@@ -280,8 +278,8 @@ next_tile:
         }}
     }}
 #ifdef MJ_SUMS
-    const u32 number = ((barrier & ~3u) - full) / 8;
-    const u32 tile_at = tiles_at + 16 * number + 8, place = get_shared(places_at + 4 * number);
+    const u32 number = ((barrier & ~3u) - full) / A_STAGE;
+    const u32 tile_at = (barrier & ~3u) + TILE + 8, place = get_shared(places_at + 4 * number);
     const u32 left = get_shared(tile_at);
     if (h.sums && place != NO_TILE) {{ /* of rows that are in no chunks */
         write_sums(h, place, {blocks}, SLICE, tile_at);
@@ -379,7 +377,8 @@ done:
     __syncthreads();
     for (u32 i = threadIdx.x; i < 2 * image.h.stages; i += blockDim.x) {
         asm volatile("mbarrier.inval.shared::cta.b64 [%0];"
-                     ::"r"(shared_address(mj_shared) + image.h.barriers_at + 8 * i) : "memory");
+                     ::"r"(shared_address(mj_shared) + image.h.barriers_at + A_STAGE * (i / 2) +
+                        EMPTY * (i % 2)) : "memory");
     }
     __syncthreads();
     }

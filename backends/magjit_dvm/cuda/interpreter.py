@@ -24,18 +24,26 @@ from magjit_dvm.cuda.elements import (
 )
 from magjit_dvm.cuda.entry import ENTRY, OF_CHAINS, OF_ONE, OF_STACK
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
+from magjit_dvm.cuda.jumps import OWN_OF_SUMS, OWN_TABLE
 from magjit_dvm.cuda.loads import Loads
 from magjit_dvm.cuda.parts import MOST_EACH, WRITE_SUMS
 from magjit_dvm.cuda.ptx import single
 from magjit_dvm.cuda.shell import SHELL
 from magjit_dvm.cuda.short_functions import LARGEST
-from magjit_dvm.cuda.words import BY, BY_ROW, MAX_DRAWING, NUMBER, OF_STAGE, OPCODES
+from magjit_dvm.cuda.words import (
+    BY,
+    BY_ROW,
+    MAX_DRAWING,
+    NUMBER,
+    OF_POSITIONS,
+    OF_STAGE,
+    OPCODES,
+)
 
 __all__ = [
     "ALONE",
     "CHAINED",
     "EACH",
-    "OWN_TABLE",
     "STACKED",
     "SUMMING",
     "inner_loop",
@@ -43,12 +51,12 @@ __all__ = [
     "source",
 ]
 
-EACH = (8, 16, 32, 64)
+EACH = (8, 16, 24, 32, 64)
 """Values of R, each with a kernel of its own."""
 CHAINED = 8
 """That of the kernel of stacks whose blocks run several images; as in ``csrc/cuda_stacks.cpp``."""
 
-THREADS = {8: 640, 16: 640, 32: 512, 64: 384}
+THREADS = {8: 640, 16: 640, 24: 512, 32: 512, 64: 384}
 """Of a block, at most: with more, registers would not do."""
 
 _OPERANDS = {
@@ -77,35 +85,14 @@ _SELDOM = (
     *("lt.e.at", "lt.col.at", "s.ld.at", "at.", "lt.row.", "s.at."),
     *("lt.t.", "lt.n.", "st.n.", "pf."),
 )
-"""What a program has with R = 16 or 32 alone: encoders choose one of these for squares and tables.
-With more cases, fewer registers are left for what goes from tile to tile, which is slow where R is
-64, and a kernel begins later, which is much of its time where R is 8.  Random numbers
+"""What a program has with ``OF_POSITIONS`` alone: encoders choose one of these for squares and
+tables.  With more cases, fewer registers are left for what goes from tile to tile, which is slow
+where R is 64, and a kernel begins later, which is much of its time where R is 8.  Random numbers
 have no case beyond ``MAX_DRAWING``, sums across rows none beyond ``MOST_EACH``."""
 ALONE, STACKED, SUMMING = range(3)
 """Kernels of one image, of several, and of one that has sums across rows: what writes these, and
 their cases, would make all others slower."""
 _OF_SUMS = ("acc", "acc.norm", "w.scale")
-
-OWN_TABLE = frozenset(
-    f"{head}.{name}"
-    for head, names in {
-        "f": "neg abs relu add sub mul minimum maximum rsqrt exp sub_exp",
-        "fk": "add sub rsub mul mad sub_exp sub_exp_small",
-        "lt": "s.32 s.f16 s.bf16 u.32 u.f16 u.bf16 scratch k r w",
-        "la": "s.32 s.f16 s.bf16 scratch r",
-        "lk": "r",
-        "w": "affine scale",
-        "st": "g.32 g.f16 g.bf16",
-        "row": "f.sum f.max f.squares f.norm f.softmax",
-        "red": "f.sum f.max",
-        "fin": "f.sum",
-        "s": "add sub mul rsqrt k by",
-        "sk": "add mul scaled_rsqrt",
-    }.items()
-    for name in names.split()
-) | {"swap", "keep", "mask", "select", "save"}
-"""Cases that jump on through a table of their own.  Tables are in constant memory, which has room
-for about 70; beyond it, ptxas makes jumps to jumps of them, each on a line of code of its own."""
 
 
 def kernel_name(each: int, form: int = ALONE) -> str:
@@ -133,7 +120,7 @@ def source(
         stacked = OF_CHAINS if one == CHAINED else OF_STACK
         around = stacked if form == STACKED else OF_ONE
         parts += [
-            _block(one, approximate, form != ALONE),
+            _block(one, approximate, form),
             ENTRY.format(each=one, name=kernel_name(one, form), threads=THREADS[one], **around),
         ]
     return "\n".join(parts)
@@ -147,28 +134,28 @@ def _constants() -> str:
     return "\n".join(found)
 
 
-def _block(each: int, approximate: bool, sums: bool) -> str:
+def _block(each: int, approximate: bool, form: int) -> str:
     """A function of one asm statement."""
     types = {"r": "unsigned", "l": "unsigned long long"}
     parameters = ", ".join(f"{types[kind]} {name}" for kind, name, _ in _OPERANDS.values())
     given = ", ".join(f'"{kind}"({name})' for kind, name, _ in _OPERANDS.values())
-    lines = "\n".join(f'    "{line}\\n"' for line in inner_loop(each, approximate, sums))
+    lines = "\n".join(f'    "{line}\\n"' for line in inner_loop(each, approximate, form))
     return (
         f"DEV void run_words_{each}({parameters}) {{\n  asm volatile(\n"
         f'    "{{\\n"\n{lines}\n    "}}" :: {given} : "memory");\n}}\n'
     )
 
 
-def inner_loop(each: int, approximate: bool = False, sums: bool = True) -> list[str]:
-    """The PTX of the inner loop, a statement list a line; with cases of sums across rows or not."""
+def inner_loop(each: int, approximate: bool = False, form: int = SUMMING) -> list[str]:
+    """The PTX of the inner loop of a kernel of this form, a statement list a line."""
     loop = _Loop(each, approximate)
-    loop.sums = sums
+    loop.form = form
     return loop.lines()
 
 
 class _Loop(Loads):
     made_by_row = False
-    sums = True
+    form = SUMMING
 
     def lines(self) -> list[str]:
         """All of it."""
@@ -187,8 +174,8 @@ class _Loop(Loads):
         for number, name in enumerate(OPCODES):
             self.put(f"L{number}: // {name}")
             drawn = name.startswith("lt.draw.") and self.R > MAX_DRAWING
-            seldom = self.R not in (16, 32) and name.startswith(_SELDOM)
-            if drawn or seldom or (name in _OF_SUMS and not (self.sums and self.R <= MOST_EACH)):
+            seldom = self.R not in OF_POSITIONS and name.startswith(_SELDOM)
+            if drawn or seldom or (name in _OF_SUMS and (self.form == ALONE or self.R > MOST_EACH)):
                 self.put("trap;")
             else:
                 self.case(name)
@@ -203,7 +190,7 @@ class _Loop(Loads):
     def case(self, name: str) -> None:
         """One operator."""
         head, _, rest = name.partition(".")
-        self.own_table = name in OWN_TABLE
+        self.own_table = name in (OWN_OF_SUMS if self.form == SUMMING else OWN_TABLE)
         table: dict[str, Callable[[str], None]] = {
             "end": lambda _: self.put("bra.uni DONE;"),
             "nop": lambda _: self.fetch(),
@@ -372,9 +359,10 @@ class _Loop(Loads):
         parts = [self.label("PART") for _ in range(self.J)]
         tiles = [[f"A{4 * j + i}" for i in range(4)] for j in range(self.J)]
         self.put(f"@!full bra.uni {tail};")
+        self.next_word()  # behind stores it would wait until they are under way
         for j, a in enumerate(tiles):
             self.put(*to_global(what, a, j, ""))
-        self.fetch()
+        self.jump()
         self.own_table = False  # a tail is rare
         self.put(f"{tail}:")
         self.from_lane()

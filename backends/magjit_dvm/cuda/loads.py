@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from magjit_dvm.cuda.adding import Adding
-from magjit_dvm.cuda.cases import vector
+from magjit_dvm.cuda.cases import QUADS, vector
 from magjit_dvm.cuda.elements import (
     BYTES,
     CONVERT,
@@ -77,23 +77,25 @@ class Loads(Adding):
         for j in range(self.J):
             elements = range(4 * j, 4 * j + 4)
             t = vector([f"T{r}" for r in elements])
-            to = "wn"[j % 2]
-            added = vector([f"{to}{i}" for i in range(4)])
+            added = QUADS[j % len(QUADS)]
             self.put(
-                f"ld.shared.v4.b32 {t},[ad+{512 * j}]; ld.shared.v4.b32 {added},[k0+{512 * j}];"
+                f"ld.shared.v4.b32 {t},[ad+{512 * j}]; "
+                f"ld.shared.v4.b32 {vector(added)},[k0+{512 * j}];"
             )
-            self.put(*(f"fma.rn.f32 A{r},A{r},T{r},{to}{r % 4};" for r in elements))
+            self.put(*(f"fma.rn.f32 A{r},A{r},T{r},{added[r % 4]};" for r in elements))
         self.fetch()
 
     def scale(self) -> None:
         """A ← A · the vector at i1, which is kept."""
         self.kept()
-        for j in range(self.J):
-            if j % 2 == 0 and j:
-                self.part()
-            factors = [f"{'wn'[j % 2]}{i}" for i in range(4)]
-            self.put(f"ld.shared.v4.b32 {vector(factors)},[ad+{512 * j}];")
-            self.put(*(f"mul.rn.f32 A{r},A{r},{one};" for r, one in enumerate(factors, 4 * j)))
+        quads = [QUADS[j % len(QUADS)] for j in range(self.J)]
+        ahead = len(QUADS) - 1
+        for j in range(self.J + ahead):
+            if j < self.J:
+                self.put(f"ld.shared.v4.b32 {vector(quads[j])},[ad+{512 * j}];")
+            if j >= ahead:
+                pairs = enumerate(quads[j - ahead], 4 * (j - ahead))
+                self.put(*(f"mul.rn.f32 A{r},A{r},{one};" for r, one in pairs))
         self.fetch()
 
     def load_number(self) -> None:

@@ -12,6 +12,7 @@ from magjit_dvm.cuda.words import (
     MAX_DRAWING,
     MAX_INPUTS,
     MAX_PASSES,
+    OF_POSITIONS,
     Image,
 )
 from magjit_dvm.program import NodeKind
@@ -19,7 +20,7 @@ from magjit_dvm.vm import NotEncodable
 
 __all__ = ["Machine", "arrange"]
 
-_WARPS = {64: 11, 32: 15, 16: 19, 8: 19}
+_WARPS = {64: 11, 32: 15, 24: 15, 16: 19, 8: 19}
 """That compute, besides the one that feeds them: what registers allow."""
 _STAGES, _MOST_STAGES, _UNDER_WAY = 3, 6, 96 << 10
 """Of a ring; more where stages are so small that fewer bytes would be under way, and each block has
@@ -186,7 +187,7 @@ def _each_for_rows(space: Space, image: Image, wanted: int, together: int, machi
     widest = min(widest, MOST_EACH) if kept else widest
     widest = MAX_DRAWING if space.draws else widest
     for each, warps in sorted(_WARPS.items()):
-        if each > widest or (space.has_positions and each < 16):
+        if each > widest or (space.has_positions and each not in OF_POSITIONS):
             continue
         group = -(-cols // (32 * each))
         rows = min(warps // group, wanted)

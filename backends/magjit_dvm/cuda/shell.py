@@ -210,6 +210,12 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
 #else
 #define EMPTY_ARRIVALS 1
 #endif
+/* Of a stage, side by side: its barriers, full and empty; 16 bytes that tell the first of its
+ * elements in the whole (64 bits), how many elements it has, or rows where those are whole, and its
+ * first row. Of 0 elements, there is none. */
+#define A_STAGE 32
+#define EMPTY 8
+#define TILE 16
 #define NO_TILE 0xffffffffu
 #define WRITES 0x80000000u /* added to the count of a tile before which sums are written */
 #define LAST 2u /* of a warp, beside a barrier's phase: its first tile is its last */

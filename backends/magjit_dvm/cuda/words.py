@@ -49,6 +49,7 @@ __all__ = [
     "NO_WORD",
     "NUMBER",
     "OF_COLUMNS",
+    "OF_POSITIONS",
     "OF_ROWS",
     "OF_STAGE",
     "OPCODES",
@@ -163,12 +164,13 @@ contiguous and aligned, ``u`` contiguous, ``e`` through a descriptor, ``n`` as l
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 19
+FORM = 20
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
-MAX_DRAWING = 16
-"""The largest R that has registers for random numbers."""
+MAX_DRAWING, OF_POSITIONS = 16, (16, 32)
+"""The largest R that has registers for random numbers; those that have cases for positions, tables
+and squares."""
 HEADER_BYTES, IMAGE_BYTES, COUNTER_AT, INPUTS_AT, PARTS_AT = 352, 4096, 144, 152, 344
 OF_ROWS = 256
 """Added to the size of an element of which a row has one."""
