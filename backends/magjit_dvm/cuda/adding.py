@@ -34,22 +34,23 @@ class Adding(Reductions):
         self.put("add.u32 k1,{SCR},k1;")
         steps = [(at, factor, j) for at, factor in (("ad", "T"), ("k1", "")) for j in pairs]
         quads = [QUADS[2 * (k % 3) : 2 * (k % 3) + 2] for k in range(len(steps))]
-        self.from_slot(*steps[0], quads[0])
+
+        def load(k: int) -> None:
+            at, _, first = steps[k]
+            for j, quad in enumerate(quads[k], first):
+                self.put(f"ld.shared.v4.b32 {vector(quad)},[{at}+{512 * j}];")
+
+        load(0)
         self.standardize()
         for k, step in enumerate(steps):
             if k:
                 self.part()
             if k + 1 < len(steps):
-                self.from_slot(*steps[k + 1], quads[k + 1])
+                load(k + 1)
             if k == len(pairs):
                 self.put(f"@q1 bra.uni {once};")
             self.add_to_slot(*step, quads[k])
         self.put(f"{once}:")
-
-    def from_slot(self, at: str, _: str, first: int, quads: Sequence[list[str]]) -> None:
-        """Quads of a slot from ``first`` on to registers."""
-        for j, quad in enumerate(quads, first):
-            self.put(f"ld.shared.v4.b32 {vector(quad)},[{at}+{512 * j}];")
 
     def add_to_slot(self, at: str, factor: str, first: int, quads: Sequence[list[str]]) -> None:
         """A slot ← what has come of it and A, or A times a tile."""
