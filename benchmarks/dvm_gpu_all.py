@@ -46,7 +46,8 @@ def compile_kernels() -> None:
     major, minor = torch.cuda.get_device_capability()
     arch, compiled = f"sm_{major}{minor}", dvm("cuda.build").compiled
     with ThreadPoolExecutor() as pool:
-        made = [pool.submit(compiled, arch, each, False) for each in (8, 16, 24, 32, 64)]
+        every = dvm("cuda.interpreter").EACH
+        made = [pool.submit(compiled, arch, each, False) for each in every]
         for one in made:
             one.result()
 

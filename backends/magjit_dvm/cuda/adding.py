@@ -17,10 +17,8 @@ class Adding(Reductions):
         """The slot at i1 ← what it has and A; T is lost."""
         self.put("add.u32 ad,{SCR},i1;")
         quads = [[f"T{4 * j + i}" for i in range(4)] for j in range(self.J)]
-        self.put(*(f"ld.shared.v4.b32 {vector(q)},[ad+{512 * j}];" for j, q in enumerate(quads)))
-        for j, quad in enumerate(quads):
-            self.put(*(f"add.rn.f32 {to},{to},A{r};" for r, to in enumerate(quad, 4 * j)))
-            self.put(f"st.shared.v4.b32 [ad+{512 * j}],{vector(quad)};")
+        self.from_slot("ad", 0, quads)
+        self.add_to_slot("ad", "", 0, quads)
 
     def add_norm_to_sum(self) -> None:
         """The slot at i1 ← what it has and A times T normalized; that at F0 ← what it has and A.
@@ -37,8 +35,7 @@ class Adding(Reductions):
 
         def load(k: int) -> None:
             at, _, first = steps[k]
-            for j, quad in enumerate(quads[k], first):
-                self.put(f"ld.shared.v4.b32 {vector(quad)},[{at}+{512 * j}];")
+            self.from_slot(at, first, quads[k])
 
         load(0)
         self.standardize()
@@ -51,6 +48,11 @@ class Adding(Reductions):
                 self.put(f"@q1 bra.uni {once};")
             self.add_to_slot(*step, quads[k])
         self.put(f"{once}:")
+
+    def from_slot(self, at: str, first: int, quads: Sequence[list[str]]) -> None:
+        """What a slot has, from a quad on, to registers."""
+        for j, quad in enumerate(quads, first):
+            self.put(f"ld.shared.v4.b32 {vector(quad)},[{at}+{512 * j}];")
 
     def add_to_slot(self, at: str, factor: str, first: int, quads: Sequence[list[str]]) -> None:
         """A slot ← what has come of it and A, or A times a tile."""
