@@ -65,9 +65,11 @@ def test_blocks_that_are_skipped(captures: Captures) -> None:
         ]
     for made, wanted in results:  # Nobody has written over them.
         torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
-    # A graph for each block, which copies what goes from block to block; stem and head.
-    assert 6 <= captures.captured <= 10
-    assert all(len(moving) <= 1 for moving in captures.moving)
+    # A graph for each block, which copies what goes from block to block; stem and head. By chance
+    # what goes in lies twice in the same place first: one more then, which copies nothing.
+    copies = [len(moving) for moving in captures.moving]
+    assert set(copies) <= {0, 1}
+    assert 6 <= copies.count(1) <= 8 and copies.count(0) <= 8
 
 
 def test_a_cache_that_grows(captures: Captures) -> None:
