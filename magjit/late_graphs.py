@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 
 from magjit import _C
 from magjit.guards.emit import Instruction, Origin, backend_instructions
+from magjit.handles import handle_of
 from magjit.monitor.operator_graph import Operator, OperatorGraph, refs_in
 from magjit.plugin import Backend, BackendContext, GraphInput, TensorInput, run_backend
 
@@ -51,6 +52,7 @@ class Holder(Protocol):
     graph_module: GraphModule
     timings: Any
     late: LateGraph | None
+    compiled: Any
 
 
 class LateGraph:
@@ -96,10 +98,10 @@ class LateGraph:
             instructions = [*instructions, *(instruction for instruction, _ in added)]
             origins = [*origins, *((0, origin) for _, origin in added)]
             program = _C.GuardProgram(instructions, program.n_slots)
-        handle = _C.Record(program, compiled, old.input_slots, old.finish, old.finish_slots)
+        handle = handle_of(program, compiled, old.input_slots, old.finish, old.finish_slots)
         handle.hits, handle.pure = old.hits, old.pure
         record.handle, record.instructions, record.guard_origins = handle, instructions, origins
-        record.late = None
+        record.late, record.compiled = None, compiled
         record.timings.backend_ms = (time.perf_counter() - started) * 1e3
         return handle
 

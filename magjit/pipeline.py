@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from magjit import _C
 from magjit import config as settings
 from magjit.decisions import is_pure
 from magjit.errors import BackendError, Unrebuildable
 from magjit.garbage import uncollected
 from magjit.guards import emit as guard_emit
 from magjit.guards import plan as guard_plan
+from magjit.handles import handle_of
 from magjit.late_graphs import LateGraph, steps_through_input
 from magjit.layouts import laid_out, of_contiguous
 from magjit.lower_fx import lower
@@ -394,7 +394,7 @@ def _emit(build: Build) -> None:
     guard_emit.add_number_guard(code, numbers.guard())
     guard_emit.add_cached_calls(code, build.observation.recorder.cached)
     program = code.program()
-    handle = _C.Record(program, compiled, input_slots, build.finish, node_slots)
+    handle = handle_of(program, compiled, input_slots, build.finish, node_slots)
     repeatable = build.observation.repeatable()
     assert captured.mock_plan is not None
     if _is_part(build):
@@ -415,6 +415,7 @@ def _emit(build: Build) -> None:
         repeatable=repeatable,
         fixed_draws=any(drawn.pinned for drawn in numbers.draws),
         late=build.compiled if isinstance(build.compiled, LateGraph) else None,
+        compiled=compiled,
     )
 
 

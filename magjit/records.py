@@ -89,6 +89,7 @@ class Record:
             can be run as if it had not been called.
         fixed_draws: the guard asks for random numbers of certain values.
         late: the graph, while it waits to be compiled.
+        compiled: what the backend has made of it, which lives as long as the record.
     """
 
     handle: _C.Record
@@ -106,6 +107,7 @@ class Record:
     repeatable: bool = False
     fixed_draws: bool = False
     late: LateGraph | None = None
+    compiled: Any = None
 
     @property
     def origins(self) -> list[str]:

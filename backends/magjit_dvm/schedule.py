@@ -77,6 +77,8 @@ class Schedule:
         source: the generated function.
         call: takes the graph's inputs, returns its outputs as a tuple.
         unread: positions of inputs that nothing reads.
+        only: where it runs one fused operator, whose result is the graph's only one, that and the
+            positions of the inputs that it takes.
     """
 
     def __init__(self, gm: GraphModule, fusion: Fusion) -> None:
@@ -94,6 +96,7 @@ class Schedule:
         weakref.finalize(self, linecache.cache.pop, name, None)
         exec(code, self._globals)
         self.call: Callable[..., tuple[Any, ...]] = self._globals["call"]
+        self.only = self._only(gm.graph)
 
     # -- emission --
 
@@ -118,6 +121,20 @@ class Schedule:
     def _unread(self, inputs: list[FxNode]) -> frozenset[int]:
         read = {node for step in self._steps for node in operands_of(step)}
         return frozenset(k for k, node in enumerate(inputs) if node not in read)
+
+    def _only(self, graph: Graph) -> tuple[Any, tuple[int, ...]] | None:
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        group, *others = self._steps[len(inputs) :]  # of which the last one is the output
+        if len(others) != 1 or not isinstance(group, FusedGroup) or group.cube >= 0:
+            return None
+        (results,) = graph.output_node().args
+        assert isinstance(results, (tuple, list))
+        if len(group.outputs) != 1 or list(results) != group.outputs:
+            return None
+        if not set(group.arguments) <= set(inputs):
+            return None
+        ((_, fused),) = self.programs()
+        return fused, tuple(map(inputs.index, group.arguments))
 
     def _last_uses(self) -> dict[int, list[FxNode]]:
         last: dict[FxNode, int] = {}

@@ -246,7 +246,7 @@ bool mj_sizes_hold(const guard_run *run, const guard_instr *in);
 global_state *mj_state_parse(PyObject *given); /* NULL: the state of now */
 void mj_state_free(global_state *state);
 int mj_state_traverse(global_state *state, visitproc visit, void *arg);
-bool mj_state_check(const global_state *state);
+bool mj_state_check(global_state *state);
 int mj_init_global_state(PyObject *module);
 
 /* ---- the version of a dict: changes with every change of the dict's contents ---- */

@@ -23,7 +23,8 @@ enum { OP_CONV = 1, OP_RNN = 2, OP_MATMUL = 3 }; /* at::Float32Op */
 /* In the order in which they are most likely to differ. */
 static entry entries[] = {
     {"grad_mode", K_BYTE, "aoti_torch_grad_mode_is_enabled", "torch._C", "is_grad_enabled"},
-    CALL("inference_mode", "is_inference_mode_enabled"),
+    {"inference_mode", K_BYTE, "_ZN3c1013InferenceMode10is_enabledEv", "torch._C",
+     "is_inference_mode_enabled"},
     AUTOCAST("autocast_cpu", CPU),
     AUTOCAST("autocast_cuda", CUDA),
     {"function_modes", K_STACK, "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", "torch._C",
@@ -34,7 +35,8 @@ static entry entries[] = {
     {"jit_tracing", K_TLS_KEY, NULL, "torch._C", "_is_tracing"},
     {"autocast_cache", K_BYTE, "_ZN2at8autocast25is_autocast_cache_enabledEv", "torch._C",
      "is_autocast_cache_enabled"},
-    CALL("default_dtype", "get_default_dtype"),
+    {"default_dtype", K_CALL, "_ZN3c1031get_default_dtype_as_scalartypeEv", "torch._C",
+     "get_default_dtype"},
     {"num_threads", K_INT, "_ZN2at15get_num_threadsEv", "torch._C", "get_num_threads"},
     CONTEXT("deterministic", "23deterministicAlgorithms", "_get_deterministic_algorithms"),
     CONTEXT("deterministic_warn_only", "31deterministicAlgorithmsWarnOnly",
@@ -70,7 +72,8 @@ static entry entries[] = {
     CALL("function_enabled", "_is_torch_function_enabled"),
     CALL("function_all_disabled", "_is_torch_function_all_disabled"),
     CALL("forward_ad", "_is_fwd_grad_enabled"),
-    CALL("anomaly_mode", "is_anomaly_enabled"),
+    {"anomaly_mode", K_FLAG, "_ZN5torch8autograd11AnomalyMode8_enabledE", "torch._C",
+     "is_anomaly_enabled"},
     VARIABLE("forward_ad_level", "torch.autograd.forward_ad", "_current_level"),
     VARIABLE("compiling", "torch.compiler", "_is_compiling_flag"),
     VARIABLE("exporting", "torch.compiler", "_is_exporting_flag"),
@@ -82,35 +85,9 @@ const entry *const mj_entries = entries;
 const int mj_n_entries = N_ENTRIES;
 PyObject *mj_device_context_type;
 
-static struct {
-    bool ready;
-    void *context;
-    bool (*autocast_enabled)(int8_t device_type);
-    int8_t (*autocast_dtype)(int8_t device_type);
-    bool (*key_included)(uint16_t key);
-    int tracer_key, functorch_key;
-} torch;
+state_library mj_state_library;
 
 /* ---- readers ---- */
-
-int64_t
-mj_entry_number(const entry *e)
-{
-    switch (e->kind) {
-    case K_BYTE:
-        return ((uint8_t (*)(void *))e->function)(torch.context);
-    case K_INT:
-        return ((int32_t (*)(void *))e->function)(torch.context);
-    case K_PRECISION:
-        return ((int32_t (*)(void *, int32_t, int32_t))e->function)(torch.context, e->first,
-                                                                    e->second);
-    case K_AUTOCAST:
-        return torch.autocast_enabled((int8_t)e->first) ? torch.autocast_dtype((int8_t)e->first)
-                                                        : -1;
-    default:
-        return torch.key_included((uint16_t)torch.tracer_key);
-    }
-}
 
 static PyObject *
 call_function(PyObject *function)
@@ -152,14 +129,16 @@ mj_entry_value(const entry *e)
     if (e->kind == K_VARIABLE) {
         return mj_dict_get(e->object, e->key, e->hash, &value) == V_YES ? Py_NewRef(value) : NULL;
     }
-    if (e->kind == K_LEVEL && torch.key_included != NULL &&
-        !torch.key_included((uint16_t)torch.functorch_key)) {
+    if (e->kind == K_LEVEL && mj_state_library.key_included != NULL &&
+        !mj_state_library.key_included((uint16_t)mj_state_library.functorch_key)) {
         return Py_NewRef(Py_None);
     }
-    /* Tuples are made below, and a collection could run finalisers. */
+    /* Tuples may be made below, and a collection could run finalisers. */
     int gc = PyGC_Disable();
     value = e->kind == K_STACK ? read_stack(e) : call_function(e->object);
-    PyErr_Clear();
+    if (value == NULL) {
+        PyErr_Clear();
+    }
     if (gc) {
         PyGC_Enable();
     }
@@ -196,12 +175,12 @@ prepare_function(entry *e)
     e->object = e->attribute != NULL ? attribute_of(e->module, e->attribute) : NULL;
     if (e->kind == K_TLS_KEY) {
         e->function =
-            torch.key_included != NULL && torch.tracer_key >= 0 ? (void *)torch.key_included : NULL;
+            mj_state_library.key_included != NULL && mj_state_library.tracer_key >= 0 ? (void *)mj_state_library.key_included : NULL;
     }
     else {
         bool method = e->symbol != NULL &&
                       strncmp(e->symbol, CONTEXT_PREFIX, sizeof(CONTEXT_PREFIX) - 1) == 0;
-        bool usable = e->symbol != NULL && (!method || torch.context != NULL);
+        bool usable = e->symbol != NULL && (!method || mj_state_library.context != NULL);
         e->function = usable ? mj_torch_symbol(e->symbol) : NULL;
     }
     bool callable = e->object != NULL && PyCFunction_CheckExact(e->object);
@@ -218,7 +197,7 @@ prepare_function(entry *e)
         Py_XDECREF(value);
         PyErr_Clear();
     }
-    e->present = e->function != NULL || callable;
+    e->present = callable || (e->function != NULL && e->kind != K_CALL);
 }
 
 static int
@@ -238,24 +217,24 @@ key_number(const char *name)
 static void
 prepare_autocast(entry *e)
 {
-    e->present = torch.autocast_enabled != NULL && torch.autocast_dtype != NULL;
+    e->present = mj_state_library.autocast_enabled != NULL && mj_state_library.autocast_dtype != NULL;
 }
 
 static void
 prepare_library(void)
 {
     void *(*context)(void) = (void *(*)(void))mj_torch_symbol("_ZN2at13globalContextEv");
-    torch.context = context != NULL ? context() : NULL;
-    *(void **)&torch.autocast_enabled =
+    mj_state_library.context = context != NULL ? context() : NULL;
+    *(void **)&mj_state_library.autocast_enabled =
         mj_torch_symbol("_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE");
-    *(void **)&torch.autocast_dtype =
+    *(void **)&mj_state_library.autocast_dtype =
         mj_torch_symbol("_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE");
-    *(void **)&torch.key_included =
+    *(void **)&mj_state_library.key_included =
         mj_torch_symbol("_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE");
-    torch.tracer_key = key_number("Tracer");
-    torch.functorch_key = key_number("FuncTorchDynamicLayerFrontMode");
-    if (torch.functorch_key < 0) {
-        torch.key_included = NULL;
+    mj_state_library.tracer_key = key_number("Tracer");
+    mj_state_library.functorch_key = key_number("FuncTorchDynamicLayerFrontMode");
+    if (mj_state_library.functorch_key < 0) {
+        mj_state_library.key_included = NULL;
     }
     mj_device_context_type = attribute_of("torch.utils._device", "DeviceContext");
 }
@@ -281,11 +260,11 @@ mj_entries_prepare(void)
     if (mj_torch_bind() == NULL) {
         return -1;
     }
-    if (torch.ready) {
+    if (mj_state_library.ready) {
         return 0;
     }
     prepare_library();
-    bool precision = torch.context != NULL && mj_torch_symbol(PRECISION_SYMBOL) != NULL;
+    bool precision = mj_state_library.context != NULL && mj_torch_symbol(PRECISION_SYMBOL) != NULL;
     for (int i = 0; i < N_ENTRIES; i++) {
         entry *e = &entries[i];
         if (e->kind == K_VARIABLE) {
@@ -308,6 +287,6 @@ mj_entries_prepare(void)
             return -1;
         }
     }
-    torch.ready = true;
+    mj_state_library.ready = true;
     return 0;
 }

@@ -124,25 +124,35 @@ mj_sizes_parse(PyObject *items, Py_ssize_t n_tensors)
 
 /* ---- evaluation ---- */
 
+/* The tensor that was read last: conditions ask one after the other. */
+typedef struct {
+    PyObject *tensor;
+    tensor_dims dims;
+} last_read;
+
 static bool
-pushed(const guard_run *run, const slot_list *tensors, int64_t op, int64_t operand, int64_t *out)
+pushed(const guard_run *run, const slot_list *tensors, int64_t op, int64_t operand, last_read *last,
+       int64_t *out)
 {
     if (op == S_CONST) {
         *out = operand;
         return true;
     }
     PyObject *tensor = run->slots[tensors->slot[operand >> DIM_BITS]];
-    tensor_dims dims;
-    if (!mj_tensor_dims(tensor, &dims)) {
-        return false;
+    if (tensor != last->tensor) {
+        if (!mj_tensor_dims(tensor, &last->dims)) {
+            return false;
+        }
+        last->tensor = tensor;
     }
+    const tensor_dims *dims = &last->dims;
     if (op == S_OFFSET) {
-        *out = dims.offset;
+        *out = dims->offset;
         return true;
     }
     int64_t dim = operand & ((1 << DIM_BITS) - 1);
-    const int64_t *values = op == S_SIZE ? dims.sizes : dims.strides;
-    if (dim >= dims.n || values == NULL) {
+    const int64_t *values = op == S_SIZE ? dims->sizes : dims->strides;
+    if (dim >= dims->n || values == NULL) {
         return false;
     }
     *out = values[dim];
@@ -213,9 +223,10 @@ mj_sizes_hold(const guard_run *run, const guard_instr *in)
     const int64_t *word = (const int64_t *)PyBytes_AS_STRING(in->obj);
     const int64_t *end = word + PyBytes_GET_SIZE(in->obj) / (Py_ssize_t)sizeof(int64_t);
     int64_t stack[DEEPEST], *top = stack; /* of which the parser has proved the depth */
+    last_read last = {NULL};
     for (; word < end; word += 2) {
         if (word[0] < S_NOT) {
-            if (!pushed(run, in->u.slots, word[0], word[1], top++)) {
+            if (!pushed(run, in->u.slots, word[0], word[1], &last, top++)) {
                 return false;
             }
         }

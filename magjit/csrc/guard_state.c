@@ -9,8 +9,10 @@
 
 typedef struct {
     const entry *entry;
+    uint8_t (*byte)(void *); /* what reads an entry of the kind K_BYTE: most are; else NULL */
     int64_t number;
     PyObject *value; /* of an entry that is not a number; NULL: not known then */
+    uint64_t mark;   /* with which the value was the same the last time; 0: not known */
 } state_item;
 
 struct global_state {
@@ -64,8 +66,14 @@ same_modes(PyObject *expected, PyObject *now)
 }
 
 static bool
-value_holds(const entry *e, PyObject *expected)
+value_holds(state_item *item)
 {
+    const entry *e = item->entry;
+    PyObject *expected = item->value;
+    uint64_t mark = mj_entry_mark(e);
+    if (mark != 0 && mark == item->mark) {
+        return true;
+    }
     if (e->kind == K_STACK && expected != NULL && PyTuple_GET_SIZE(expected) == 0) {
         return mj_entry_stack_is_empty(e);
     }
@@ -75,16 +83,19 @@ value_holds(const entry *e, PyObject *expected)
         same = e->kind == K_STACK ? same_modes(expected, now) : mj_value_eq(expected, now) == V_YES;
     }
     Py_XDECREF(now);
+    item->mark = same ? mark : 0;
     return same;
 }
 
 bool
-mj_state_check(const global_state *state)
+mj_state_check(global_state *state)
 {
-    for (int i = 0; i < state->n; i++) {
-        const entry *e = state->item[i].entry;
-        bool same = mj_entry_is_number(e) ? mj_entry_number(e) == state->item[i].number
-                                          : value_holds(e, state->item[i].value);
+    void *context = mj_state_library.context;
+    state_item *item = state->item, *end = item + state->n;
+    for (; item < end; item++) {
+        bool same = item->byte != NULL                ? item->byte(context) == item->number
+                    : mj_entry_is_number(item->entry) ? mj_entry_number(item->entry) == item->number
+                                                      : value_holds(item);
         if (!same) {
             return false;
         }
@@ -93,6 +104,15 @@ mj_state_check(const global_state *state)
 }
 
 /* ---- capture, and to and from dicts ---- */
+
+static void
+append(global_state *state, const entry *e, int64_t number, PyObject *value)
+{
+    state_item *item = &state->item[state->n++];
+    bool is_byte = e->kind == K_BYTE && mj_entry_is_number(e);
+    *item = (state_item){.entry = e, .number = number, .value = value};
+    *(void **)&item->byte = is_byte ? e->function : NULL;
+}
 
 static bool
 take_given(global_state *state, const entry *e, PyObject *value)
@@ -107,11 +127,8 @@ take_given(global_state *state, const entry *e, PyObject *value)
     else if (e->kind == K_STACK && !PyTuple_CheckExact(value)) {
         return false;
     }
-    state->item[state->n].entry = e;
-    state->item[state->n].number = number;
-    state->item[state->n].value =
-        mj_entry_is_number(e) || value == mj_null ? NULL : Py_NewRef(value);
-    state->n++;
+    bool known = !mj_entry_is_number(e) && value != mj_null;
+    append(state, e, number, known ? Py_NewRef(value) : NULL);
     return true;
 }
 
@@ -129,10 +146,8 @@ fill(global_state *state, PyObject *given)
             }
         }
         else if (e->present) {
-            state->item[state->n].entry = e;
-            state->item[state->n].number = mj_entry_is_number(e) ? mj_entry_number(e) : 0;
-            state->item[state->n].value = mj_entry_is_number(e) ? NULL : mj_entry_value(e);
-            state->n++;
+            bool number = mj_entry_is_number(e);
+            append(state, e, number ? mj_entry_number(e) : 0, number ? NULL : mj_entry_value(e));
         }
     }
     return given == NULL || known == PyDict_GET_SIZE(given);

@@ -147,4 +147,7 @@ def passing_symbols(
     defined: dict[str, Any] = {"compiled": compiled}
     exec(source, defined)
     call: CompiledGraph = defined["call"]
+    only = getattr(compiled, "only", None)
+    if only is not None and all(position < given for position in only[1]):
+        call.only = only  # type: ignore[attr-defined]
     return call
