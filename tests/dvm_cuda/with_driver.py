@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from magjit_dvm.vm import CudaFused, DeviceError
 from tests.dvm.checking import compute, load, output, require_results, tensor
 from tests.dvm_cuda.agreeing import memory
 from tests.dvm_cuda.checking import BIG
+from tests.dvm_cuda.drawn_programs import TAME, Drawer
 from tests.dvm_cuda.test_encoder import layer_norm, softmax, values
 from tests.dvm_cuda.test_sums import beside_rows
 
@@ -81,9 +83,11 @@ def launched(arguments: Any, results: Any) -> None:
 
 
 def check(program: Program, *arguments: Any) -> None:
-    before = KEPT[0]
-    found = OnCpu(program)(*arguments)
-    assert KEPT[0] == before + 1
+    """The third call, which finds its image."""
+    fused, before = OnCpu(program), KEPT[0]
+    for _ in range(3):
+        found = fused(*arguments)
+    assert (KEPT[0], fused.kept()) == (before + 3, 1)
     results = found if isinstance(found, tuple) else (found,)
     launched(arguments, results)
     assert all(type(one) is torch.Tensor for one in results)
@@ -113,6 +117,82 @@ def test_calls_compute() -> None:
     check(placed(), values(F32, 100), 200, 4)
     halves = [Output(2, (0, 1), (0, 1), k - 1, 1, k, 2) for k in range(2)]
     check(Program(2, inputs, nodes, tuple(halves)), values(F32, 9, 40).t(), 0.5)
+
+
+def call_as_made(fused: OnCpu, arguments: list[Any]) -> None:
+    """A call's launch is that of an image that is made anew."""
+    found = fused(*arguments)
+    results = iter(found if isinstance(found, tuple) else (found,))
+    _, image, patches, each, launch, *_ = fused.encode(MACHINE, *arguments)
+    packed = bytearray(bytes(PARAMETER)[: len(image)])
+    assert (KEPT[1] % 1000, *KEPT[2:5]) == (each, *launch)
+    packed[COUNTER_AT : COUNTER_AT + 8] = image[COUNTER_AT : COUNTER_AT + 8]
+    addresses = [one.data_ptr() if isinstance(one, torch.Tensor) else 0 for one in arguments]
+    outputs = fused.program.outputs
+    addresses += [next(results).data_ptr() if one.allocated else 0 for one in outputs]
+    for at, argument, offset in struct.iter_unpack("<IIq", patches):
+        (address,) = struct.unpack_from("<Q", packed, at)
+        assert address == (addresses[argument] + offset) % (1 << 64)
+        packed[at : at + 8] = image[at : at + 8]
+    assert bytes(packed) == image
+
+
+def test_kept_images_are_what_is_made_anew() -> None:
+    """Of drawn programs, whose memory is not touched, at the places and sizes that they draw."""
+    count = 0
+    for seed in range(300):
+        program, arguments = Drawer(seed, TAME).draw()
+        tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
+        if any(one.numel() > 1 << 20 for one in tensors):
+            continue
+        fused = OnCpu(program)
+        try:
+            made = fused.encode(MACHINE, *arguments)
+        except vm.NotEncodable:
+            continue
+        if made is None or not made[1] or made[6]:  # sums take two launches
+            continue
+        for _ in range(4):
+            call_as_made(fused, arguments)
+        assert fused.kept() == 1
+        count += 1
+    assert count > 60
+
+
+def test_an_image_is_kept_for_each_of_the_last_kinds_of_arguments() -> None:
+    """Which differ in a size, a stride, a place, a number, or in how a number is given."""
+    inputs = tensor(F32, 0, 1), Input(InputKind.FLOAT, F32)
+    nodes = (load(0, F32), Node(NodeKind.SCALAR, F32, aux=1), compute("mul", F32, 0, 1))
+    program = Program(2, inputs, nodes, (output(2, 0, 1),))
+    whole = values(F32, 4000)
+    kinds = [
+        (whole[:360].view(9, 40), 2.5),
+        (whole[:360].view(9, 40), 2.25),
+        (whole[:360].view(9, 40), 0.0),
+        (whole[:360].view(9, 40), -0.0),
+        (whole[:360].view(9, 40), 2),
+        (whole[1:361].view(9, 40), 2.5),
+        (whole[4:364].view(9, 40), 2.5),
+        (whole[:360].view(40, 9).t(), 2.5),
+        (whole[:450].view(9, 50)[:, :40], 2.5),
+        (whole[:369].view(9, 41), 2.5),
+    ]
+    fused = OnCpu(program)
+    for turn in range(4):
+        for x, number in kinds if turn % 2 else reversed(kinds):
+            for _ in range(3):
+                made = fused(x, number)
+            launched((x, number), (made,))
+            torch.testing.assert_close(made, x * number, rtol=0, atol=0)
+            assert 1 <= fused.kept() <= 8
+    assert fused.kept() > 1
+
+
+def test_shapes_that_come_once_are_not_kept() -> None:
+    fused = OnCpu(negated())
+    for n in range(1, 300):
+        fused(values(F32, n))
+    assert fused.kept() == 0
 
 
 def test_sums_across_rows_take_a_second_launch() -> None:
@@ -284,12 +364,12 @@ def test_spans_of_a_launch_are_told_while_it_is_timed() -> None:
 def test_launches_may_begin_early_where_the_driver_lets_them() -> None:
     x, before = values(F32, 100), OVERLAPPED.value
     check(negated(), x)
-    assert OVERLAPPED.value == before + 1
+    assert OVERLAPPED.value == before + 3
     REFUSES_OVERLAP.value = 1
     check(negated(), x)
     REFUSES_OVERLAP.value = 0
     check(negated(), x)  # it is not asked again
-    assert OVERLAPPED.value == before + 1
+    assert OVERLAPPED.value == before + 3
     assert KEPT_SIZE.value < 4096, "parts of parameters are not what it has refused"
 
 

@@ -112,15 +112,74 @@ const char *take_all(const Program &program, PyObject *const *args, Py_ssize_t n
     return nullptr;
 }
 
-const char *encode_now(const Program &program, const Given *given, Code &code,
-                       const Window &window = {})
+Machine machine_now()
 {
-    int64_t begin = timing ? nanoseconds() : 0;
     Machine now = machine;
     now.threads = threads_now();
-    const char *error = encode(program, given, now, code, window);
+    return now;
+}
+
+MemoKey key_of(const Program &program, const Given *given, const Machine &now)
+{
+    MemoKey key;
+    key.add((int64_t)now.threads);
+    key.add(now.local_bytes);
+    key.add(now.step_bytes);
+    key.add(now.grain);
+    key.add(now.cached_bytes);
+    for (size_t i = 0; i < program.inputs.size(); i++) {
+        const Input &in = program.inputs[i];
+        if (in.kind == INPUT_tensor) {
+            key.add(in, given[i].sizes, given[i].strides);
+        } else if (in.kind == INPUT_int) {
+            key.add(given[i].integer);
+        } else {
+            key.add(given[i].number);
+        }
+    }
+    return key;
+}
+
+template <typename Encode> const char *timed(Encode encode)
+{
+    int64_t begin = timing ? nanoseconds() : 0;
+    const char *error = encode();
     if (timing) {
         timings->push_back(nanoseconds() - begin);
+    }
+    return error;
+}
+
+/* `encode`, or what is kept of it: the header, which says how much of the arrays is filled. */
+const char *encode_or_find(Memo &memo, const Program &program, const Given *given, Code &code)
+{
+    const Machine now = machine_now();
+    const MemoKey key = key_of(program, given, now);
+    const Header &h = code.header;
+    MemoPart header{&code.header, sizeof(Header)};
+    MemoPart last{&code.empty, sizeof(Code) - offsetof(Code, empty)};
+    auto outputs = [&] { return MemoPart{code.outputs, program.outputs.size() * sizeof(Shape)}; };
+    auto slots = [&] { return MemoPart{code.slots, h.n_slots * sizeof(Slot)}; };
+    auto outer = [&] {
+        return MemoPart{code.outer, h.n_outer + h.n_inner ? h.n_slots * sizeof(code.outer[0]) : 0};
+    };
+    auto constants = [&] { return MemoPart{code.constants, h.n_constants * sizeof(uint64_t)}; };
+    auto words = [&] { return MemoPart{code.words, h.code_words * sizeof(uint64_t)}; };
+    if (const char *kept = memo.find(key)) {
+        for (const MemoPart &part : {header, last}) {
+            unpack(kept, part);
+        }
+        for (const MemoPart &part : {outputs(), slots(), outer(), constants(), words()}) {
+            unpack(kept, part);
+        }
+        return nullptr;
+    }
+    const char *error = timed([&] {
+        fetch(program, code);
+        return encode(program, given, now, code, {});
+    });
+    if (memo.notes(key) && !error && !code.empty) {
+        memo.keep(key, {header, last, outputs(), slots(), outer(), constants(), words()});
     }
     return error;
 }
@@ -130,18 +189,15 @@ const char *encode_now(const Program &program, const Given *given, Code &code,
 const char *prepare(Fused *self, PyObject *const *args, Py_ssize_t n, Given *given, Code &code)
 {
     const Program &program = *self->program;
-    int64_t begin = timing ? nanoseconds() : 0;
-    fetch(program, code);
-    int64_t spent = timing ? nanoseconds() - begin : 0;
     const char *error = take_all(program, args, n, given);
-    if (error) {
-        return error;
-    }
-    error = encode_now(program, given, code);
-    if (timing && !timings->empty()) {
-        timings->back() += spent;
-    }
-    return error;
+    return error ? error : encode_or_find(*self->memo, program, given, code);
+}
+
+const char *prepare_anew(Fused *self, PyObject *const *args, Py_ssize_t n, Given *given, Code &code)
+{
+    const Program &program = *self->program;
+    const char *error = take_all(program, args, n, given);
+    return error ? error : encode(program, given, machine_now(), code, {});
 }
 
 int make_results(const Program &program, const Code &code, char **arguments, PyObject **made)
@@ -425,7 +481,9 @@ PyObject *fused_panel(PyObject *object, PyObject *const *args, Py_ssize_t nargs)
     const char *error = observer ? "observed calls are whole" : nullptr;
     error = error ? error : take_all(program, args + 3, nargs - 3, given);
     error = error ? error : narrow(program, window, (int)panel, given, sizes);
-    error = error ? error : encode_now(program, given, code, window);
+    error = error ? error : timed([&] {
+        return encode(program, given, machine_now(), code, window);
+    });
     if (!error && results != Py_None) {
         error = PyTuple_Check(results) ? take_results(program, code, results, arguments)
                                        : "results are a tuple";

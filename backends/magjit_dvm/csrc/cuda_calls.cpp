@@ -1,5 +1,5 @@
-/* Calls of fused operators on NVIDIA GPUs: arguments taken, words made, results allocated, one launch.
- * Nothing is kept of a call. */
+/* Calls of fused operators on NVIDIA GPUs: arguments taken, words made or found, results allocated, one
+ * launch. */
 #include "cuda_calls.h"
 
 #include <algorithm>
@@ -101,17 +101,80 @@ PyObject *new_memory(const CudaFused *self, int ndim, const Shape &layout, DType
     return made;
 }
 
-} // namespace
+/* False: `encode` refuses them. */
+bool read_key(const Program &program, const Argument *given, const Device &machine, MemoKey &key)
+{
+    key.add(machine.multiprocessors);
+    key.add(machine.shared_bytes);
+    key.add(machine.widest);
+    for (size_t i = 0; i < program.inputs.size(); i++) {
+        const Input &in = program.inputs[i];
+        const Argument &value = given[i];
+        if (in.kind == INPUT_tensor) {
+            if (!value.fits) {
+                return false;
+            }
+            key.add(value.data % 16);
+            key.add(in, value.sizes, value.strides);
+        } else if (value.floating) {
+            key.add((uint64_t)true);
+            key.add(value.number);
+        } else {
+            key.add((uint64_t)false);
+            key.add(value.integer);
+        }
+    }
+    return true;
+}
 
-void encode_timed(const Prepared &prepared, const Argument *given, const Device &machine,
-                  Encoded &encoded)
+/* Whether `encode` was called, or what it had made was found: an image's numbers, which say how much of
+ * its arrays is filled. */
+bool encode_or_find(const CudaFused *self, const Argument *given, const Device &machine,
+                    Encoded &encoded)
+{
+    const Program &program = *self->program;
+    MemoKey key;
+    if (!read_key(program, given, machine, key)) {
+        encode(*self->prepared, given, machine, encoded);
+        return true;
+    }
+    auto layouts = [&] { return MemoPart{encoded.layouts, program.outputs.size() * sizeof(Shape)}; };
+    auto patches = [&] { return MemoPart{encoded.patches, encoded.n_patches * sizeof(Patch)}; };
+    auto image = [&] { return MemoPart{encoded.image, (size_t)encoded.n_bytes}; };
+    MemoPart numbers{&encoded.each, offsetof(Encoded, patches) - offsetof(Encoded, each)};
+    if (const char *kept = self->memo->find(key)) {
+        encoded.verdict = ENCODED;
+        encoded.reason = nullptr;
+        unpack(kept, numbers);
+        unpack(kept, layouts());
+        unpack(kept, patches());
+        unpack(kept, image());
+        return false;
+    }
+    encode(*self->prepared, given, machine, encoded);
+    if (self->memo->notes(key) && encoded.verdict == ENCODED) {
+        self->memo->keep(key, {numbers, layouts(), patches(), image()});
+    }
+    return true;
+}
+
+/* Encodings are told to who asks for times. */
+template <typename Encode> void timed(Encode encode)
 {
     pass(TAKEN_ALL);
-    encode(prepared, given, machine, encoded);
+    bool made = encode();
     pass(ENCODED_ALL);
-    if (timing) {
+    if (timing && made) {
         timings->push_back(moments[ENCODED_ALL] - moments[TAKEN_ALL]);
     }
+}
+
+} // namespace
+
+void encode_call(const CudaFused *self, const Argument *given, const Device &machine,
+                 Encoded &encoded)
+{
+    timed([&] { return encode_or_find(self, given, machine, encoded); });
 }
 
 PyObject *CudaResults::take()
@@ -249,7 +312,7 @@ PyObject *cuda_call(PyObject *object, PyObject *const *args, size_t nargsf, PyOb
         return nullptr;
     }
     Encoded encoded;
-    encode_timed(*self->prepared, given, gpus[device].machine, encoded);
+    encode_call(self, given, gpus[device].machine, encoded);
     if (encoded.few_rows) {
         PyObject *found = call_in_steps(self, given, device);
         if (found || PyErr_Occurred()) {
@@ -345,12 +408,21 @@ PyObject *cuda_encode(PyObject *object, PyObject *const *args, Py_ssize_t n)
         return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
     }
     Encoded encoded;
-    encode_timed(*self->prepared, given, machine, encoded);
+    timed([&] {
+        encode(*self->prepared, given, machine, encoded);
+        return true;
+    });
     if (encoded.verdict == REFUSED) {
         PyErr_SetString(not_encodable, encoded.reason);
         return nullptr;
     }
     return encoded.verdict == LEFT ? Py_NewRef(Py_None) : describe(*self->program, encoded);
+}
+
+PyObject *cuda_kept(PyObject *object, PyObject *)
+{
+    const Memo *memo = ((CudaFused *)object)->memo;
+    return PyLong_FromLong(memo ? memo->count() : 0);
 }
 
 /* ---- making one ---- */
@@ -382,6 +454,7 @@ int read_lists(CudaFused *self, PyObject *lists)
     }
     self->program = program.release();
     self->prepared = new Prepared(prepare(*self->program, floats));
+    self->memo = new Memo;
     return 0;
 }
 
@@ -426,6 +499,7 @@ void cuda_fused_dealloc(PyObject *object)
 {
     PyObject_GC_UnTrack(object);
     cuda_fused_clear(object);
+    delete ((CudaFused *)object)->memo;
     delete ((CudaFused *)object)->prepared;
     delete ((CudaFused *)object)->program;
     PyTypeObject *type = Py_TYPE(object);
@@ -438,6 +512,7 @@ PyMethodDef cuda_fused_methods[] = {
      "encode(machine, *args): (layouts, image, patches, R, (blocks, threads, shared bytes), whether "
      "tiles are drawn, sums across rows, (rows, columns) of their parts) for tensors on the CPU that "
      "stand for a GPU's; None where it is left to Python."},
+    {"kept", cuda_kept, METH_NOARGS, "kept(): of how many kinds of arguments images are kept."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyMemberDef cuda_fused_members[] = {

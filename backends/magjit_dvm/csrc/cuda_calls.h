@@ -6,6 +6,7 @@
 #include <Python.h>
 
 #include "cuda_encoder.h"
+#include "memo.h"
 
 namespace magjit_dvm {
 
@@ -16,6 +17,7 @@ struct CudaFused {
     vectorcallfunc call;
     Program *program; /* NULL: calls go to Python */
     cuda::Prepared *prepared;
+    Memo *memo;
     PyObject *fallback; /* called with the same arguments where there are no words; or None */
     int32_t device_type;
     bool approximate; /* the GPU's own tanh and quotients */
@@ -45,9 +47,9 @@ enum Taken : uint8_t { TAKEN, NOT_TAKEN, TO_PYTHON };
 Taken take_arguments(const CudaFused *self, PyObject *const *args, Py_ssize_t n, int32_t device_type,
                      cuda::Argument *given, int &device, const char *&reason);
 
-/* `encode`, told of to who asks for times. */
-void encode_timed(const cuda::Prepared &prepared, const cuda::Argument *given,
-                  const cuda::Device &machine, cuda::Encoded &encoded);
+/* `encode`, or what is kept of it; told of to who asks for times. */
+void encode_call(const CudaFused *self, const cuda::Argument *given, const cuda::Device &machine,
+                 cuda::Encoded &encoded);
 
 /* The results of a call, owned until they are taken, and where all its tensors lie. */
 struct CudaResults {

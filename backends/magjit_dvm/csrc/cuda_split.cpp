@@ -373,7 +373,7 @@ private:
         Argument values[MAX_INPUTS];
         take(step, left_over, shapes, values);
         Encoded encoded;
-        encode_timed(*fused->prepared, values, gpus[device].machine, encoded);
+        encode_call(fused, values, gpus[device].machine, encoded);
         CudaResults found;
         if (encoded.verdict != ENCODED ||
             !allocate_results(fused, values, encoded, device, found) ||

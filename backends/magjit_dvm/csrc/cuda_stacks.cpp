@@ -253,7 +253,7 @@ private:
         device = on;
         const Device &machine = gpus[device].machine;
         Encoded &encoded = member.encoded;
-        encode_timed(*member.self->prepared, member.given, machine, encoded);
+        encode_call(member.self, member.given, machine, encoded);
         if ((encoded.verdict != ENCODED && encoded.verdict != NOTHING) || encoded.few_rows) {
             return false;
         }
@@ -264,9 +264,9 @@ private:
             }
             if (!captured && !member.may_chain()) {
                 const Device one{1, machine.shared_bytes - IMAGE_BYTES, CHAINED};
-                encode_timed(*member.self->prepared, member.given, one, encoded);
+                encode_call(member.self, member.given, one, encoded);
                 if (!member.may_chain()) {
-                    encode_timed(*member.self->prepared, member.given, machine, encoded);
+                    encode_call(member.self, member.given, machine, encoded);
                 }
             }
         }

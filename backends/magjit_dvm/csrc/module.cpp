@@ -39,6 +39,7 @@ PyObject *fused_new(PyTypeObject *type, PyObject *args, PyObject *)
     if (self) {
         self->call = fused_call;
         self->program = program.release();
+        self->memo = new Memo;
         self->fallback = Py_NewRef(fallback);
         self->source = Py_NewRef(source);
     }
@@ -64,6 +65,7 @@ void fused_dealloc(PyObject *object)
 {
     PyObject_GC_UnTrack(object);
     fused_clear(object);
+    delete ((Fused *)object)->memo;
     delete ((Fused *)object)->program;
     PyTypeObject *type = Py_TYPE(object);
     type->tp_free(object);
@@ -71,6 +73,11 @@ void fused_dealloc(PyObject *object)
 }
 
 /* ---- looking inside ---- */
+
+PyObject *fused_kept(PyObject *object, PyObject *)
+{
+    return PyLong_FromLong(((Fused *)object)->memo->count());
+}
 
 PyObject *describe_slot(const Code &code, int s)
 {
@@ -94,7 +101,7 @@ PyObject *fused_encode(PyObject *object, PyObject *const *args, Py_ssize_t n)
         return PyErr_NoMemory();
     }
     Code &code = *claim.get();
-    if (const char *error = prepare(self, args, n, given, code)) {
+    if (const char *error = prepare_anew(self, args, n, given, code)) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(not_encodable, error);
         }
@@ -148,6 +155,7 @@ PyObject *fused_encode(PyObject *object, PyObject *const *args, Py_ssize_t n)
 PyMethodDef fused_methods[] = {
     {"encode", (PyCFunction)(void (*)(void))fused_encode, METH_FASTCALL,
      "encode(*args): the bytecode for these arguments, as a dict."},
+    {"kept", fused_kept, METH_NOARGS, "kept(): of how many kinds of arguments bytecode is kept."},
     {"panel", (PyCFunction)(void (*)(void))fused_panel, METH_FASTCALL,
      "panel(window, number, results, *args): the part of a call within ((loop, first, count, total), "
      "...), argument `number` being that part already; the results, made if there are none."},

@@ -7,6 +7,7 @@
 
 #include <new>
 
+#include "memo.h"
 #include "program.h"
 
 namespace magjit_dvm {
@@ -15,6 +16,7 @@ struct Fused {
     PyObject_HEAD
     vectorcallfunc call;
     Program *program;
+    Memo *memo;
     PyObject *fallback; /* called with the same arguments where a program cannot be encoded */
     PyObject *source;   /* the program as Python has it, for people */
 };
@@ -58,8 +60,11 @@ private:
 /* What `torch.set_num_threads` says. */
 int threads_now();
 
-/* The bytecode for these arguments; a message where they have none. */
+/* The bytecode for these arguments, made or found; a message where they have none. */
 const char *prepare(Fused *self, PyObject *const *args, Py_ssize_t n, Given *given, Code &code);
+/* The same, made. */
+const char *prepare_anew(Fused *self, PyObject *const *args, Py_ssize_t n, Given *given,
+                         Code &code);
 
 /* New tensors for the results of an encoded program, and their addresses; a part of another result
  * has none of its own. -1: no memory. */
