@@ -96,6 +96,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("test_joining.py", ""),
         ("test_panels.py", "not training"),
         ("test_teams.py", ""),
+        ("test_memo.py", ""),
         ("../dvm_cuda/test_native.py", "not behind and not many"),
     ],
 )
