@@ -455,6 +455,7 @@ def test_functorch_level_and_tracing() -> None:
 
 def test_compile_flags() -> None:
     guards = _C.GuardProgram([("global_state",)], 0)
+    assert guards.check(()) and guards.check(())
     import torch.compiler as compiler
 
     with flag(
