@@ -187,8 +187,7 @@ def _holding(schedule: Schedule) -> Callable[..., Any]:
     call = schedule.call
     call.schedule = schedule  # type: ignore[attr-defined]
     call.unread = schedule.unread  # type: ignore[attr-defined]
-    if schedule.only is not None:
-        call.only = schedule.only  # type: ignore[attr-defined]
+    call.only = schedule.only  # type: ignore[attr-defined]
     return call
 
 

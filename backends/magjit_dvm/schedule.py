@@ -96,7 +96,6 @@ class Schedule:
         weakref.finalize(self, linecache.cache.pop, name, None)
         exec(code, self._globals)
         self.call: Callable[..., tuple[Any, ...]] = self._globals["call"]
-        self.only = self._only(gm.graph)
 
     # -- emission --
 
@@ -114,6 +113,7 @@ class Schedule:
             dead = [self._names[one] for one in dies.get(step_number, ()) if one in self._names]
             if dead and not body[-1].startswith("return"):
                 body.append(f"del {', '.join(dead)}")
+        self.only = self._only(inputs, graph.output_node())
         parameters = ", ".join(self._names[node] for node in inputs)
         lines = [f"def call({parameters}):", *(f"    {line}" for line in body)]
         return "\n".join(lines) + "\n", f"<magjit_dvm {next(_numbers)}>"
@@ -122,19 +122,19 @@ class Schedule:
         read = {node for step in self._steps for node in operands_of(step)}
         return frozenset(k for k, node in enumerate(inputs) if node not in read)
 
-    def _only(self, graph: Graph) -> tuple[Any, tuple[int, ...]] | None:
-        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    def _only(self, inputs: list[FxNode], output: FxNode) -> tuple[Any, tuple[int, ...]] | None:
         group, *others = self._steps[len(inputs) :]  # of which the last one is the output
         if len(others) != 1 or not isinstance(group, FusedGroup) or group.cube >= 0:
             return None
-        (results,) = graph.output_node().args
+        (results,) = output.args
         assert isinstance(results, (tuple, list))
         if len(group.outputs) != 1 or list(results) != group.outputs:
             return None
-        if not set(group.arguments) <= set(inputs):
+        places: dict[Any, int] = {node: k for k, node in enumerate(inputs)}
+        if not set(group.arguments) <= places.keys():
             return None
         ((_, fused),) = self.programs()
-        return fused, tuple(map(inputs.index, group.arguments))
+        return fused, tuple(places[one] for one in group.arguments)
 
     def _last_uses(self) -> dict[int, list[FxNode]]:
         last: dict[FxNode, int] = {}

@@ -86,6 +86,7 @@ const int mj_n_entries = N_ENTRIES;
 PyObject *mj_device_context_type;
 
 state_library mj_state_library;
+static state_library *const torch = &mj_state_library;
 
 /* ---- readers ---- */
 
@@ -129,8 +130,8 @@ mj_entry_value(const entry *e)
     if (e->kind == K_VARIABLE) {
         return mj_dict_get(e->object, e->key, e->hash, &value) == V_YES ? Py_NewRef(value) : NULL;
     }
-    if (e->kind == K_LEVEL && mj_state_library.key_included != NULL &&
-        !mj_state_library.key_included((uint16_t)mj_state_library.functorch_key)) {
+    if (e->kind == K_LEVEL && torch->key_included != NULL &&
+        !torch->key_included((uint16_t)torch->functorch_key)) {
         return Py_NewRef(Py_None);
     }
     /* Tuples may be made below, and a collection could run finalisers. */
@@ -175,12 +176,12 @@ prepare_function(entry *e)
     e->object = e->attribute != NULL ? attribute_of(e->module, e->attribute) : NULL;
     if (e->kind == K_TLS_KEY) {
         e->function =
-            mj_state_library.key_included != NULL && mj_state_library.tracer_key >= 0 ? (void *)mj_state_library.key_included : NULL;
+            torch->key_included != NULL && torch->tracer_key >= 0 ? torch->key_included : NULL;
     }
     else {
         bool method = e->symbol != NULL &&
                       strncmp(e->symbol, CONTEXT_PREFIX, sizeof(CONTEXT_PREFIX) - 1) == 0;
-        bool usable = e->symbol != NULL && (!method || mj_state_library.context != NULL);
+        bool usable = e->symbol != NULL && (!method || torch->context != NULL);
         e->function = usable ? mj_torch_symbol(e->symbol) : NULL;
     }
     bool callable = e->object != NULL && PyCFunction_CheckExact(e->object);
@@ -217,24 +218,24 @@ key_number(const char *name)
 static void
 prepare_autocast(entry *e)
 {
-    e->present = mj_state_library.autocast_enabled != NULL && mj_state_library.autocast_dtype != NULL;
+    e->present = torch->autocast_enabled != NULL && torch->autocast_dtype != NULL;
 }
 
 static void
 prepare_library(void)
 {
     void *(*context)(void) = (void *(*)(void))mj_torch_symbol("_ZN2at13globalContextEv");
-    mj_state_library.context = context != NULL ? context() : NULL;
-    *(void **)&mj_state_library.autocast_enabled =
+    torch->context = context != NULL ? context() : NULL;
+    *(void **)&torch->autocast_enabled =
         mj_torch_symbol("_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE");
-    *(void **)&mj_state_library.autocast_dtype =
+    *(void **)&torch->autocast_dtype =
         mj_torch_symbol("_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE");
-    *(void **)&mj_state_library.key_included =
+    *(void **)&torch->key_included =
         mj_torch_symbol("_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE");
-    mj_state_library.tracer_key = key_number("Tracer");
-    mj_state_library.functorch_key = key_number("FuncTorchDynamicLayerFrontMode");
-    if (mj_state_library.functorch_key < 0) {
-        mj_state_library.key_included = NULL;
+    torch->tracer_key = key_number("Tracer");
+    torch->functorch_key = key_number("FuncTorchDynamicLayerFrontMode");
+    if (torch->functorch_key < 0) {
+        torch->key_included = NULL;
     }
     mj_device_context_type = attribute_of("torch.utils._device", "DeviceContext");
 }
@@ -260,11 +261,11 @@ mj_entries_prepare(void)
     if (mj_torch_bind() == NULL) {
         return -1;
     }
-    if (mj_state_library.ready) {
+    if (torch->ready) {
         return 0;
     }
     prepare_library();
-    bool precision = mj_state_library.context != NULL && mj_torch_symbol(PRECISION_SYMBOL) != NULL;
+    bool precision = torch->context != NULL && mj_torch_symbol(PRECISION_SYMBOL) != NULL;
     for (int i = 0; i < N_ENTRIES; i++) {
         entry *e = &entries[i];
         if (e->kind == K_VARIABLE) {
@@ -287,6 +288,6 @@ mj_entries_prepare(void)
             return -1;
         }
     }
-    mj_state_library.ready = true;
+    torch->ready = true;
     return 0;
 }

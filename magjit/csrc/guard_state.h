@@ -22,7 +22,8 @@ typedef enum {
 struct entry {
     const char *name;
     entry_kind kind;
-    const char *symbol; /* exported function or bool, or NULL; K_CALL: its 8 bits tell values apart */
+    const char *symbol; /* exported function or bool, or NULL; of K_CALL: 8 bits that tell values
+                         * apart */
     const char *module; /* where the Python function or variable is */
     const char *attribute;
     int first, second; /* arguments */

@@ -31,9 +31,9 @@ CompiledGraph = Callable[..., Sequence[Any]]
 """Takes the flat graph inputs positionally; returns the flat outputs.
 
 Its attribute ``unread``, if it has one, is a set of positions of inputs that it does not read: the
-sizes among them are not asked for at a call, ``None`` is passed.  Its attribute ``only``, if it has
-one, is a callable and the positions of the inputs that this takes: it returns the graph's one
-output itself, which saves a call where the program returns nothing else.
+sizes among them are not asked for at a call, ``None`` is passed.  Its attribute ``only``, if it is
+there and not ``None``, is a callable and the positions of the inputs that this takes: it returns
+the graph's one output itself, which saves a call where the program returns nothing else.
 """
 
 

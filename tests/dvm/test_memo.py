@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -113,9 +113,6 @@ def test_threads_share_an_operator(large: bool) -> None:
                 if made.shape != x.shape or not bool((made == seed / 2).all()):
                     wrong.append(f"{seed}: {shapes[k]}")
 
-    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for one in workers:
-        one.start()
-    for one in workers:
-        one.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert not wrong

@@ -1,5 +1,6 @@
 /* Calls of fused operators: arguments taken, bytecode made, results allocated, the machine run. */
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <new>
 
@@ -150,38 +151,12 @@ template <typename Encode> const char *timed(Encode encode)
     return error;
 }
 
-/* `encode`, or what is kept of it: the header, which says how much of the arrays is filled. */
-const char *encode_or_find(Memo &memo, const Program &program, const Given *given, Code &code)
+const char *encode_whole(const Program &program, const Given *given, const Machine &now, Code &code)
 {
-    const Machine now = machine_now();
-    const MemoKey key = key_of(program, given, now);
-    const Header &h = code.header;
-    MemoPart header{&code.header, sizeof(Header)};
-    MemoPart last{&code.empty, sizeof(Code) - offsetof(Code, empty)};
-    auto outputs = [&] { return MemoPart{code.outputs, program.outputs.size() * sizeof(Shape)}; };
-    auto slots = [&] { return MemoPart{code.slots, h.n_slots * sizeof(Slot)}; };
-    auto outer = [&] {
-        return MemoPart{code.outer, h.n_outer + h.n_inner ? h.n_slots * sizeof(code.outer[0]) : 0};
-    };
-    auto constants = [&] { return MemoPart{code.constants, h.n_constants * sizeof(uint64_t)}; };
-    auto words = [&] { return MemoPart{code.words, h.code_words * sizeof(uint64_t)}; };
-    if (const char *kept = memo.find(key)) {
-        for (const MemoPart &part : {header, last}) {
-            unpack(kept, part);
-        }
-        for (const MemoPart &part : {outputs(), slots(), outer(), constants(), words()}) {
-            unpack(kept, part);
-        }
-        return nullptr;
-    }
-    const char *error = timed([&] {
+    return timed([&] {
         fetch(program, code);
         return encode(program, given, now, code, {});
     });
-    if (memo.notes(key) && !error && !code.empty) {
-        memo.keep(key, {header, last, outputs(), slots(), outer(), constants(), words()});
-    }
-    return error;
 }
 
 } // namespace
@@ -189,15 +164,38 @@ const char *encode_or_find(Memo &memo, const Program &program, const Given *give
 const char *prepare(Fused *self, PyObject *const *args, Py_ssize_t n, Given *given, Code &code)
 {
     const Program &program = *self->program;
-    const char *error = take_all(program, args, n, given);
-    return error ? error : encode_or_find(*self->memo, program, given, code);
+    if (const char *error = take_all(program, args, n, given)) {
+        return error;
+    }
+    const Machine now = machine_now();
+    const MemoKey key = key_of(program, given, now);
+    const Header &h = code.header;
+    MemoPart head{&code.header, sizeof(Header)};
+    auto rest = [&] {
+        size_t n_outer = h.n_outer + h.n_inner ? h.n_slots : 0;
+        return std::array<MemoPart, 6>{
+            {{code.slots, h.n_slots * sizeof(Slot)},
+             {code.outer, n_outer * sizeof(code.outer[0])},
+             {code.constants, h.n_constants * sizeof(uint64_t)},
+             {code.words, h.code_words * sizeof(uint64_t)},
+             {code.outputs, program.outputs.size() * sizeof(Shape)},
+             {&code.empty, sizeof(Code) - offsetof(Code, empty)}}};
+    };
+    if (self->memo->find(key, head, rest)) {
+        return nullptr;
+    }
+    const char *error = encode_whole(program, given, now, code);
+    if (!error && !code.empty) {
+        self->memo->keep(key, head, rest);
+    }
+    return error;
 }
 
 const char *prepare_anew(Fused *self, PyObject *const *args, Py_ssize_t n, Given *given, Code &code)
 {
     const Program &program = *self->program;
     const char *error = take_all(program, args, n, given);
-    return error ? error : encode(program, given, machine_now(), code, {});
+    return error ? error : encode_whole(program, given, machine_now(), code);
 }
 
 int make_results(const Program &program, const Code &code, char **arguments, PyObject **made)

@@ -97,4 +97,29 @@ Taken take_arguments(const CudaFused *self, PyObject *const *args, Py_ssize_t n,
     return device < MAX_GPUS ? TAKEN : TO_PYTHON;
 }
 
+bool read_key(const Program &program, const Argument *given, const Device &machine, MemoKey &key)
+{
+    key.add(machine.multiprocessors);
+    key.add(machine.shared_bytes);
+    key.add(machine.widest);
+    for (size_t i = 0; i < program.inputs.size(); i++) {
+        const Input &in = program.inputs[i];
+        const Argument &value = given[i];
+        if (in.kind == INPUT_tensor) {
+            if (!value.fits) {
+                return false;
+            }
+            key.add(value.data % 16);
+            key.add(in, value.sizes, value.strides);
+        } else if (value.floating) {
+            key.add((uint64_t)true);
+            key.add(value.number);
+        } else {
+            key.add((uint64_t)false);
+            key.add(value.integer);
+        }
+    }
+    return true;
+}
+
 } // namespace magjit_dvm

@@ -101,34 +101,7 @@ PyObject *new_memory(const CudaFused *self, int ndim, const Shape &layout, DType
     return made;
 }
 
-/* False: `encode` refuses them. */
-bool read_key(const Program &program, const Argument *given, const Device &machine, MemoKey &key)
-{
-    key.add(machine.multiprocessors);
-    key.add(machine.shared_bytes);
-    key.add(machine.widest);
-    for (size_t i = 0; i < program.inputs.size(); i++) {
-        const Input &in = program.inputs[i];
-        const Argument &value = given[i];
-        if (in.kind == INPUT_tensor) {
-            if (!value.fits) {
-                return false;
-            }
-            key.add(value.data % 16);
-            key.add(in, value.sizes, value.strides);
-        } else if (value.floating) {
-            key.add((uint64_t)true);
-            key.add(value.number);
-        } else {
-            key.add((uint64_t)false);
-            key.add(value.integer);
-        }
-    }
-    return true;
-}
-
-/* Whether `encode` was called, or what it had made was found: an image's numbers, which say how much of
- * its arrays is filled. */
+/* Whether `encode` was called, or what it had made was found. */
 bool encode_or_find(const CudaFused *self, const Argument *given, const Device &machine,
                     Encoded &encoded)
 {
@@ -138,31 +111,27 @@ bool encode_or_find(const CudaFused *self, const Argument *given, const Device &
         encode(*self->prepared, given, machine, encoded);
         return true;
     }
-    auto layouts = [&] { return MemoPart{encoded.layouts, program.outputs.size() * sizeof(Shape)}; };
-    auto patches = [&] { return MemoPart{encoded.patches, encoded.n_patches * sizeof(Patch)}; };
-    auto image = [&] { return MemoPart{encoded.image, (size_t)encoded.n_bytes}; };
     MemoPart numbers{&encoded.each, offsetof(Encoded, patches) - offsetof(Encoded, each)};
-    if (const char *kept = self->memo->find(key)) {
+    auto arrays = [&] {
+        return std::array<MemoPart, 3>{{{encoded.layouts, program.outputs.size() * sizeof(Shape)},
+                                        {encoded.patches, encoded.n_patches * sizeof(Patch)},
+                                        {encoded.image, (size_t)encoded.n_bytes}}};
+    };
+    if (self->memo->find(key, numbers, arrays)) {
         encoded.verdict = ENCODED;
         encoded.reason = nullptr;
-        unpack(kept, numbers);
-        unpack(kept, layouts());
-        unpack(kept, patches());
-        unpack(kept, image());
         return false;
     }
     encode(*self->prepared, given, machine, encoded);
-    if (self->memo->notes(key) && encoded.verdict == ENCODED) {
-        self->memo->keep(key, {numbers, layouts(), patches(), image()});
+    if (encoded.verdict == ENCODED) {
+        self->memo->keep(key, numbers, arrays);
     }
     return true;
 }
 
-/* Encodings are told to who asks for times. */
-template <typename Encode> void timed(Encode encode)
+/* Of an encoding, if it was one, who asks for times is told. */
+void pass_encoded(bool made)
 {
-    pass(TAKEN_ALL);
-    bool made = encode();
     pass(ENCODED_ALL);
     if (timing && made) {
         timings->push_back(moments[ENCODED_ALL] - moments[TAKEN_ALL]);
@@ -174,7 +143,8 @@ template <typename Encode> void timed(Encode encode)
 void encode_call(const CudaFused *self, const Argument *given, const Device &machine,
                  Encoded &encoded)
 {
-    timed([&] { return encode_or_find(self, given, machine, encoded); });
+    pass(TAKEN_ALL);
+    pass_encoded(encode_or_find(self, given, machine, encoded));
 }
 
 PyObject *CudaResults::take()
@@ -408,10 +378,9 @@ PyObject *cuda_encode(PyObject *object, PyObject *const *args, Py_ssize_t n)
         return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
     }
     Encoded encoded;
-    timed([&] {
-        encode(*self->prepared, given, machine, encoded);
-        return true;
-    });
+    pass(TAKEN_ALL);
+    encode(*self->prepared, given, machine, encoded);
+    pass_encoded(true);
     if (encoded.verdict == REFUSED) {
         PyErr_SetString(not_encodable, encoded.reason);
         return nullptr;

@@ -47,6 +47,10 @@ enum Taken : uint8_t { TAKEN, NOT_TAKEN, TO_PYTHON };
 Taken take_arguments(const CudaFused *self, PyObject *const *args, Py_ssize_t n, int32_t device_type,
                      cuda::Argument *given, int &device, const char *&reason);
 
+/* All that `encode` asks of the arguments of a call. False: it refuses them. */
+bool read_key(const Program &program, const cuda::Argument *given, const cuda::Device &machine,
+              MemoKey &key);
+
 /* `encode`, or what is kept of it; told of to who asks for times. */
 void encode_call(const CudaFused *self, const cuda::Argument *given, const cuda::Device &machine,
                  cuda::Encoded &encoded);

@@ -2,7 +2,6 @@
 #include "memo.h"
 
 #include <algorithm>
-#include <cstring>
 #include <new>
 
 namespace magjit_dvm {
@@ -14,17 +13,17 @@ void MemoKey::add(double number)
     add(bits);
 }
 
-const char *Memo::find(const MemoKey &key) const
+const char *Memo::kept_for(const MemoKey &key) const
 {
-    const Place &place = places[place_of(key)];
+    const Place &place = places[key.hash >> 61];
     bool same = place.hash == key.hash && place.kept && place.n == key.n &&
                 std::equal(key.words, key.words + key.n, place.key.get());
     return same ? place.kept.get() : nullptr;
 }
 
-bool Memo::notes(const MemoKey &key)
+bool Memo::has_come_before(const MemoKey &key)
 {
-    Place &place = places[place_of(key)];
+    Place &place = places[key.hash >> 61];
     if (place.hash == key.hash) {
         return true;
     }
@@ -34,24 +33,16 @@ bool Memo::notes(const MemoKey &key)
     return false;
 }
 
-void Memo::keep(const MemoKey &key, std::initializer_list<MemoPart> parts)
+char *Memo::room_for(const MemoKey &key, size_t size)
 {
-    Place &place = places[place_of(key)];
-    size_t size = 0;
-    for (const MemoPart &part : parts) {
-        size += part.size;
-    }
+    Place &place = places[key.hash >> 61];
     place.n = key.n;
     place.key.reset(new (std::nothrow) uint64_t[(size_t)key.n]);
     place.kept.reset(place.key ? new (std::nothrow) char[size] : nullptr);
-    if (!place.kept) {
-        return;
+    if (place.kept) {
+        std::copy_n(key.words, key.n, place.key.get());
     }
-    std::copy_n(key.words, key.n, place.key.get());
-    char *to = place.kept.get();
-    for (const MemoPart &part : parts) {
-        to = std::copy_n((const char *)part.begin, part.size, to);
-    }
+    return place.kept.get();
 }
 
 int Memo::count() const

@@ -7,7 +7,7 @@
 #ifndef MAGJIT_DVM_MEMO_H
 #define MAGJIT_DVM_MEMO_H
 
-#include <initializer_list>
+#include <cstring>
 #include <memory>
 
 #include "program.h"
@@ -45,12 +45,41 @@ struct MemoPart {
 
 class Memo {
 public:
-    /* What is kept for a key, or NULL. */
-    const char *find(const MemoKey &key) const;
-    /* Whether what has been encoded now is to be kept: its key has come before. Else it is noted. */
-    bool notes(const MemoKey &key);
-    /* If there is memory. */
-    void keep(const MemoKey &key, std::initializer_list<MemoPart> parts);
+    /* Whether there is something for a key: its head is written first, which says how long what rest()
+     * gives, an array of parts, is. */
+    template <typename Rest> bool find(const MemoKey &key, MemoPart head, Rest rest) const
+    {
+        const char *from = kept_for(key);
+        if (!from) {
+            return false;
+        }
+        unpack(from, head);
+        for (const MemoPart &part : rest()) {
+            unpack(from, part);
+        }
+        return true;
+    }
+    /* What was encoded for a key that was not found: it is kept if the key has come before, and there is
+     * memory. */
+    template <typename Rest> void keep(const MemoKey &key, MemoPart head, Rest rest)
+    {
+        if (!has_come_before(key)) {
+            return;
+        }
+        const auto parts = rest();
+        size_t size = head.size;
+        for (const MemoPart &part : parts) {
+            size += part.size;
+        }
+        char *to = room_for(key, size);
+        if (!to) {
+            return;
+        }
+        pack(to, head);
+        for (const MemoPart &part : parts) {
+            pack(to, part);
+        }
+    }
     int count() const;
 
 private:
@@ -60,17 +89,23 @@ private:
         std::unique_ptr<uint64_t[]> key; /* none before it has come twice */
         std::unique_ptr<char[]> kept;
     };
-    Place places[8] = {};
+    Place places[8] = {}; /* by the first three bits of hashes */
 
-    static size_t place_of(const MemoKey &key) { return key.hash >> 61; }
+    const char *kept_for(const MemoKey &key) const;
+    bool has_come_before(const MemoKey &key); /* noted, if not */
+    char *room_for(const MemoKey &key, size_t size);
+
+    static void unpack(const char *&from, MemoPart part)
+    {
+        memcpy(part.begin, from, part.size);
+        from += part.size;
+    }
+    static void pack(char *&to, MemoPart part)
+    {
+        memcpy(to, part.begin, part.size);
+        to += part.size;
+    }
 };
-
-/* Copies the next part out of what is kept. */
-inline void unpack(const char *&from, MemoPart part)
-{
-    __builtin_memcpy(part.begin, from, part.size);
-    from += part.size;
-}
 
 } // namespace magjit_dvm
 
