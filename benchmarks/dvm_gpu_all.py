@@ -46,8 +46,10 @@ def compile_kernels() -> None:
     major, minor = torch.cuda.get_device_capability()
     arch, compiled = f"sm_{major}{minor}", dvm("cuda.build").compiled
     with ThreadPoolExecutor() as pool:
-        every = dvm("cuda.interpreter").EACH
-        made = [pool.submit(compiled, arch, each, False) for each in every]
+        interpreter, forms = dvm("cuda.interpreter"), dvm("cuda.forms")
+        kernels = [(each, forms.ALONE) for each in interpreter.EACH]
+        kernels += [(each, forms.FLAT) for each in interpreter.EACH_FLAT]
+        made = [pool.submit(compiled, arch, each, False, form) for each, form in kernels]
         for one in made:
             one.result()
 

@@ -51,6 +51,7 @@ class CudaFused:
             int,
             tuple[int, int, int],
             bool,
+            bool,
             list[tuple[int, int]],
             tuple[int, int],
         ]
@@ -77,7 +78,7 @@ def cuda_hooks(
     kernel: Callable[[int, int, int, int], int], allocate: Callable[..., Any], /
 ) -> None: ...
 def cuda_words(
-    numbers: dict[str, int], rows: list[Any], limits: tuple[int, ...], by_row: bytes, /
+    numbers: dict[str, int], rows: list[Any], limits: tuple[int, ...], uses: bytes, /
 ) -> None: ...
 def cuda_load(
     device: int, cubin: bytes, name: str, shared_bytes: int, overlaps: bool, /

@@ -12,17 +12,14 @@ import pytest
 
 from magjit.plugin import BackendError
 from magjit_dvm.cuda import build
+from magjit_dvm.cuda.forms import ALONE, FLAT, STACKED, SUMMING, kernel_name, own_tables
 from magjit_dvm.cuda.functions import FLOATS, INTS
 from magjit_dvm.cuda.interpreter import (
-    ALONE,
     EACH,
-    STACKED,
-    SUMMING,
+    EACH_FLAT,
     inner_loop,
-    kernel_name,
     source,
 )
-from magjit_dvm.cuda.jumps import OWN_OF_SUMS, OWN_TABLE
 from magjit_dvm.cuda.parts import MOST_EACH, SUMS_NAME, SUMS_SOURCE
 from magjit_dvm.cuda.words import OPCODES
 from magjit_dvm.instructions import INSTRUCTIONS, DType, Kind
@@ -42,10 +39,14 @@ _SPILLS = {
 there are more of them, whichever cases those are."""
 _SPILLS_OF_STACKS = {64: 64, 24: 96}
 _SPILLS_OF_SUMS = {24: 16}
+_SPILLS_OF_FLAT: dict[tuple[str, int], int] = {}
 """Of these kernels, on sm_90, by R."""
 
 _SPILLS_OF_NVRTC = {(64, ALONE): 64, (64, STACKED): 64, (24, SUMMING): 16}
 """Of the kernels that users have, by R, on sm_90; it has another front end than nvcc."""
+
+OF_FORMS = {SUMMING: [one for one in EACH if one <= MOST_EACH], FLAT: EACH_FLAT}
+"""Values of R that some forms have kernels for, not all."""
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
 needs_nvrtc = pytest.mark.skipif(
@@ -93,7 +94,7 @@ def test_kernels_of_stacks_fit_their_registers(each: int, tmp_path: Path) -> Non
 
 @needs_nvcc
 @pytest.mark.slow
-@pytest.mark.parametrize("each", [one for one in EACH if one <= MOST_EACH])
+@pytest.mark.parametrize("each", OF_FORMS[SUMMING])
 def test_kernels_with_sums_fit_their_registers(each: int, tmp_path: Path) -> None:
     said = ptxas(source(each=(each,), form=SUMMING), "sm_90", tmp_path)
     assert f"entry function '{kernel_name(each, SUMMING)}'" in said
@@ -101,14 +102,25 @@ def test_kernels_with_sums_fit_their_registers(each: int, tmp_path: Path) -> Non
     assert spilled <= _SPILLS_OF_SUMS.get(each, 0), said
 
 
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("each", EACH_FLAT)
+def test_kernels_without_rows_fit_their_registers(arch: str, each: int, tmp_path: Path) -> None:
+    said = ptxas(source(each=(each,), form=FLAT), arch, tmp_path)
+    assert f"entry function '{kernel_name(each, FLAT)}'" in said
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
+    assert spilled <= _SPILLS_OF_FLAT.get((arch, each), 0), said
+
+
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("each", "form"),
     [
-        pytest.param(each, form, marks=[] if form == SUMMING and each == 32 else pytest.mark.slow)
+        pytest.param(each, form, marks=[] if each == 32 and form in OF_FORMS else pytest.mark.slow)
         for each in EACH
-        for form in (ALONE, STACKED, SUMMING)
-        if form != SUMMING or each <= MOST_EACH
+        for form in (ALONE, STACKED, SUMMING, FLAT)
+        if each in OF_FORMS.get(form, EACH)
     ],
 )
 def test_what_users_have_fits_its_registers(
@@ -139,7 +151,7 @@ def test_the_kernel_of_sums_compiles(arch: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_kernel_compiles(approximate: bool, tmp_path: Path) -> None:
-    for form in (ALONE, STACKED, SUMMING):
+    for form in (ALONE, STACKED, SUMMING, FLAT):
         said = ptxas(source(approximate, (8,), form=form), "sm_90", tmp_path)
         assert f"'{kernel_name(8, form)}'" in said
 
@@ -155,7 +167,8 @@ def test_every_operator_has_a_case() -> None:
 
 def test_tables_of_jumps_fit_constant_memory() -> None:
     """A table of each case that has its own, the shared one, and that of the first jump."""
-    for form, own in ((ALONE, OWN_TABLE), (STACKED, OWN_TABLE), (SUMMING, OWN_OF_SUMS)):
+    for form in (ALONE, STACKED, SUMMING, FLAT):
+        own = own_tables(form)
         assert set(OPCODES) >= own
         tables = sum(line.count("brx.idx.uni") for line in inner_loop(8, form=form))
         assert len(own) < tables and 4 * tables * len(OPCODES) <= 1 << 16

@@ -19,7 +19,7 @@ import torch
 
 from magjit_dvm import reference, vm
 from magjit_dvm.cuda.encode import encode
-from magjit_dvm.cuda.interpreter import STACKED
+from magjit_dvm.cuda.forms import STACKED
 from magjit_dvm.cuda.launch import DeviceFused, _allocate
 from magjit_dvm.cuda.native import as_lists
 from magjit_dvm.cuda.parts import SUMS

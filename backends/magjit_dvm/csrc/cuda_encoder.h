@@ -22,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 20, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 21, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
@@ -84,6 +84,12 @@ struct Operators {
     int8_t reduction; /* its number, or −1 */
 };
 
+/* What an operator is good for, beside what its name says. */
+enum Use : uint8_t {
+    OF_ROW_REGISTERS = 1, /* s.by and sk.by do it */
+    OF_FLAT = 2           /* the kernel of flat programs has it: see cuda/forms.py */
+};
+
 struct Words {
     bool ready;
     uint8_t end, nop, by, swap, keep, take, mask, select, save, add_up;
@@ -104,7 +110,7 @@ struct Words {
     uint8_t row_norm, row_softmax, row_back, add_up_norm;
     uint8_t row_running[2][2]; /* sums and products, of each kind of registers; 0: none */
     uint8_t by_row, by_row_number, and_ints; /* s.by and sk.by; i.bitwise_and */
-    bool is_by_row[256];                     /* what these two do */
+    uint8_t uses[256];                       /* of each operator, see Use */
     uint8_t scaled_rsqrt, sub_exp_small, sub_exp_small_number;
     uint8_t row_number, row_take, row_in, row_load[N_LOADED], row_store[N_STORED];
     uint8_t to_half, to_bfloat, to_int, to_byte, to_bool, int_to_float, int_to_bool, low_bits;
@@ -189,6 +195,7 @@ struct Encoded {
     int64_t elements; /* of the whole */
     int64_t blocks, threads, shared_bytes;
     bool draws; /* blocks draw tiles from a counter: see Image.draws of words.py */
+    bool flat;     /* the kernel of flat programs has all of its operators */
     bool few_rows; /* and long, encoded or refused: steps are faster, see cuda_split.cpp */
     int n_sums; /* across rows, of parts that a second kernel adds up */
     Sum sums[MOST_SUMS];
@@ -510,6 +517,7 @@ struct Encoder {
 
     /* cuda_image.cpp */
     void pack();
+    bool is_flat() const; /* the kernel without rows has all of it */
     void pack_header();
     void pack_words();
 

@@ -9,8 +9,9 @@ namespace magjit_dvm {
 enum : int { MAX_GPUS = 64, N_KERNELS = 9 };
 enum : int { SUMS = 1, SUMS_COLUMNS = 8, SUMS_THREADS = 512 }; /* as in cuda/parts.py */
 
-/* Of kernels, as in cuda/interpreter.py: of one image, several, one that has sums across rows. */
-enum Form : int { ALONE, STACKED, SUMMING, N_FORMS };
+/* Of kernels, as in cuda/interpreter.py: of one image, several, one that has sums across rows, one
+ * that has no rows. */
+enum Form : int { ALONE, STACKED, SUMMING, FLAT, N_FORMS };
 
 struct Gpu {
     bool known;

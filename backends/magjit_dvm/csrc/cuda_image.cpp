@@ -32,8 +32,20 @@ void Encoder::pack()
     encoded.threads = 32 * (image.warps + 1);
     encoded.shared_bytes = image.shared_bytes;
     encoded.draws = image.tiles > (image.sums ? image.fixed : image.blocks);
+    encoded.flat = is_flat();
     pack_header();
     pack_words();
+}
+
+bool Encoder::is_flat() const
+{
+    if (image.by_rows || image.chunks > 1 || image.n_first > 1 || image.sums ||
+        image.epilogue != NO_WORD || image.prologue != NO_WORD) {
+        return false;
+    }
+    return std::all_of(image.words, image.words + image.n_words, [this](const Word &word) {
+        return words.uses[word.first] & words.uses[word.second] & OF_FLAT;
+    });
 }
 
 void Encoder::pack_header()

@@ -106,6 +106,7 @@ void Encoder::divide(int64_t widest, int64_t together)
     int64_t least = prepared.has_positions ? 16 : 8;
     most = std::max(least, std::min(most, machine.widest));
     if (!image.by_rows) {
+        most = together > 2 ? std::min<int64_t>(most, 16) : most;
         image.each = each_of_squares ? each_of_squares : most;
         while (!each_of_squares && image.each > least &&
                image.elements < 32 * image.each * machine.multiprocessors) {

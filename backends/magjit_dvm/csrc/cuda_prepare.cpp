@@ -302,17 +302,17 @@ PyObject *py_cuda_words(PyObject *, PyObject *args)
                                 MAX_STAGED, MAX_PASSES,   MAX_REGISTERS, MAX_ACCUMULATORS, MOST_WORDS,
                                 PARTS_AT,   MOST_SUMS};
     int limits[12];
-    Py_buffer by_row;
+    Py_buffer uses;
     if (!PyArg_ParseTuple(args, "O!O!(iiiiiiiiiiii)y*:cuda_words", &PyDict_Type, &numbers,
                           &PyList_Type, &rows, &limits[0], &limits[1], &limits[2], &limits[3],
                           &limits[4], &limits[5], &limits[6], &limits[7], &limits[8], &limits[9],
-                          &limits[10], &limits[11], &by_row)) {
+                          &limits[10], &limits[11], &uses)) {
         return nullptr;
     }
     Words found{};
-    Py_ssize_t known = std::min<Py_ssize_t>(by_row.len, 256);
-    std::copy((const char *)by_row.buf, (const char *)by_row.buf + known, found.is_by_row);
-    PyBuffer_Release(&by_row);
+    Py_ssize_t known = std::min<Py_ssize_t>(uses.len, 256);
+    std::copy((const char *)uses.buf, (const char *)uses.buf + known, found.uses);
+    PyBuffer_Release(&uses);
     if (!std::equal(limits, limits + 12, expected)) {
         PyErr_SetString(PyExc_ValueError, "an image of another form");
         return nullptr;

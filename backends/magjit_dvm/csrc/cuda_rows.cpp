@@ -120,7 +120,7 @@ bool Encoder::scalar_word(int n, bool number, bool turned, uint8_t &first, uint8
         code = words.logical_not;
     }
     second = (uint8_t)code;
-    return code && code < BY && words.is_by_row[second];
+    return code && code < BY && words.uses[second] & OF_ROW_REGISTERS;
 }
 
 /* A cast that is one operator. */

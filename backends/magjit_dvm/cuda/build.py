@@ -21,7 +21,8 @@ import torch
 
 from magjit.plugin import BackendError
 from magjit.plugin.cache import code_digest, disk_cache, fingerprint
-from magjit_dvm.cuda.interpreter import ALONE, source
+from magjit_dvm.cuda.forms import ALONE
+from magjit_dvm.cuda.interpreter import source
 from magjit_dvm.cuda.parts import SUMS, SUMS_SOURCE
 
 __all__ = ["LEAST", "compiled", "compilers", "usable"]
@@ -69,7 +70,7 @@ def compiled(arch: str, each: int, approximate: bool, form: int = ALONE) -> byte
     key = fingerprint(code, each, approximate, checked, form, arch, found[0], *_OPTIONS)
 
     def made() -> bytes:
-        what = f"the interpreter{('', ' of stacks', ' of sums')[form]}, R = {each},"
+        what = f"the interpreter{('', ' of stacks', ' of sums', ' of no rows')[form]}, R = {each},"
         what = "the kernel of sums" if each == SUMS else what
         log.info("compiling %s for %s; it is kept on disk", what, arch)
         text = SUMS_SOURCE if each == SUMS else source(approximate, (each,), checked, form)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from magjit_dvm.cuda.ptx import Body
+from magjit_dvm.cuda.words import NUMBER
 
 __all__ = ["QUADS", "Cases", "vector"]
 
@@ -44,8 +45,11 @@ class Cases:
         self.put("shr.u32 d,i0,24; add.u32 pc,pc,16; ld.shared.v4.b32 {{i0,i1,F0,F1}},[pc];")
 
     def second(self) -> None:
-        """The word's other operator."""
-        self.put("bfe.u32 d,i0,8,8;")
+        """The word's other operator; if that is nothing, the next word."""
+        self.put(
+            f"bfe.u32 d,i0,8,8; setp.eq.u32 q1,d,{NUMBER['nop']}; @q1 shr.u32 d,i0,24; "
+            "@q1 add.u32 pc,pc,16; @q1 ld.shared.v4.b32 {{i0,i1,F0,F1}},[pc];"
+        )
         self.jump()
 
     def jump(self) -> None:

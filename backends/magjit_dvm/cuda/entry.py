@@ -31,12 +31,15 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         ((Quad *)mj_shared)[i] = program[i];
     }}
     const u32 each_rows = 128 * (1 + h.numbers + 2 * h.accumulators);
-    if (warp < W) {{
+    const u32 G = h.group, chunks = chunks_of_row(h), by_rows = rows_of_tile(h);
+    const u32 group_of_warp = by_rows ? quotient(warp, G) : 0;
+    if (warp < W && by_rows) {{
         /* Where the row's warps leave their parts of a reduction; it turns with each. */
         *(u32 *)(mj_shared + h.rows_at + warp * each_rows + 4 * lane) =
-            base + h.partials_at + 512 * (warp / h.group);
+            base + h.partials_at + 512 * group_of_warp;
     }}
     if (warp == W && lane == 0) {{
+#pragma unroll 1
         for (u32 s = 0; s < S; s++) {{
             barrier_init(full + A_STAGE * s, FULL_ARRIVALS);
             barrier_init(full + A_STAGE * s + EMPTY, W * EMPTY_ARRIVALS);
@@ -50,8 +53,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         all_meet(W); /* the producer comes here once its first tile is on its way */
     }}
 
-    const u32 G = h.group, chunks = h.chunks;
-    const u32 width = h.by_rows ? G * SLICE : W * SLICE; /* elements of a stage, of a row's chunk */
+    const u32 width = by_rows ? G * SLICE : W * SLICE; /* elements of a stage, of a row's chunk */
     u32 s = 0, phase = 0;
 
     if (warp == W) {{
@@ -68,28 +70,28 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         bool others_wait = true;
         __syncwarp();
         while (t < h.tiles) {{
-            const u32 turns = chunks > 1 ? h.passes * chunks : 1;
+            const u32 turns = chunks > 1 ? passes_of(h) * chunks : 1;
 #pragma unroll 1
             for (u32 k = 0, c = 0; k < turns; k++) {{
                 barrier_wait(full + A_STAGE * s + EMPTY, phase ^ 1);
                 u64 e = (u64)t * width, left;
                 u32 most = width;
-                if (!h.by_rows) {{
+                if (!by_rows) {{
                     left = h.elements - e;
                 }} else if (chunks > 1) {{
                     e = (u64)t * h.cols + (u64)c * width;
                     left = h.cols - c * width;
                 }} else {{
-                    most = h.by_rows * h.cols;
+                    most = by_rows * h.cols;
                     e = (u64)t * most;
                     left = h.elements - e;
                 }}
                 const u32 count = left < most ? (u32)left : most;
                 if (lane == 0) {{
-                    const u64 row = (u64)t * h.by_rows;
+                    const u64 row = (u64)t * by_rows;
                     u32 there = count;
-                    if (h.by_rows && chunks == 1) {{
-                        there = h.rows - row < h.by_rows ? (u32)(h.rows - row) : h.by_rows;
+                    if (by_rows && chunks == 1) {{
+                        there = h.rows - row < by_rows ? (u32)(h.rows - row) : by_rows;
                     }}
 #ifdef MJ_SUMS
                     const u32 now = t < fixed ? {block} : {blocks} + ((t - fixed) >> shift);
@@ -174,17 +176,20 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                 counter[1] = 0;
             }}
         }}
-        {leave}
+        if (t != NO_TILE) {{ /* always: code with no way on would be put at the end, far away */
+            {leave}
+        }}
     }}
 
-    const u32 member = warp % G, group = h.by_rows ? warp / G : 0;
-    const u32 own = (h.by_rows ? member : warp) * SLICE; /* the warp's first column */
-    const bool whole_rows = h.by_rows && chunks == 1;
+    const u32 group = group_of_warp, member = by_rows ? warp - group * G : 0;
+    const u32 own = (by_rows ? member : warp) * SLICE; /* the warp's first column */
+    const bool whole_rows = by_rows && chunks == 1;
     const bool owner = lane == 0 && own == 0;
     u32 scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
     /* What all tiles ask for is in registers: ptxas would load it from constant memory each time.
      * Of what a stage has, rows or elements, those from `mine` on are the warp's. */
-    const u32 rowfile = kept(base + h.rows_at + warp * each_rows + 128 + 4 * lane);
+    const u32 rowfile =
+        kept(UNLESS_FLAT(base + h.rows_at + warp * each_rows + 128, 0) + 4 * lane);
     u32 facts = kept(G | member << 8 | group << 16 | h.numbers << 24 | (owner ? OWNS : 0));
     const u32 local = kept(own + 4 * lane + (whole_rows ? group * h.cols : 0));
     const u32 mine = kept(whole_rows ? group : own), every = whole_rows ? SLICE : 1;
@@ -200,7 +205,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     }}
 #endif
     __syncwarp();
-    if (h.prologue != NO_TILE) {{
+    if (UNLESS_FLAT(h.prologue, NO_TILE) != NO_TILE) {{
         turn = PROLOGUE * A_PASS;
         scratch = base + h.scratch_at + W * h.scratch_bytes + 4 * member * SLICE + 16 * lane;
         wait_for_launch();
@@ -213,7 +218,7 @@ next_tile:
         u64 start;
         u32 there, word = first_word;
         bool runs;
-        if (turn < h.passes * A_PASS) {{ /* else the epilogue or the prologue, of no stage */
+        if (turn < passes_of(h) * A_PASS) {{ /* else the epilogue or the prologue, of no stage */
             barrier_wait(barrier & ~3u, barrier & 1);
             const Quad tile = get_quad((barrier & ~3u) + TILE);
             if (turn == 0 && (int)tile.z <= 0) {{ /* no tile, or sums are to be written before */
@@ -231,7 +236,7 @@ next_tile:
                 word = base + 16 * (later ? h.rest[pass] : h.first[pass]);
                 facts = (facts & ~LATER) | later * LATER;
             }}
-            if (!h.by_rows && start != 0) {{
+            if (!by_rows && start != 0) {{
                 facts &= ~OWNS;
             }}
         }} else {{
@@ -239,18 +244,19 @@ next_tile:
             start = (u64)(row - (whole_rows ? group : 0)) * h.cols;
             there = columns < SLICE ? columns : SLICE;
             runs = !prologue || group == 0;
-            word = base + 16 * (prologue ? h.prologue : h.epilogue);
+            word = base + 16 * (prologue ? h.prologue : epilogue_of(h));
             facts &= ~LATER;
         }}
         if (runs) {{
             run_words_{each}(word, stage, local, start + local, there, rowfile, facts, row,
                 scratch);
         }}
-        turn = kept(turn); /* so that what was found of it takes no registers meanwhile */
+        /* So that what was found of it takes no registers meanwhile. */
+        turn = UNLESS_FLAT(kept(turn), 0);
         if (barrier & LAST && turn == 0) {{
             break;
         }}
-        if (turn >= h.passes * A_PASS) {{
+        if (turn >= passes_of(h) * A_PASS) {{
             if (turn == PROLOGUE * A_PASS) {{
                 scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
                 asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
@@ -269,12 +275,12 @@ next_tile:
             stage = ring;
         }}
         if (chunks == 1) {{
-            turn = h.epilogue != NO_TILE && row < h.rows ? h.passes * A_PASS : 0;
+            turn = epilogue_of(h) != NO_TILE && row < h.rows ? passes_of(h) * A_PASS : 0;
         }} else if (turn % A_PASS + 1 < chunks) {{
             turn++;
         }} else {{
             turn = (turn / A_PASS + 1) * A_PASS;
-            turn = turn == h.passes * A_PASS && h.epilogue == NO_TILE ? 0 : turn;
+            turn = turn == passes_of(h) * A_PASS && epilogue_of(h) == NO_TILE ? 0 : turn;
         }}
     }}
 #ifdef MJ_SUMS

@@ -23,36 +23,33 @@ from magjit_dvm.cuda.elements import (
     to_global,
 )
 from magjit_dvm.cuda.entry import ENTRY, OF_CHAINS, OF_ONE, OF_STACK
+from magjit_dvm.cuda.forms import ALONE, FLAT, STACKED, SUMMING, has_case, kernel_name, own_tables
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
-from magjit_dvm.cuda.jumps import OWN_OF_SUMS, OWN_TABLE
 from magjit_dvm.cuda.loads import Loads
-from magjit_dvm.cuda.parts import MOST_EACH, WRITE_SUMS
+from magjit_dvm.cuda.parts import WRITE_SUMS
 from magjit_dvm.cuda.ptx import single
 from magjit_dvm.cuda.shell import SHELL
 from magjit_dvm.cuda.short_functions import LARGEST
 from magjit_dvm.cuda.words import (
     BY,
     BY_ROW,
-    MAX_DRAWING,
     NUMBER,
-    OF_POSITIONS,
     OF_STAGE,
     OPCODES,
 )
 
 __all__ = [
-    "ALONE",
     "CHAINED",
     "EACH",
-    "STACKED",
-    "SUMMING",
+    "EACH_FLAT",
     "inner_loop",
-    "kernel_name",
     "source",
 ]
 
 EACH = (8, 16, 24, 32, 64)
 """Values of R, each with a kernel of its own."""
+EACH_FLAT = (8, 16, 32)
+"""Those of programs without rows."""
 CHAINED = 8
 """That of the kernel of stacks whose blocks run several images; as in ``csrc/cuda_stacks.cpp``."""
 
@@ -81,23 +78,6 @@ _HEAVY, _LIGHT, _MEDIUM, _TOGETHER = 4, 9, 17, 8
 above which it loops over some of them: ptxas would have so many under way that it spilled.  The
 lines between are those of functions that choose, where R is 64."""
 _SLOW = ("div.rn", "div.s32", "sqrt.rn", "loop")
-_SELDOM = (
-    *("lt.e.at", "lt.col.at", "s.ld.at", "at.", "lt.row.", "s.at."),
-    *("lt.t.", "lt.n.", "st.n.", "pf."),
-)
-"""What a program has with ``OF_POSITIONS`` alone: encoders choose one of these for squares and
-tables.  With more cases, fewer registers are left for what goes from tile to tile, which is slow
-where R is 64, and a kernel begins later, which is much of its time where R is 8.  Random numbers
-have no case beyond ``MAX_DRAWING``, sums across rows none beyond ``MOST_EACH``."""
-ALONE, STACKED, SUMMING = range(3)
-"""Kernels of one image, of several, and of one that has sums across rows: what writes these, and
-their cases, would make all others slower."""
-_OF_SUMS = ("acc", "acc.norm", "w.scale")
-
-
-def kernel_name(each: int, form: int = ALONE) -> str:
-    """The entry point of R elements a lane."""
-    return f"mj_dvm_{('', 'stack_', 'summing_')[form]}{each}"
 
 
 def source(
@@ -112,10 +92,12 @@ def source(
         approximate: the GPU's own tanh and quotients (about 11 and 22 bits).
         each: the values of R to make kernels for.
         checked: for checkers of races, see ``EMPTY_ARRIVALS``.
-        form: ``ALONE``, ``STACKED`` or ``SUMMING``.
+        form: ``ALONE``, ``STACKED``, ``SUMMING`` or ``FLAT``.
     """
-    defined = ["#define MJ_CHECKED" * checked, "#define MJ_SUMS" * (form != ALONE)]
-    parts = [*defined, SHELL, WRITE_SUMS * (form != ALONE), _constants()]
+    summing = form in (STACKED, SUMMING)
+    defined = ["#define MJ_CHECKED" * checked, "#define MJ_SUMS" * summing]
+    defined.append("#define MJ_FLAT" * (form == FLAT))
+    parts = [*defined, SHELL, WRITE_SUMS * summing, _constants()]
     for one in each:
         stacked = OF_CHAINS if one == CHAINED else OF_STACK
         around = stacked if form == STACKED else OF_ONE
@@ -173,12 +155,10 @@ class _Loop(Loads):
         )
         for number, name in enumerate(OPCODES):
             self.put(f"L{number}: // {name}")
-            drawn = name.startswith("lt.draw.") and self.R > MAX_DRAWING
-            seldom = self.R not in OF_POSITIONS and name.startswith(_SELDOM)
-            if drawn or seldom or (name in _OF_SUMS and (self.form == ALONE or self.R > MOST_EACH)):
-                self.put("trap;")
-            else:
+            if has_case(name, self.R, self.form):
                 self.case(name)
+            else:
+                self.put("trap;")
         self.put("NEXT: brx.idx.uni d,TABLE;", "DONE:")
         return [self._named(line, names) for line in self.made]
 
@@ -190,7 +170,7 @@ class _Loop(Loads):
     def case(self, name: str) -> None:
         """One operator."""
         head, _, rest = name.partition(".")
-        self.own_table = name in (OWN_OF_SUMS if self.form == SUMMING else OWN_TABLE)
+        self.own_table = name in own_tables(self.form)
         table: dict[str, Callable[[str], None]] = {
             "end": lambda _: self.put("bra.uni DONE;"),
             "nop": lambda _: self.fetch(),

@@ -19,7 +19,7 @@ import torch
 from magjit.plugin import BackendError
 from magjit_dvm.cuda.build import LEAST, compiled
 from magjit_dvm.cuda.encode import Encoded, Machine, encode
-from magjit_dvm.cuda.interpreter import ALONE, STACKED, SUMMING, kernel_name
+from magjit_dvm.cuda.forms import ALONE, STACKED, form_of, kernel_name
 from magjit_dvm.cuda.native import as_lists
 from magjit_dvm.cuda.parts import SUMS, SUMS_NAME, THREADS, Parts
 from magjit_dvm.cuda.splitting import Step, steps_of
@@ -224,7 +224,7 @@ class DeviceFused(CudaFused):
 def _launch(image: Image, tensors: Sequence[Any], index: int, approximate: bool) -> None:
     addresses = (one.data_ptr() if isinstance(one, torch.Tensor) else 0 for one in tensors)
     cuda_launch(
-        gpu(index).function(image.each, approximate, SUMMING if image.sums else ALONE),
+        gpu(index).function(image.each, approximate, form_of(image)),
         *(image.blocks, 32 * (image.warps + 1), image.shared_bytes),
         torch.cuda.current_stream(index).cuda_stream,
         image.template(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from magjit_dvm.cuda import encode, rows, words
+from magjit_dvm.cuda.forms import OF_FLAT
 from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
 from magjit_dvm.cuda.support import reduction_name
 from magjit_dvm.instructions import INSTRUCTIONS, DType
@@ -65,12 +66,13 @@ def _operators(name: str, kind: str, dtype: DType) -> tuple[int, ...]:
     return (*numbers, int(known and is_binary(name, kind)), number)
 
 
-_BY_ROW = bytes(name in words.BY_ROW for name in words.OPCODES)
+_USES = bytes((name in words.BY_ROW) | (name in OF_FLAT) << 1 for name in words.OPCODES)
+"""``Use`` of ``csrc/cuda_encoder.h``, of each operator."""
 
 
 def _handed_over() -> bool:
     try:
-        cuda_words(words.NUMBER, _rows(), LIMITS, _BY_ROW)
+        cuda_words(words.NUMBER, _rows(), LIMITS, _USES)
     except ValueError:
         return False
     return True

@@ -152,6 +152,7 @@ def _divide(space: Space, image: Image, machine: Machine, widest: int, together:
     least = 16 if space.has_positions else 8
     most = max(least, min(most, machine.widest))
     if not image.by_rows:
+        most = min(most, 16) if together > 2 else most
         image.each = space.each or most
         while (
             not space.each

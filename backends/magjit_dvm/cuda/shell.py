@@ -3,7 +3,8 @@
 One block runs on a multiprocessor.  Its last warp, the producer, draws tiles and copies their parts
 of contiguous tensors into a ring of stages in shared memory (bulk copies); the others compute.
 
-- ``full[s]``: the producer arrives once, with the bytes that will come; consumers wait for it.
+- ``full[s]``: the producer says of each copy how many bytes will come, and then arrives; consumers
+  wait for it.
 - ``empty[s]``: each consuming warp arrives when it has read the stage; the producer waits for it.
 
 A barrier's phase is its parity: turn ``k`` of stage ``s`` is phase ``k`` of both, so that the
@@ -104,10 +105,9 @@ DEV void barrier_arrive(u32 a)
                  : "memory");
 }
 #if __CUDA_ARCH__ >= 900
-DEV void barrier_arrive_expecting(u32 a, u32 bytes)
+DEV void barrier_expect(u32 a, u32 bytes)
 {
-    asm volatile("{ .reg .b64 state; "
-                 "mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1; }" ::"r"(a), "r"(bytes)
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(a), "r"(bytes)
                  : "memory");
 }
 DEV void barrier_wait(u32 a, u32 phase)
@@ -134,6 +134,30 @@ DEV void barrier_wait(u32 a, u32 phase)
 }
 #endif
 
+#define NO_TILE 0xffffffffu
+/* Kernels of what is neither in rows nor in chunks, and keeps nothing, know that when they are
+ * compiled. */
+#ifdef MJ_FLAT
+#define UNLESS_FLAT(value, flat) (flat)
+#else
+#define UNLESS_FLAT(value, flat) (value)
+#endif
+DEV u32 rows_of_tile(const Head &h)
+{
+    return UNLESS_FLAT(h.by_rows, 0);
+}
+DEV u32 chunks_of_row(const Head &h)
+{
+    return UNLESS_FLAT(h.chunks, 1);
+}
+DEV u32 passes_of(const Head &h)
+{
+    return UNLESS_FLAT(h.passes, 1);
+}
+DEV u32 epilogue_of(const Head &h)
+{
+    return UNLESS_FLAT(h.epilogue, NO_TILE);
+}
 /* What a stage has of an input, and where that begins: elements [e, e + count) of one that is
  * contiguous, the rows of tile t of one that has an element for each row.
  * It is copied from the 16-byte boundary below to the one above: what is beyond the tensor shares
@@ -143,10 +167,11 @@ struct Piece { u64 from; u32 bytes; };
 DEV Piece piece_of(const Head &h, u32 i, u64 e, u32 count, u32 t)
 {
     u32 size = h.in[i].size;
-    if (size & OF_ROWS) {
+    if (UNLESS_FLAT(size & OF_ROWS, 0)) {
+        const u32 rows = rows_of_tile(h);
         size -= OF_ROWS;
-        e = (u64)t * h.by_rows;
-        count = h.rows - e < h.by_rows ? (u32)(h.rows - e) : h.by_rows;
+        e = (u64)t * rows;
+        count = h.rows - e < rows ? (u32)(h.rows - e) : rows;
     }
     const u64 low = h.in[i].ptr + e * size, high = low + (u64)count * size;
     return {low & ~15ull, (u32)(((high + 15) & ~15ull) - (low & ~15ull))};
@@ -162,24 +187,20 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
 {
 #if __CUDA_ARCH__ >= 900
     if (lane == 0) {
-        u32 bytes = 0;
-#pragma unroll 1
-        for (u32 i = 0; i < h.n_in; i++) {
-            bytes += piece_of(h, i, e, count, t).bytes;
-        }
         Piece one = piece_of(h, 0, e, count, t);
         asm volatile("" : "+l"(one.from), "+r"(one.bytes)); /* found before it is waited for */
         if (waits) {
             wait_for_launch();
         }
-        barrier_arrive_expecting(barrier, bytes);
 #pragma unroll 1
         for (u32 i = 0; i < h.n_in;) {
+            barrier_expect(barrier, one.bytes);
             bulk_copy(stage + h.in[i].at, one.from, one.bytes, barrier);
             if (++i < h.n_in) {
                 one = piece_of(h, i, e, count, t);
             }
         }
+        barrier_arrive(barrier);
     }
 #else
 #pragma unroll 1
@@ -216,19 +237,26 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
 #define A_STAGE 32
 #define EMPTY 8
 #define TILE 16
-#define NO_TILE 0xffffffffu
 #define WRITES 0x80000000u /* added to the count of a tile before which sums are written */
 #define LAST 2u /* of a warp, beside a barrier's phase: its first tile is its last */
 /* Whether a block has one tile, neither more nor none, and nobody waits for another. */
 DEV bool has_one_tile(const Head &h, u32 blocks)
 {
-    return !h.counter && h.chunks == 1 && h.epilogue == NO_TILE && !h.sums && h.tiles == blocks;
+    const bool once = chunks_of_row(h) == 1 && epilogue_of(h) == NO_TILE;
+    return !h.counter && once && !UNLESS_FLAT(h.sums, 0) && h.tiles == blocks;
 }
 #define A_PASS 0x1000000u /* beside the chunk: 2^24 of them are more than a row has */
 #define PROLOGUE 0xffu /* in the place of a pass */
 #define LATER 0x40000000u /* of a warp: the chunk is not a row's first */
 #define OWNS 0x80000000u  /* the lane stores what there is one of for a row */
 
+/* Of numbers below 64: a division would be twenty instructions, and as many lines of cold code. */
+DEV u32 quotient(u32 a, u32 b)
+{
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"((float)b));
+    return (u32)(((float)a + 0.5f) * inverse);
+}
 /* All of the block's shared memory, so that it begins at a multiple of 256. */
 extern __shared__ __align__(1024) unsigned char mj_shared[];
 

@@ -1,0 +1,112 @@
+"""Forms of the kernel: which cases each has, which of them jump on through tables of their own.
+
+All run the same words.  What a form leaves out, programs that it runs have no need of: cases, and
+with them registers, and what a block does before its first tile and beside each.
+
+A jump through a shared table costs a branch more, and its entry is read late.  Tables are in
+constant memory, which has room for about 70; beyond it, ptxas makes jumps to jumps of them, each on
+a line of code of its own.
+"""
+
+from __future__ import annotations
+
+from magjit_dvm.cuda.parts import MOST_EACH
+from magjit_dvm.cuda.words import MAX_DRAWING, NARROW, NO_WORD, OF_POSITIONS, OPCODES, Image
+
+__all__ = [
+    "ALONE",
+    "FLAT",
+    "OF_FLAT",
+    "STACKED",
+    "SUMMING",
+    "form_of",
+    "has_case",
+    "kernel_name",
+    "own_tables",
+]
+
+ALONE, STACKED, SUMMING, FLAT = range(4)
+"""Kernels of one image, of several, of one that has sums across rows, and of one that has no rows.
+Code that writes sums would make all others slower."""
+
+
+def kernel_name(each: int, form: int = ALONE) -> str:
+    """The entry point of R elements a lane."""
+    return f"mj_dvm_{('', 'stack_', 'summing_', 'flat_')[form]}{each}"
+
+
+def form_of(image: Image) -> int:
+    """That of the kernel which runs an image by itself; as ``Encoder::is_flat`` has it."""
+    if image.sums:
+        return SUMMING
+    whole = not image.by_rows and image.chunks == 1 and len(image.first) == 1
+    around = image.epilogue != NO_WORD or image.prologue != NO_WORD
+    used = {name for word in image.words for name in (word.first, word.second)}
+    return FLAT if whole and not around and used <= OF_FLAT else ALONE
+
+
+def has_case(name: str, each: int, form: int) -> bool:
+    """Whether a kernel has an operator; if not, its case is a trap."""
+    if name.startswith("lt.draw.") and each > MAX_DRAWING:
+        return False
+    if name.startswith(_SELDOM) and each not in OF_POSITIONS:
+        return False
+    if name in _OF_SUMS and (form not in (STACKED, SUMMING) or each > MOST_EACH):
+        return False
+    return form != FLAT or name in OF_FLAT
+
+
+def own_tables(form: int) -> frozenset[str]:
+    """Operators that programs of a form often have."""
+    return {SUMMING: _OWN_OF_SUMS, FLAT: _OWN_OF_FLAT}.get(form, _OWN)
+
+
+_OF_SUMS = ("acc", "acc.norm", "w.scale")
+_SELDOM = (
+    *("lt.e.at", "lt.col.at", "s.ld.at", "at.", "lt.row.", "s.at."),
+    *("lt.t.", "lt.n.", "st.n.", "pf."),
+)
+"""What a program has with ``OF_POSITIONS`` alone: encoders choose one of these for squares and
+tables.  With more cases, fewer registers are left for what goes from tile to tile, which is slow
+where R is 64, and a kernel begins later, which is much of its time where R is 8.  Random numbers
+have no case beyond ``MAX_DRAWING``, sums across rows none beyond ``MOST_EACH``."""
+
+_OWN = frozenset(
+    f"{head}.{name}"
+    for head, names in {
+        "f": "neg abs relu add sub mul minimum maximum rsqrt exp sub_exp",
+        "fk": "add sub rsub mul mad sub_exp sub_exp_small",
+        "lt": "s.32 s.f16 s.bf16 u.32 u.f16 u.bf16 scratch k r w",
+        "la": "s.32 s.f16 s.bf16 scratch r",
+        "lk": "r",
+        "w": "affine scale",
+        "st": "g.32 g.f16 g.bf16",
+        "row": "f.sum f.max f.squares f.norm f.softmax",
+        "red": "f.sum f.max",
+        "fin": "f.sum",
+        "s": "add sub mul rsqrt k by",
+        "sk": "add mul scaled_rsqrt",
+    }.items()
+    for name in names.split()
+) | {"swap", "keep", "mask", "select", "save"}
+_OF_SOFTMAX = {"row.f.softmax", "row.f.max", "red.f.max", "fk.sub_exp", "fk.sub_exp_small"}
+_OWN_OF_SUMS = _OWN - _OF_SOFTMAX | {"acc.norm", "row.f.back", "s.in"}
+"""Sums across rows are of gradients, not of softmaxes."""
+
+OF_FLAT = frozenset(
+    {
+        *("end", "nop", "swap", "keep", "take", "mask", "select", "save", "fk.mad"),
+        *("lt.scratch", "la.scratch", "lt.k"),
+        *(name for name in OPCODES if name.startswith(("f.", "i.", "fk.", "ik.", "la.s."))),
+        *(f"lt.{how}.{what}" for how in "suvb" for what in NARROW),
+        *(f"st.{how}.{what}" for how in "gu" for what in NARROW),
+    }
+)
+"""What the kernel of programs without rows has."""
+_SHORT = "exp log tanh sigmoid silu gelu gelu_tanh sin cos"
+_OWN_OF_FLAT = (
+    _OWN
+    | {f"f.{name}_short" for name in _SHORT.split()}
+    | {"nop", "f.exp_short", "f.sigmoid", "f.silu", "f.rsub", "fk.maximum", "fk.minimum"}
+    | {f"lt.v.{what}" for what in NARROW}
+) & OF_FLAT
