@@ -51,7 +51,7 @@ class CudaFused:
             int,
             tuple[int, int, int],
             bool,
-            bool,
+            int,
             list[tuple[int, int]],
             tuple[int, int],
         ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from magjit_dvm.cuda.encode import Encoded, Machine, encode
-from magjit_dvm.cuda.forms import FLAT, form_of
+from magjit_dvm.cuda.forms import form_of
 from magjit_dvm.cuda.launch import DeviceFused
 from magjit_dvm.program import Program
 from magjit_dvm.vm import NotEncodable
@@ -31,11 +31,11 @@ def described(encoded: Encoded) -> Any:
     layouts = [(one.sizes, one.strides) for one in encoded.layouts]
     image = encoded.image
     if image is None:
-        return layouts, b"", b"", 32, (0, 0, 0), False, False, [], (0, 0)
+        return layouts, b"", b"", 32, (0, 0, 0), False, 0, [], (0, 0)
     launch = image.blocks, 32 * (image.warps + 1), image.shared_bytes
     parts = image.parts
     sums = (list(parts.results), (parts.rows, parts.cols)) if parts else ([], (0, 0))
-    which = image.each, launch, image.draws, form_of(image) == FLAT
+    which = image.each, launch, image.draws, form_of(image)
     return layouts, image.template(), image.patches(), *which, *sums
 
 

@@ -232,8 +232,7 @@ int PartsToAdd::launch(int device, void *stream)
 int launch_image(const CudaFused *self, Encoded &encoded, const uint64_t *addresses, int device)
 {
     Launch one{};
-    Form form = encoded.flat ? FLAT : encoded.n_sums ? SUMMING : ALONE;
-    one.function = kernel_of(device, encoded.each, self->approximate, form);
+    one.function = kernel_of(device, encoded.each, self->approximate, encoded.form);
     if (!one.function || current_stream(self->device_type, device, &one.stream)) {
         return -1;
     }
@@ -331,8 +330,8 @@ PyObject *describe(const Program &program, const Encoded &encoded)
         return nullptr;
     }
     if (encoded.verdict == NOTHING) {
-        return Py_BuildValue("(Ny#y#i(LLL)OO[](LL))", layouts, "", (Py_ssize_t)0, "", (Py_ssize_t)0,
-                             32, 0LL, 0LL, 0LL, Py_False, Py_False, 0LL, 0LL);
+        return Py_BuildValue("(Ny#y#i(LLL)Oi[](LL))", layouts, "", (Py_ssize_t)0, "", (Py_ssize_t)0,
+                             32, 0LL, 0LL, 0LL, Py_False, 0, 0LL, 0LL);
     }
     PyObject *sums = PyList_New(encoded.n_sums);
     for (int k = 0; sums && k < encoded.n_sums; k++) {
@@ -350,11 +349,11 @@ PyObject *describe(const Program &program, const Encoded &encoded)
     long long rows = encoded.n_sums ? (long long)encoded.parts_rows : 0;
     long long cols = encoded.n_sums ? (long long)encoded.parts_cols : 0;
     return Py_BuildValue(
-        "(Ny#y#i(LLL)OON(LL))", layouts, encoded.image, (Py_ssize_t)encoded.n_bytes,
+        "(Ny#y#i(LLL)OiN(LL))", layouts, encoded.image, (Py_ssize_t)encoded.n_bytes,
         (const char *)encoded.patches, (Py_ssize_t)(encoded.n_patches * (int)sizeof(Patch)),
         encoded.each, (long long)encoded.blocks, (long long)encoded.threads,
         (long long)encoded.shared_bytes, encoded.draws ? Py_True : Py_False,
-        encoded.flat ? Py_True : Py_False, sums, rows, cols);
+        (int)encoded.form, sums, rows, cols);
 }
 
 PyObject *cuda_encode(PyObject *object, PyObject *const *args, Py_ssize_t n)

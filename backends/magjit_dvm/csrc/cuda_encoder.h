@@ -84,10 +84,15 @@ struct Operators {
     int8_t reduction; /* its number, or −1 */
 };
 
+/* Of kernels, as in cuda/forms.py: of one image, several, one that has sums across rows, one that has no
+ * rows, one whose rows are in no chunks. */
+enum Form : int { ALONE, STACKED, SUMMING, FLAT, WHOLE, N_FORMS };
+
 /* What an operator is good for, beside what its name says. */
 enum Use : uint8_t {
     OF_ROW_REGISTERS = 1, /* s.by and sk.by do it */
-    OF_FLAT = 2           /* the kernel of flat programs has it: see cuda/forms.py */
+    OF_FLAT = 2,          /* the kernel of programs without rows has it: see cuda/forms.py */
+    OF_WHOLE = 4          /* that of rows in no chunks has it */
 };
 
 struct Words {
@@ -195,7 +200,7 @@ struct Encoded {
     int64_t elements; /* of the whole */
     int64_t blocks, threads, shared_bytes;
     bool draws; /* blocks draw tiles from a counter: see Image.draws of words.py */
-    bool flat;     /* the kernel of flat programs has all of its operators */
+    Form form;     /* of the kernel that runs it by itself */
     bool few_rows; /* and long, encoded or refused: steps are faster, see cuda_split.cpp */
     int n_sums; /* across rows, of parts that a second kernel adds up */
     Sum sums[MOST_SUMS];
@@ -517,7 +522,8 @@ struct Encoder {
 
     /* cuda_image.cpp */
     void pack();
-    bool is_flat() const; /* the kernel without rows has all of it */
+    Form form() const;
+    bool all_are(Use use) const; /* of the operators */
     void pack_header();
     void pack_words();
 

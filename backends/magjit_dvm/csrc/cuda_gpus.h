@@ -9,15 +9,13 @@ namespace magjit_dvm {
 enum : int { MAX_GPUS = 64, N_KERNELS = 9 };
 enum : int { SUMS = 1, SUMS_COLUMNS = 8, SUMS_THREADS = 512 }; /* as in cuda/parts.py */
 
-/* Of kernels, as in cuda/interpreter.py: of one image, several, one that has sums across rows, one
- * that has no rows. */
-enum Form : int { ALONE, STACKED, SUMMING, FLAT, N_FORMS };
+using cuda::Form;
 
 struct Gpu {
     bool known;
     cuda::Device machine;
     uint64_t counters, n_counters;
-    uint64_t kernels[N_FORMS][N_KERNELS][2]; /* of R / 8; approximate */
+    uint64_t kernels[cuda::N_FORMS][N_KERNELS][2]; /* of R / 8; approximate */
     uint64_t sums;                           /* adds up parts: see cuda/parts.py */
 };
 
@@ -25,7 +23,7 @@ extern Gpu gpus[MAX_GPUS];
 extern PyObject *allocate_hook; /* see py_cuda_hooks */
 
 /* A kernel's handle, after which the GPU is known; 0 with an exception set. */
-uint64_t ask_for_kernel(int device, int each, bool approximate, Form form = ALONE);
+uint64_t ask_for_kernel(int device, int each, bool approximate, Form form = cuda::ALONE);
 bool is_known(int device); /* after it has been asked for; false with an exception */
 uint64_t kernel_of_sums(int device);
 

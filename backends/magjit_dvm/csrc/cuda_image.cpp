@@ -32,19 +32,31 @@ void Encoder::pack()
     encoded.threads = 32 * (image.warps + 1);
     encoded.shared_bytes = image.shared_bytes;
     encoded.draws = image.tiles > (image.sums ? image.fixed : image.blocks);
-    encoded.flat = is_flat();
+    encoded.form = form();
     pack_header();
     pack_words();
 }
 
-bool Encoder::is_flat() const
+Form Encoder::form() const
 {
-    if (image.by_rows || image.chunks > 1 || image.n_first > 1 || image.sums ||
-        image.epilogue != NO_WORD || image.prologue != NO_WORD) {
-        return false;
+    if (image.sums) {
+        return SUMMING;
     }
-    return std::all_of(image.words, image.words + image.n_words, [this](const Word &word) {
-        return words.uses[word.first] & words.uses[word.second] & OF_FLAT;
+    if (image.chunks > 1 || image.n_first > 1) {
+        return ALONE;
+    }
+    if (image.by_rows) {
+        return all_are(OF_WHOLE) ? WHOLE : ALONE;
+    }
+    bool around = image.epilogue != NO_WORD || image.prologue != NO_WORD;
+    return !around && all_are(OF_FLAT) ? FLAT : ALONE;
+}
+
+bool Encoder::all_are(Use use) const
+{
+    return std::all_of(image.words, image.words + image.n_words, [use](const Word &word) {
+        bool other = word.first == words.by; /* whose second is a number of another table */
+        return words.uses[word.first] & (other ? use : words.uses[word.second]) & use;
     });
 }
 

@@ -32,8 +32,9 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     }}
     const u32 each_rows = 128 * (1 + h.numbers + 2 * h.accumulators);
     const u32 G = h.group, chunks = chunks_of_row(h), by_rows = rows_of_tile(h);
-    const u32 group_of_warp = by_rows ? quotient(warp, G) : 0;
-    if (warp < W && by_rows) {{
+    const bool in_rows = UNLESS_ROWS(by_rows != 0, true);
+    const u32 group_of_warp = in_rows ? quotient(warp, G) : 0;
+    if (warp < W && in_rows) {{
         /* Where the row's warps leave their parts of a reduction; it turns with each. */
         *(u32 *)(mj_shared + h.rows_at + warp * each_rows + 4 * lane) =
             base + h.partials_at + 512 * group_of_warp;
@@ -53,7 +54,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         all_meet(W); /* the producer comes here once its first tile is on its way */
     }}
 
-    const u32 width = by_rows ? G * SLICE : W * SLICE; /* elements of a stage, of a row's chunk */
+    const u32 width = in_rows ? G * SLICE : W * SLICE; /* elements of a stage, of a row's chunk */
     u32 s = 0, phase = 0;
 
     if (warp == W) {{
@@ -76,7 +77,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                 barrier_wait(full + A_STAGE * s + EMPTY, phase ^ 1);
                 u64 e = (u64)t * width, left;
                 u32 most = width;
-                if (!by_rows) {{
+                if (!in_rows) {{
                     left = h.elements - e;
                 }} else if (chunks > 1) {{
                     e = (u64)t * h.cols + (u64)c * width;
@@ -90,7 +91,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                 if (lane == 0) {{
                     const u64 row = (u64)t * by_rows;
                     u32 there = count;
-                    if (by_rows && chunks == 1) {{
+                    if (in_rows && chunks == 1) {{
                         there = h.rows - row < by_rows ? (u32)(h.rows - row) : by_rows;
                     }}
 #ifdef MJ_SUMS
@@ -181,9 +182,9 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         }}
     }}
 
-    const u32 group = group_of_warp, member = by_rows ? warp - group * G : 0;
-    const u32 own = (by_rows ? member : warp) * SLICE; /* the warp's first column */
-    const bool whole_rows = by_rows && chunks == 1;
+    const u32 group = group_of_warp, member = in_rows ? warp - group * G : 0;
+    const u32 own = (in_rows ? member : warp) * SLICE; /* the warp's first column */
+    const bool whole_rows = in_rows && chunks == 1;
     const bool owner = lane == 0 && own == 0;
     u32 scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
     /* What all tiles ask for is in registers: ptxas would load it from constant memory each time.
@@ -236,7 +237,7 @@ next_tile:
                 word = base + 16 * (later ? h.rest[pass] : h.first[pass]);
                 facts = (facts & ~LATER) | later * LATER;
             }}
-            if (!by_rows && start != 0) {{
+            if (!in_rows && start != 0) {{
                 facts &= ~OWNS;
             }}
         }} else {{

@@ -17,32 +17,38 @@ __all__ = [
     "ALONE",
     "FLAT",
     "OF_FLAT",
+    "OF_WHOLE",
     "STACKED",
     "SUMMING",
+    "WHOLE",
     "form_of",
     "has_case",
     "kernel_name",
     "own_tables",
 ]
 
-ALONE, STACKED, SUMMING, FLAT = range(4)
-"""Kernels of one image, of several, of one that has sums across rows, and of one that has no rows.
-Code that writes sums would make all others slower."""
+ALONE, STACKED, SUMMING, FLAT, WHOLE = range(5)
+"""Kernels of one image, of several, of one with sums across rows, of one that has no rows, and of
+one whose rows are in no chunks.  Code that writes sums would make all others slower."""
 
 
 def kernel_name(each: int, form: int = ALONE) -> str:
     """The entry point of R elements a lane."""
-    return f"mj_dvm_{('', 'stack_', 'summing_', 'flat_')[form]}{each}"
+    return f"mj_dvm_{('', 'stack_', 'summing_', 'flat_', 'whole_')[form]}{each}"
 
 
 def form_of(image: Image) -> int:
-    """That of the kernel which runs an image by itself; as ``Encoder::is_flat`` has it."""
+    """That of the kernel which runs an image by itself; as ``Encoder::form`` has it."""
     if image.sums:
         return SUMMING
-    whole = not image.by_rows and image.chunks == 1 and len(image.first) == 1
+    if image.chunks > 1 or len(image.first) > 1:
+        return ALONE
+    used = {word.first for word in image.words}
+    used |= {word.second for word in image.words if word.first != "by"}
+    if image.by_rows:
+        return WHOLE if used <= OF_WHOLE else ALONE
     around = image.epilogue != NO_WORD or image.prologue != NO_WORD
-    used = {name for word in image.words for name in (word.first, word.second)}
-    return FLAT if whole and not around and used <= OF_FLAT else ALONE
+    return FLAT if not around and used <= OF_FLAT else ALONE
 
 
 def has_case(name: str, each: int, form: int) -> bool:
@@ -53,7 +59,7 @@ def has_case(name: str, each: int, form: int) -> bool:
         return False
     if name in _OF_SUMS and (form not in (STACKED, SUMMING) or each > MOST_EACH):
         return False
-    return form != FLAT or name in OF_FLAT
+    return name in {FLAT: OF_FLAT, WHOLE: OF_WHOLE}.get(form, OPCODES)
 
 
 def own_tables(form: int) -> frozenset[str]:
@@ -103,6 +109,8 @@ OF_FLAT = frozenset(
     }
 )
 """What the kernel of programs without rows has."""
+OF_WHOLE = frozenset(name for name in OPCODES if not name.startswith(("red.", "fin.")))
+"""What that of rows in no chunks has, beside sums."""
 _SHORT = "exp log tanh sigmoid silu gelu gelu_tanh sin cos"
 _OWN_OF_FLAT = (
     _OWN

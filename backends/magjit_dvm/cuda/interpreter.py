@@ -23,7 +23,16 @@ from magjit_dvm.cuda.elements import (
     to_global,
 )
 from magjit_dvm.cuda.entry import ENTRY, OF_CHAINS, OF_ONE, OF_STACK
-from magjit_dvm.cuda.forms import ALONE, FLAT, STACKED, SUMMING, has_case, kernel_name, own_tables
+from magjit_dvm.cuda.forms import (
+    ALONE,
+    FLAT,
+    STACKED,
+    SUMMING,
+    WHOLE,
+    has_case,
+    kernel_name,
+    own_tables,
+)
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
 from magjit_dvm.cuda.loads import Loads
 from magjit_dvm.cuda.parts import WRITE_SUMS
@@ -92,11 +101,12 @@ def source(
         approximate: the GPU's own tanh and quotients (about 11 and 22 bits).
         each: the values of R to make kernels for.
         checked: for checkers of races, see ``EMPTY_ARRIVALS``.
-        form: ``ALONE``, ``STACKED``, ``SUMMING`` or ``FLAT``.
+        form: ``ALONE``, ``STACKED``, ``SUMMING``, ``FLAT`` or ``WHOLE``.
     """
     summing = form in (STACKED, SUMMING)
     defined = ["#define MJ_CHECKED" * checked, "#define MJ_SUMS" * summing]
-    defined.append("#define MJ_FLAT" * (form == FLAT))
+    defined.append("#define MJ_WHOLE" * (form in (WHOLE, SUMMING, FLAT)))
+    defined.append("#define MJ_ROWS" * (form == WHOLE) or "#define MJ_FLAT" * (form == FLAT))
     parts = [*defined, SHELL, WRITE_SUMS * summing, _constants()]
     for one in each:
         stacked = OF_CHAINS if one == CHAINED else OF_STACK

@@ -135,8 +135,18 @@ DEV void barrier_wait(u32 a, u32 phase)
 #endif
 
 #define NO_TILE 0xffffffffu
-/* Kernels of what is neither in rows nor in chunks, and keeps nothing, know that when they are
- * compiled. */
+/* What is known when a kernel is compiled: where rows are in no chunks, where there are rows, and
+ * where there are none and nothing is kept. */
+#ifdef MJ_WHOLE
+#define UNLESS_WHOLE(value, whole) (whole)
+#else
+#define UNLESS_WHOLE(value, whole) (value)
+#endif
+#ifdef MJ_ROWS
+#define UNLESS_ROWS(value, rows) (rows)
+#else
+#define UNLESS_ROWS(value, rows) (value)
+#endif
 #ifdef MJ_FLAT
 #define UNLESS_FLAT(value, flat) (flat)
 #else
@@ -148,11 +158,11 @@ DEV u32 rows_of_tile(const Head &h)
 }
 DEV u32 chunks_of_row(const Head &h)
 {
-    return UNLESS_FLAT(h.chunks, 1);
+    return UNLESS_WHOLE(h.chunks, 1);
 }
 DEV u32 passes_of(const Head &h)
 {
-    return UNLESS_FLAT(h.passes, 1);
+    return UNLESS_WHOLE(h.passes, 1);
 }
 DEV u32 epilogue_of(const Head &h)
 {
