@@ -106,6 +106,7 @@ OF_FLAT = frozenset(
         *(name for name in OPCODES if name.startswith(("f.", "i.", "fk.", "ik.", "la.s."))),
         *(f"lt.{how}.{what}" for how in "suvb" for what in NARROW),
         *(f"st.{how}.{what}" for how in "gu" for what in NARROW),
+        *(name for name in OPCODES if name.startswith(("lt.n.", "lt.t.", "st.n.", "pf."))),
     }
 )
 """What the kernel of programs without rows has."""

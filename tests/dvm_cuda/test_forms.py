@@ -1,0 +1,117 @@
+"""Which kernel runs a program: one that has all of its words, and as little else as there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from magjit_dvm.cuda.encode import Machine
+from magjit_dvm.cuda.forms import (
+    ALONE,
+    FLAT,
+    SUMMING,
+    WHOLE,
+    form_of,
+    has_case,
+    kernel_name,
+    own_tables,
+)
+from magjit_dvm.cuda.interpreter import EACH, EACH_FLAT, source
+from magjit_dvm.cuda.words import OPCODES
+from magjit_dvm.instructions import DType
+from magjit_dvm.program import Program
+from tests.dvm.checking import cast, compute, load, output, reduce, tensor
+from tests.dvm_cuda.checking import BIG, SMALL, check_words
+from tests.dvm_cuda.test_broadcasts import binary
+from tests.dvm_cuda.test_encoder import layer_norm, softmax, values
+from tests.dvm_cuda.test_squares import transposed
+from tests.dvm_cuda.test_sums import FEW, alone
+
+F16, F32 = DType.F16, DType.F32
+
+
+def unary(name: str) -> Program:
+    nodes = load(0, F16), cast(F32, 0), compute(name, F32, 1), cast(F16, 2)
+    return Program(1, (tensor(F16, 0),), nodes, (output(3, 0),))
+
+
+def added(*shapes: tuple[int, ...]) -> tuple[Program, list[Any]]:
+    """Two tensors of these shapes; what has no dimension is broadcast along it."""
+    first, second = (tuple(d for d, n in enumerate(one) if n > 1) for one in shapes)
+    given = [values(F16, *(n for n in one if n > 1)) for one in shapes]
+    return binary(F16, (first, second), 2), given
+
+
+@pytest.mark.parametrize("approach", [0, 1, 5])
+@pytest.mark.parametrize("name", ["neg", "exp", "gelu", "relu"])
+def test_no_rows(name: str, approach: int) -> None:
+    """Also from an odd element on."""
+    image = check_words(unary(name), [values(F16, 5000 + approach)[approach:]], SMALL)
+    assert image is not None and form_of(image) == FLAT and image.each in EACH_FLAT
+
+
+def test_two_operands() -> None:
+    for shapes in (((40, 512), (40, 512)), ((40, 512), (1, 512)), ((40, 512), (40, 1))):
+        image = check_words(*added(*shapes), SMALL)
+        assert image is not None and form_of(image) == FLAT
+    square = [values(F16, 256, 256), transposed(F16, 256, 256)]
+    image = check_words(binary(F16, ((0, 1), (0, 1)), 2), square, Machine(3))
+    assert image is not None and form_of(image) == FLAT
+
+
+def test_rows() -> None:
+    for program, given in ((softmax(F16), (30, 700)), (softmax(F32), (2, 4096))):
+        image = check_words(program, [values(program.inputs[0].dtype, *given)], SMALL)
+        assert image is not None and form_of(image) == WHOLE and image.chunks == 1
+    weights = [values(F16, 1024), values(F16, 1024)]
+    image = check_words(layer_norm(F16), [values(F16, 64, 1024), *weights], Machine(3))
+    assert image is not None and form_of(image) == WHOLE
+
+
+def test_rows_in_chunks() -> None:
+    image = check_words(softmax(F32), [values(F32, 2, 20_000)], SMALL)
+    assert image is not None and image.chunks > 1 and form_of(image) == ALONE
+
+
+def test_functions_of_another_table() -> None:
+    """They are many: programs without rows that have one run in the kernel of all."""
+    image = check_words(unary("asin"), [values(F16, 3000)], SMALL)
+    assert image is not None and form_of(image) == ALONE
+    nodes = (
+        *(load(0, F32), compute("asin", F32, 0), reduce("sum", F32, 1, 1)),
+        compute("sub", F32, 1, 2),
+    )
+    rows = Program(2, (tensor(F32, 0, 1),), nodes, (output(3, 0, 1),))
+    image = check_words(rows, [values(F32, 4, 300)], SMALL)
+    assert image is not None and form_of(image) == WHOLE
+
+
+def test_sums_across_rows() -> None:
+    image = check_words(alone(F16), [values(F16, 300, 512)], FEW)
+    assert image is not None and image.sums and form_of(image) == SUMMING
+
+
+@pytest.mark.parametrize("form", range(5))
+def test_a_kernel_has_what_its_programs_may_have(form: int) -> None:
+    for each in EACH_FLAT if form == FLAT else EACH:
+        has = {name for name in OPCODES if has_case(name, each, form)}
+        assert {"end", "nop", "by" if form != FLAT else "end", "f.add", "st.g.f16"} <= has
+        assert ("row.f.sum" in has) == (form != FLAT)
+        assert ("red.f.sum" in has) == (form not in (FLAT, WHOLE))
+        assert len(own_tables(form) & has) > 40
+
+
+def test_names_tell_forms_apart() -> None:
+    names = [kernel_name(each, form) for form in range(5) for each in EACH]
+    assert len(set(names)) == len(names)
+    for form in range(5):
+        assert f"{kernel_name(8, form)}(" in source(each=(8,), form=form)
+
+
+def test_the_largest_R_of_several_tensors() -> None:
+    """Of one, two to the fifth; more would have tiles that are too long for the last turn."""
+    one = check_words(unary("neg"), [values(F16, 1 << 17)], Machine(2))
+    two = check_words(*added((1 << 8, 1 << 9), (1 << 8, 1 << 9)), Machine(2))
+    assert one is not None and two is not None
+    assert (one.each, two.each) == (32, 16) and BIG.widest == 64
