@@ -45,7 +45,18 @@ class Cases:
         self.put("shr.u32 d,i0,24; add.u32 pc,pc,16; ld.shared.v4.b32 {{i0,i1,F0,F1}},[pc];")
 
     def second(self) -> None:
-        """The word's other operator; if that is nothing, the next word."""
+        """The word's other operator."""
+        self.put("bfe.u32 d,i0,8,8;")
+        self.jump()
+
+    def second_or_next(self) -> None:
+        """The word's other operator; if that is nothing, the next word, without a jump to ``nop``.
+
+        With R = 64, words are in uniform registers, which would have to be filled anew.
+        """
+        if self.R == 64:
+            self.second()
+            return
         self.put(
             f"bfe.u32 d,i0,8,8; setp.eq.u32 q1,d,{NUMBER['nop']}; @q1 shr.u32 d,i0,24; "
             "@q1 add.u32 pc,pc,16; @q1 ld.shared.v4.b32 {{i0,i1,F0,F1}},[pc];"

@@ -64,7 +64,7 @@ def has_case(name: str, each: int, form: int) -> bool:
 
 def own_tables(form: int) -> frozenset[str]:
     """Operators that programs of a form often have."""
-    return {SUMMING: _OWN_OF_SUMS, FLAT: _OWN_OF_FLAT}.get(form, _OWN)
+    return {SUMMING: _OWN_OF_SUMS, FLAT: _OWN_OF_FLAT, WHOLE: _OWN_OF_WHOLE}.get(form, _OWN)
 
 
 _OF_SUMS = ("acc", "acc.norm", "w.scale")
@@ -112,6 +112,7 @@ OF_FLAT = frozenset(
 """What the kernel of programs without rows has."""
 OF_WHOLE = frozenset(name for name in OPCODES if not name.startswith(("red.", "fin.")))
 """What that of rows in no chunks has, beside sums."""
+_OWN_OF_WHOLE = _OWN & OF_WHOLE | {"nop"}
 _SHORT = "exp log tanh sigmoid silu gelu gelu_tanh sin cos"
 _OWN_OF_FLAT = (
     _OWN

@@ -59,7 +59,7 @@ class Loads(Adding):
         else:
             self.four_global(bank, what, how == "v")
             return
-        self.second()
+        self.second_or_next()
 
     def kept(self) -> None:
         """Where the lane's part is of the vector at i1 to ``ad``; of one at 0 to ``c0``."""
@@ -152,7 +152,7 @@ class Loads(Adding):
                 self.put(*from_global(what, to, f"p+{128 * size * j}", "@q " * guarded))
             self.put(f"bra.uni {head};" if guarded else f"{head}:")
             if not guarded:
-                self.second()
+                self.second_or_next()
                 self.put(f"{tail}:")
 
     def four_global(self, bank: str, what: str, vector: bool) -> None:
@@ -169,7 +169,7 @@ class Loads(Adding):
         )
         self.four_of_two_runs(bank, what, vector)
         self.put(f"{made}:")
-        self.second()
+        self.second_or_next()
         self.put(f"{short}:")
         for first in range(0, self.J, 4):
             group = range(first, min(first + 4, self.J))
