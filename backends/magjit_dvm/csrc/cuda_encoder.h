@@ -200,7 +200,7 @@ struct Encoded {
     int64_t elements; /* of the whole */
     int64_t blocks, threads, shared_bytes;
     bool draws; /* blocks draw tiles from a counter: see Image.draws of words.py */
-    Form form;     /* of the kernel that runs it by itself */
+    Form form;  /* of the kernel that runs it by itself */
     bool few_rows; /* and long, encoded or refused: steps are faster, see cuda_split.cpp */
     int n_sums; /* across rows, of parts that a second kernel adds up */
     Sum sums[MOST_SUMS];

@@ -16,7 +16,7 @@ struct Gpu {
     cuda::Device machine;
     uint64_t counters, n_counters;
     uint64_t kernels[cuda::N_FORMS][N_KERNELS][2]; /* of R / 8; approximate */
-    uint64_t sums;                           /* adds up parts: see cuda/parts.py */
+    uint64_t sums;                                 /* adds up parts: see cuda/parts.py */
 };
 
 extern Gpu gpus[MAX_GPUS];
