@@ -51,7 +51,7 @@ _SPILLS_OF_SUMS = {24: 16}
 _SPILLS_OF_FLAT: dict[tuple[str, int], int] = {}
 """Of these kernels, on sm_90, by R."""
 
-_SPILLS_OF_NVRTC = {(64, ALONE): 64, (64, STACKED): 64, (24, SUMMING): 16}
+_SPILLS_OF_NVRTC = {(64, ALONE): 64, (64, WHOLE): 64, (64, STACKED): 64}
 """Of the kernels that users have, by R, on sm_90; it has another front end than nvcc."""
 
 OF_FORMS = {SUMMING: [one for one in EACH if one <= MOST_EACH], FLAT: EACH_FLAT}
