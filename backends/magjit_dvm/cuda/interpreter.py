@@ -88,6 +88,15 @@ above which it loops over some of them: ptxas would have so many under way that 
 lines between are those of functions that choose, where R is 64."""
 _SLOW = ("div.rn", "div.s32", "sqrt.rn", "loop")
 
+_KNOWN = {
+    ALONE: [],
+    STACKED: ["MJ_SUMS"],
+    SUMMING: ["MJ_SUMS", "MJ_WHOLE"],
+    FLAT: ["MJ_WHOLE", "MJ_FLAT"],
+    WHOLE: ["MJ_WHOLE", "MJ_ROWS"],
+}
+"""What each form knows when it is compiled; see ``shell.py``."""
+
 
 def source(
     approximate: bool = False,
@@ -103,11 +112,9 @@ def source(
         checked: for checkers of races, see ``EMPTY_ARRIVALS``.
         form: ``ALONE``, ``STACKED``, ``SUMMING``, ``FLAT`` or ``WHOLE``.
     """
-    summing = form in (STACKED, SUMMING)
-    defined = ["#define MJ_CHECKED" * checked, "#define MJ_SUMS" * summing]
-    defined.append("#define MJ_WHOLE" * (form in (WHOLE, SUMMING, FLAT)))
-    defined.append("#define MJ_ROWS" * (form == WHOLE) or "#define MJ_FLAT" * (form == FLAT))
-    parts = [*defined, SHELL, WRITE_SUMS * summing, _constants()]
+    known = ["MJ_CHECKED"] * checked + _KNOWN[form]
+    defined = [f"#define {name}" for name in known]
+    parts = [*defined, SHELL, WRITE_SUMS * ("MJ_SUMS" in known), _constants()]
     for one in each:
         stacked = OF_CHAINS if one == CHAINED else OF_STACK
         around = stacked if form == STACKED else OF_ONE
