@@ -32,7 +32,7 @@ def described(encoded: Encoded) -> Any:
     image = encoded.image
     if image is None:
         return layouts, b"", b"", 32, (0, 0, 0), False, 0, [], (0, 0)
-    launch = image.blocks, 32 * (image.warps + 1), image.shared_bytes
+    launch = image.blocks, image.threads, image.shared_bytes
     parts = image.parts
     sums = (list(parts.results), (parts.rows, parts.cols)) if parts else ([], (0, 0))
     which = image.each, launch, image.draws, form_of(image)
@@ -72,7 +72,7 @@ def difference(
         lines += [f"C++: {native}", f"Python: {reference}"]
         return "\n".join(lines)
     lines.append(str(encode(program, arguments, machine).image))
-    names = ("layouts", "image", "patches", "R", "launch", "draws", "sums", "parts")
+    names = ("layouts", "image", "patches", "R", "launch", "draws", "form", "sums", "parts")
     for name, one, other in zip(names, native, reference, strict=True):
         if one != other and isinstance(one, bytes):
             where = [at for at in range(0, len(other), 4) if one[at : at + 4] != other[at : at + 4]]

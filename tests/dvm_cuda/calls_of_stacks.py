@@ -90,7 +90,7 @@ def test_a_stack_is_one_launch() -> None:
             own = tuple(left.pop(0) for _ in program.outputs)
             made = image_of(program, given)
             assert blocks == made.blocks
-            assert threads >= 32 * (made.warps + 1) and KEPT[4] >= made.shared_bytes
+            assert threads >= made.threads and KEPT[4] >= made.shared_bytes
             run_image(image, made.each, made.shared_bytes, given, own)
             require_results(program, own, reference.run(program, given), given, given)
         assert not left

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from magjit_dvm.cuda.adders import NONE
 from magjit_dvm.cuda.encode import Machine
+from magjit_dvm.cuda.forms import ADDING, SUMMING, form_of
+from magjit_dvm.cuda.plan import LEAST_TILES
 from magjit_dvm.cuda.words import NO_WORD, Image, Word
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, NodeKind, Program
@@ -194,3 +197,62 @@ def test_runs_of_tiles(shape: tuple[int, int]) -> None:
     assert image.parts is not None and image.draws == (image.fixed < image.tiles)
     runs = -(-(image.tiles - image.fixed) // (1 << image.shift))
     assert image.parts.rows == image.blocks + runs
+
+
+def added(image: Image) -> Word:
+    """What adders run."""
+    word = image.words[image.rest[0]]
+    assert image.adders and word.first == "add.rows" and form_of(image) == ADDING
+    assert not any(one.first.startswith("acc") for one in image.words) and not image.scratch
+    return word
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize(
+    ("cols", "each", "quads"),
+    [(256, 8, 1), (512, 16, 1), (708, 24, 1), (1024, 32, 2), (1500, 64, 4)],
+)
+def test_adders(cols: int, each: int, quads: int, centered: bool, dtype: DType) -> None:
+    """Warps of their own add up, where a block has many rows."""
+    rows = {8: 26, 16: 24, 24: 14, 32: 16, 64: 8}[each] * LEAST_TILES
+    program = Gradient(dtype, centered, True, cols).with_sums()
+    image = program.run(rows, cols, ONE)
+    word = added(image)
+    assert (image.each, word.w2) == (each, quads) and image.adders == -(-cols // (128 * quads))
+    assert image.rows_of_tile > 1 and len(backs(image)) == 1
+
+
+@pytest.mark.parametrize(("cols", "group", "adders"), [(4096, 2, 4), (3000, 2, 3), (8192, 8, 8)])
+def test_adders_of_wide_rows(cols: int, group: int, adders: int) -> None:
+    image = Gradient(F16, True, True, cols).with_sums().run(20, cols, ONE)
+    assert added(image) and (image.group, image.adders) == (group, adders)
+
+
+def test_adders_of_one_sum() -> None:
+    """The gradient of a weight without a bias: of what there is for it alone."""
+    program = Gradient(BF16, False, True, 512)
+    moved = program.put(compute("mul", F32, program.norm, program.dy))
+    program.outputs.append(output(program.put(across(moved, 0)), 1))
+    word = added(program.run(100, 512, ONE))
+    assert word.w3 & 255 == 0 and word.w3 >> 8 & 255 == NONE and word.w1 & 255 == NONE
+
+
+def test_adders_before_runs_of_tiles() -> None:
+    """They write what they have, and begin anew, as blocks do without them."""
+    image = Gradient(F16, True, True, 256).with_sums().run(400, 256, ONE)
+    assert added(image) and image.parts is not None and image.fixed < image.tiles
+    assert image.parts.rows == image.blocks + -(-(image.tiles - image.fixed) // (1 << image.shift))
+
+
+@pytest.mark.parametrize("why", ["few rows", "another sum", "computed", "unaligned", "too wide"])
+def test_without_adders(why: str) -> None:
+    """Sums are kept in scratch memory, as all others are."""
+    cols, rows = {"unaligned": (514, 120), "too wide": (8200, 8)}.get(why, (512, 120))
+    program = Gradient(F16, True, True, cols, doubled=why == "computed").with_sums()
+    if why == "another sum":
+        total = program.put(across(program.result, 0))
+        program.outputs.append(output(program.put(cast(F16, total)), 1))
+    image = program.run(30 if why == "few rows" else rows, cols, ONE)
+    assert not image.adders and image.sums and form_of(image) == SUMMING
+    assert "add.rows" not in [one.first for one in image.words]

@@ -13,8 +13,10 @@ import pytest
 from magjit.plugin import BackendError
 from magjit_dvm.cuda import build
 from magjit_dvm.cuda.forms import (
+    ADDING,
     ALONE,
     FLAT,
+    FORMS,
     STACKED,
     SUMMING,
     WHOLE,
@@ -53,12 +55,11 @@ _SPILLS_OF_SUMS = {24: 16}
 _SPILLS_OF_NVRTC = {(64, ALONE): 64, (64, WHOLE): 64, (64, STACKED): 64}
 """Of the kernels that users have, by R, on sm_90; it has another front end than nvcc."""
 
-OF_FORMS = {SUMMING: [one for one in EACH if one <= MOST_EACH], FLAT: EACH_FLAT}
-"""Values of R that some forms have kernels for, not all."""
+OF_FORMS = {SUMMING: [one for one in EACH if one <= MOST_EACH], FLAT: EACH_FLAT, ADDING: EACH}
+"""Values of R that forms have kernels for which are compiled in seconds."""
 
-FORMS = [
-    pytest.param(form, marks=[] if form in (SUMMING, FLAT) else pytest.mark.slow)
-    for form in (ALONE, STACKED, SUMMING, FLAT, WHOLE)
+MADE_FORMS = [
+    pytest.param(form, marks=[] if form in OF_FORMS else pytest.mark.slow) for form in FORMS
 ]
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
@@ -126,13 +127,24 @@ def test_kernels_without_rows_fit_their_registers(arch: str, each: int, tmp_path
     assert spilled == 0, said
 
 
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("each", EACH)
+def test_kernels_with_adders_fit_their_registers(arch: str, each: int, tmp_path: Path) -> None:
+    said = ptxas(source(each=(each,), form=ADDING), arch, tmp_path)
+    assert f"entry function '{kernel_name(each, ADDING)}'" in said
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
+    assert spilled == 0, said
+
+
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("each", "form"),
     [
         pytest.param(each, form, marks=[] if each == 32 and form in OF_FORMS else pytest.mark.slow)
         for each in EACH
-        for form in (ALONE, STACKED, SUMMING, FLAT, WHOLE)
+        for form in FORMS
         if each in OF_FORMS.get(form, EACH)
     ],
 )
@@ -156,7 +168,7 @@ def test_the_kernel_of_sums_compiles(arch: str, tmp_path: Path) -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", MADE_FORMS)
 @pytest.mark.parametrize("approximate", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_kernel_compiles(approximate: bool, form: int, tmp_path: Path) -> None:
     said = ptxas(source(approximate, (8,), form=form), "sm_90", tmp_path)
@@ -174,7 +186,7 @@ def test_every_operator_has_a_case() -> None:
 
 def test_tables_of_jumps_fit_constant_memory() -> None:
     """A table of each case that has its own, the shared one, and that of the first jump."""
-    for form in range(5):
+    for form in FORMS:
         own = {name for name in own_tables(form) if has_case(name, 8, form)}
         assert own and own <= set(OPCODES)
         tables = sum(line.count("brx.idx.uni") for line in inner_loop(8, form=form))

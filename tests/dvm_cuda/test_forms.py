@@ -8,8 +8,10 @@ import pytest
 
 from magjit_dvm.cuda.encode import Machine
 from magjit_dvm.cuda.forms import (
+    ADDING,
     ALONE,
     FLAT,
+    FORMS,
     SUMMING,
     WHOLE,
     form_of,
@@ -92,20 +94,21 @@ def test_sums_across_rows() -> None:
     assert image is not None and image.sums and form_of(image) == SUMMING
 
 
-@pytest.mark.parametrize("form", range(5))
+@pytest.mark.parametrize("form", FORMS)
 def test_a_kernel_has_what_its_programs_may_have(form: int) -> None:
     for each in EACH_FLAT if form == FLAT else EACH:
         has = {name for name in OPCODES if has_case(name, each, form)}
-        assert {"end", "nop", "f.add", "st.g.f16"} <= has and ("by" in has) == (form != FLAT)
+        assert {"end", "nop", "f.add", "st.g.f16"} <= has and "add.rows" not in has
+        assert ("by" in has) == (form not in (FLAT, ADDING))
         assert ("row.f.sum" in has) == (form != FLAT)
-        assert ("red.f.sum" in has) == (form not in (FLAT, WHOLE))
+        assert ("red.f.sum" in has) == (form not in (FLAT, WHOLE, ADDING))
         assert len(own_tables(form) & has) > 40
 
 
 def test_names_tell_forms_apart() -> None:
-    names = [kernel_name(each, form) for form in range(5) for each in EACH]
+    names = [kernel_name(each, form) for form in FORMS for each in EACH]
     assert len(set(names)) == len(names)
-    for form in range(5):
+    for form in FORMS:
         assert f"{kernel_name(8, form)}(" in source(each=(8,), form=form)
 
 

@@ -33,6 +33,7 @@ void Encoder::run()
         emit();
     }
     if (!stopped()) {
+        give_to_adders();
         keep_weights();
         fit();
     }

@@ -4,9 +4,9 @@
  * cuda_tiling.cpp squares for what lies in memory otherwise than results;
  * cuda_plan.cpp how a launch divides its work; cuda_values.cpp what values are, and numbers;
  * cuda_ranges.cpp which int64 32 bits hold; cuda_tables.cpp positions, and what is looked up at them;
- * cuda_weights.cpp vectors that all rows share; cuda_sums.cpp sums across rows; cuda_rows.cpp words of
- * row values; cuda_loads.cpp words that load; cuda_encode.cpp all others; cuda_image.cpp the kernel's
- * parameter. */
+ * cuda_weights.cpp vectors that all rows share; cuda_sums.cpp sums across rows; cuda_adders.cpp warps
+ * that add them up; cuda_rows.cpp words of row values; cuda_loads.cpp words that load; cuda_encode.cpp
+ * all others; cuda_image.cpp the kernel's parameter. */
 #ifndef MAGJIT_DVM_CUDA_ENCODER_H
 #define MAGJIT_DVM_CUDA_ENCODER_H
 
@@ -22,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 21, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 22, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
@@ -40,6 +40,7 @@ enum : int {
     SQUARE_PARTS = 6,    /* dimensions that take the place of two, see cuda/tiling.py */
     MAX_PARTS = MAX_DIMS + SQUARE_PARTS
 };
+enum : int { LEAST_TILES = 4 }; /* of a block, from which on it keeps vectors, and adders pay */
 enum : uint32_t { NO_WORD = 0xffffffffu };
 
 enum Loaded : uint8_t {
@@ -85,14 +86,15 @@ struct Operators {
 };
 
 /* Of kernels, as in cuda/forms.py: of one image, several, one that has sums across rows, one that has no
- * rows, one whose rows are in no chunks. */
-enum Form : int { ALONE, STACKED, SUMMING, FLAT, WHOLE, N_FORMS };
+ * rows, one whose rows are in no chunks, one with warps that add up sums. */
+enum Form : int { ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, N_FORMS };
 
 /* What an operator is good for, beside what its name says. */
 enum Use : uint8_t {
     OF_ROW_REGISTERS = 1, /* s.by and sk.by do it */
     OF_FLAT = 2,          /* the kernel of programs without rows has it: see cuda/forms.py */
-    OF_WHOLE = 4          /* that of rows in no chunks has it */
+    OF_WHOLE = 4,         /* that of rows in no chunks has it */
+    OF_ADDING = 8         /* that with adders has it */
 };
 
 struct Words {
@@ -112,7 +114,7 @@ struct Words {
     uint8_t kept, affine, scale; /* vectors in shared memory */
     uint8_t reduce[N_REDUCTIONS], finish[N_REDUCTIONS];
     uint8_t row_reduce[N_REDUCTIONS], row_squares, row_stat; /* of a row in one stage */
-    uint8_t row_norm, row_softmax, row_back, add_up_norm;
+    uint8_t row_norm, row_softmax, row_back, add_up_norm, add_rows;
     uint8_t row_running[2][2]; /* sums and products, of each kind of registers; 0: none */
     uint8_t by_row, by_row_number, and_ints; /* s.by and sk.by; i.bitwise_and */
     uint8_t uses[256];                       /* of each operator, see Use */
@@ -259,6 +261,7 @@ struct Image {
     int n_first = 0, n_rest = 0, n_inputs = 0, n_words = 0, n_descriptors = 0, n_described = 0;
     uint32_t epilogue = NO_WORD, prologue = NO_WORD;
     int numbers = 0, accumulators = 0, scratch = 0, weights = 0, sums = 0;
+    int64_t adders = 0; /* warps, beside those that compute */
     int64_t fixed = 0, shift = 0; /* of tiles beside sums: see cuda/words.py */
     int row_inputs = 0; /* the last of the inputs: they have an element for a row */
     int64_t barriers_at = 0, rows_at = 0, partials_at = 0, scratch_at = 0, ring_at = 0;
@@ -414,6 +417,7 @@ struct Encoder {
     void count();
     bool may_shrink() const;
     int64_t wanted_stages();
+    int64_t arrange_beside_adders();
     void shrink();
     void measure(int64_t program_bytes);
     bool has_room(int weights);
@@ -424,6 +428,12 @@ struct Encoder {
     void keep_weights();
     int weight_of(const Word &word, const Word *known, int n) const;
     int normalize_once(int n_words);
+
+    /* cuda_adders.cpp */
+    uint32_t number_of_input(int argument) const;
+    uint32_t input_of_register(int number) const;
+    int find_added_rows(Word &adds) const;
+    void give_to_adders();
 
     /* cuda_sums.cpp */
     bool goes_across(int n) const;

@@ -29,7 +29,7 @@ void Encoder::pack()
     encoded.each = (int)image.each;
     encoded.elements = image.elements;
     encoded.blocks = image.blocks;
-    encoded.threads = 32 * (image.warps + 1);
+    encoded.threads = 32 * (image.warps + image.adders + 1);
     encoded.shared_bytes = image.shared_bytes;
     encoded.draws = image.tiles > (image.sums ? image.fixed : image.blocks);
     encoded.form = form();
@@ -40,7 +40,7 @@ void Encoder::pack()
 Form Encoder::form() const
 {
     if (image.sums) {
-        return SUMMING;
+        return image.adders ? ADDING : SUMMING;
     }
     if (image.chunks > 1 || image.n_first > 1) {
         return ALONE;
@@ -96,7 +96,7 @@ void Encoder::pack_header()
                                 image.ring_at,
                                 image.scratch * 128 * image.each,
                                 image.prologue,
-                                image.sums | image.shift << 8,
+                                image.sums | image.shift << 8 | image.adders << 16,
                                 image.fixed};
     memset(encoded.image, 0, HEADER_BYTES);
     char *to = encoded.image;

@@ -9,11 +9,21 @@ namespace magjit_dvm::cuda {
 namespace {
 
 constexpr int64_t STAGES = 3, MOST_STAGES = 6, UNDER_WAY = 96 << 10, DRAWING = 16;
+constexpr int64_t STAGES_OF_ROWS = 2, UNDER_WAY_OF_ROWS = 80 << 10, ENOUGH = 12 << 10;
 constexpr int64_t SMALL = 1 << 17, LONG = 1 << 16, NARROW = 16; /* see cuda/plan.py */
 constexpr int64_t LARGE = 1 << 24;
 
 /* Warps that compute, besides the one that feeds them: what registers allow. */
 int64_t most_warps(int64_t each) { return each == 64 ? 11 : each >= 24 ? 15 : 19; }
+
+/* Of rows up to so many columns, R, and how many times four columns a lane of an adder has. */
+struct {
+    int64_t cols, each, quads;
+} constexpr BESIDE_ADDERS[] = {{256, 8, 1},   {512, 16, 1},  {768, 24, 1}, {1024, 32, 2},
+                               {2048, 64, 4}, {4096, 64, 8}, {8192, 32, 8}};
+
+/* Warps of both: that kernel is small. */
+int64_t most_warps_beside_adders(int64_t each) { return each == 64 ? 11 : each >= 24 ? 19 : 27; }
 
 int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -128,9 +138,9 @@ void Encoder::divide(int64_t widest, int64_t together)
 }
 
 /* R for rows that fit a block's warps, and shared memory with two tiles saved; 0 without one: the most
- * elements under way at once, as far as there is room for two stages of them, and for their sums across
- * rows; of equals the fewest lanes without elements, then the most warps, which is what counts beside
- * sums. */
+ * elements under way at once, up to what is enough, and as far as there is room for two stages of them,
+ * and for their sums across rows; of equals the fewest lanes without elements, then the most warps,
+ * which is what counts beside sums. */
 int64_t Encoder::each_for_rows(int64_t wanted, int64_t together) const
 {
     int64_t kept = image.sums + (image.sums > 0); /* and a tile that waits */
@@ -152,13 +162,38 @@ int64_t Encoder::each_for_rows(int64_t wanted, int64_t together) const
         }
         int64_t group = quotient_up(image.cols, 32 * each);
         int64_t rows = std::min(most_warps(each) / group, wanted);
-        std::pair<int64_t, int64_t> score = {std::min(rows * image.cols, room), -group * each};
+        std::pair<int64_t, int64_t> score = {std::min({rows * image.cols, room, ENOUGH}),
+                                             -group * each};
         if (rows && score > best) {
             best = score;
             found = each;
         }
     }
     return found;
+}
+
+/* Divides rows that fit a block anew, beside warps that add up sums across them: how many times four
+ * columns a lane of those has; 0 where it would not pay. */
+int64_t Encoder::arrange_beside_adders()
+{
+    for (const auto &[cols, widest, quads] : BESIDE_ADDERS) {
+        if (image.cols > cols) {
+            continue;
+        }
+        int64_t each = std::min(widest, machine.widest), adders = quotient_up(image.cols, 128 * quads);
+        int64_t group = quotient_up(image.cols, 32 * each);
+        int64_t rows = (most_warps_beside_adders(each) - adders) / group;
+        if (image.rows < LEAST_TILES * rows * machine.multiprocessors) {
+            return 0;
+        }
+        image.each = each;
+        image.group = group;
+        image.warps = rows * group;
+        image.adders = adders;
+        count();
+        return quads;
+    }
+    return 0;
 }
 
 /* Chunks, tiles and blocks for these warps. */
@@ -246,7 +281,10 @@ int64_t Encoder::wanted_stages()
     }
     measure(image.program_bytes());
     int64_t most = std::min(MOST_STAGES, image.tiles / image.blocks * image.chunks);
-    return std::max(STAGES, std::min(most, quotient_up(UNDER_WAY, image.stage_bytes)));
+    bool of_rows = image.by_rows && image.warps > image.group && !image.sums;
+    int64_t under_way = of_rows ? UNDER_WAY_OF_ROWS : UNDER_WAY;
+    return std::max(of_rows ? STAGES_OF_ROWS : STAGES,
+                    std::min(most, quotient_up(under_way, image.stage_bytes)));
 }
 
 /* Two stages, then fewer warps, then one stage, until everything fits into shared memory. */

@@ -97,6 +97,7 @@ void find_singles(Names &names, Words &found)
     names.find(found.save, "save");
     names.find(found.add_up, "acc");
     names.find(found.add_up_norm, "acc.norm");
+    names.find(found.add_rows, "add.rows");
     names.find(found.add_scaled, "mad.r");
     names.find(found.multiply_add, "fk.mad");
     names.find(found.sub_scaled, "nmad.r");

@@ -40,8 +40,11 @@ struct Member {
     Encoded encoded;
     CudaResults results;
 
-    /* Operators whose tiles are drawn fill the GPU by themselves. */
-    bool may_join() const { return encoded.verdict == ENCODED && !encoded.draws; }
+    /* Operators whose tiles are drawn fill the GPU by themselves; so do those that have adders. */
+    bool may_join() const
+    {
+        return encoded.verdict == ENCODED && !encoded.draws && encoded.form != cuda::ADDING;
+    }
     /* Whether a block has all of it at a time that several have now. */
     bool fits_a_block() const
     {

@@ -7,7 +7,7 @@ namespace magjit_dvm::cuda {
 
 namespace {
 
-constexpr int MOST = 4, LEAST_TILES = 4;
+constexpr int MOST = 4;
 
 } // namespace
 

@@ -70,7 +70,9 @@ def compiled(arch: str, each: int, approximate: bool, form: int = ALONE) -> byte
     key = fingerprint(code, each, approximate, checked, form, arch, found[0], *_OPTIONS)
 
     def made() -> bytes:
-        kind = ("", " of stacks", " of sums", " of no rows", " of rows")[form]
+        kind = ("", " of stacks", " of sums", " of no rows", " of rows", " of norms' gradients")[
+            form
+        ]
         what = "the kernel of sums" if each == SUMS else f"the interpreter{kind}, R = {each},"
         log.info("compiling %s for %s; it is kept on disk", what, arch)
         text = SUMS_SOURCE if each == SUMS else source(approximate, (each,), checked, form)

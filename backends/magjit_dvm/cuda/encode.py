@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from magjit_dvm.cuda.adders import give_to_adders
 from magjit_dvm.cuda.backwards import NormBackward
 from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
 from magjit_dvm.cuda.parts import MOST_SUMS
@@ -403,8 +404,7 @@ class _Encoder(SumsEncoder):
         if back is not None:
             self.put_norm_backward(back)
             return
-        parts = self.softmaxed(n)
-        if parts:
+        if parts := self.softmaxed(n):
             self.generate(arg)
             self.give_up(2)
             self.put("row.f.softmax")
@@ -486,10 +486,10 @@ class _Encoder(SumsEncoder):
 
     def place(self) -> None:
         """Offsets in shared memory, now that all words are there."""
+        give_to_adders(self.image, self.machine)
         keep_weights(self.image, self.machine)
         for word in self.image.words:
-            viewed = word.first.startswith(_DESCRIBED)
-            if viewed:
+            if word.first.startswith(_DESCRIBED):
                 word.w1 = self.image.descriptor_at(word.w1)
         self.machine.place(self.image)
         stages = {argument: at for argument, _, at in self.image.inputs}

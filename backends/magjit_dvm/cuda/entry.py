@@ -14,6 +14,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     constexpr u32 SLICE = 32 * {each};
 {image}    const Head &h = image.h;
     const u32 lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), W = h.warps;
+    const u32 P = W + adders_of(h); /* the producer */
     const u32 base = shared_address(mj_shared), S = h.stages;
     const u32 full = base + h.barriers_at, beyond = full + A_STAGE * S, ring = base + h.ring_at;
 #ifdef MJ_SUMS
@@ -39,25 +40,25 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         *(u32 *)(mj_shared + h.rows_at + warp * each_rows + 4 * lane) =
             base + h.partials_at + 512 * group_of_warp;
     }}
-    if (warp == W && lane == 0) {{
+    if (warp == P && lane == 0) {{
 #pragma unroll 1
         for (u32 s = 0; s < S; s++) {{
             barrier_init(full + A_STAGE * s, FULL_ARRIVALS);
-            barrier_init(full + A_STAGE * s + EMPTY, W * EMPTY_ARRIVALS);
+            barrier_init(full + A_STAGE * s + EMPTY, P * EMPTY_ARRIVALS);
         }}
 #if __CUDA_ARCH__ >= 900
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
     }}
-    if (warp != W) {{
-        all_meet(W); /* the producer comes here once its first tile is on its way */
+    if (warp != P) {{
+        all_meet(P); /* the producer comes here once its first tile is on its way */
     }}
 
     const u32 width = in_rows ? G * SLICE : W * SLICE; /* elements of a stage, of a row's chunk */
     u32 s = 0, phase = 0;
 
-    if (warp == W) {{
+    if (warp == P) {{
         u32 *counter = (u32 *)h.counter;
         if (counter) {{ /* else once it is known what the first copy is of */
             wait_for_launch();
@@ -65,7 +66,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         u32 t = {block}, next = 0;
 #ifdef MJ_SUMS
         u32 asked = {block};
-        const u32 shift = h.sums >> 8, fixed = h.sums ? h.fixed : {blocks};
+        const u32 shift = h.sums >> 8 & 255, fixed = h.sums ? h.fixed : {blocks};
         u32 place = {block};
 #endif
         bool others_wait = true;
@@ -107,7 +108,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                     others_wait && !counter);
                 if (others_wait) {{
                     others_wait = false;
-                    all_meet(W);
+                    all_meet(P);
 #ifdef MJ_SUMS
                     if (lane == 0) {{
                         next = counter ? atomicAdd(counter, 1) : asked;
@@ -153,7 +154,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
             {leave}
         }}
         if (others_wait) {{
-            all_meet(W);
+            all_meet(P);
         }}
         barrier_wait(full + A_STAGE * s + EMPTY, phase ^ 1);
         if (lane == 0) {{
@@ -182,6 +183,12 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         }}
     }}
 
+#ifdef MJ_ADDERS
+    if (warp >= W) {{
+        add_rows_{each}(h, warp - W, lane, full, {blocks});
+        {leave}
+    }}
+#endif
     const u32 group = group_of_warp, member = in_rows ? warp - group * G : 0;
     const u32 own = (in_rows ? member : warp) * SLICE; /* the warp's first column */
     const bool whole_rows = in_rows && chunks == 1;
@@ -200,7 +207,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     /* A stage is the address of its barrier, whose lowest bit is the phase, the next one whether
      * its tile is the last, and of its memory; a turn is a pass and a chunk of it. */
     u32 barrier = full | (has_one_tile(h, {blocks}) ? LAST : 0), stage = ring, turn = 0, row = 0;
-#ifdef MJ_SUMS
+#ifdef MJ_OWN_SUMS
     for (u32 i = lane; i < (h.sums & 255) * 8 * {each}; i += 32) {{ /* what only this warp uses */
         *(Quad *)(mj_shared + h.scratch_at + warp * h.scratch_bytes + 16 * i) = Quad{{0, 0, 0, 0}};
     }}
@@ -211,7 +218,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         scratch = base + h.scratch_at + W * h.scratch_bytes + 4 * member * SLICE + 16 * lane;
         wait_for_launch();
     }}
-#ifdef MJ_SUMS
+#ifdef MJ_OWN_SUMS
 next_tile:
 #endif
 #pragma unroll 1
@@ -221,7 +228,10 @@ next_tile:
         bool runs;
         if (turn < passes_of(h) * A_PASS) {{ /* else the epilogue or the prologue, of no stage */
             barrier_wait(barrier & ~3u, barrier & 1);
-            const Quad tile = get_quad((barrier & ~3u) + TILE);
+            Quad tile = get_quad((barrier & ~3u) + TILE);
+#ifdef MJ_ADDERS
+            tile.z &= ~WRITES; /* adders' */
+#endif
             if (turn == 0 && (int)tile.z <= 0) {{ /* no tile, or sums are to be written before */
                 break;
             }}
@@ -284,7 +294,7 @@ next_tile:
             turn = turn == passes_of(h) * A_PASS && epilogue_of(h) == NO_TILE ? 0 : turn;
         }}
     }}
-#ifdef MJ_SUMS
+#ifdef MJ_OWN_SUMS
     const u32 number = ((barrier & ~3u) - full) / A_STAGE;
     const u32 tile_at = (barrier & ~3u) + TILE + 8, place = get_shared(places_at + 4 * number);
     const u32 left = get_shared(tile_at);

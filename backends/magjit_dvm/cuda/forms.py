@@ -11,11 +11,22 @@ a line of code of its own.
 from __future__ import annotations
 
 from magjit_dvm.cuda.parts import MOST_EACH
-from magjit_dvm.cuda.words import MAX_DRAWING, NARROW, NO_WORD, OF_POSITIONS, OPCODES, Image
+from magjit_dvm.cuda.words import (
+    MAX_DRAWING,
+    NARROW,
+    NO_WORD,
+    OF_COLUMNS,
+    OF_POSITIONS,
+    OPCODES,
+    Image,
+)
 
 __all__ = [
+    "ADDING",
     "ALONE",
     "FLAT",
+    "FORMS",
+    "OF_ADDING",
     "OF_FLAT",
     "OF_WHOLE",
     "STACKED",
@@ -27,20 +38,22 @@ __all__ = [
     "own_tables",
 ]
 
-ALONE, STACKED, SUMMING, FLAT, WHOLE = range(5)
-"""Kernels of one image, of several, of one with sums across rows, of one that has no rows, and of
-one whose rows are in no chunks.  Code that writes sums would make all others slower."""
+FORMS = range(6)
+ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING = FORMS
+"""Kernels of one image, of several, of one with sums across rows, of one that has no rows, of one
+whose rows are in no chunks, and of one with warps that add up sums.  Code that writes sums would
+make all others slower."""
 
 
 def kernel_name(each: int, form: int = ALONE) -> str:
     """The entry point of R elements a lane."""
-    return f"mj_dvm_{('', 'stack_', 'summing_', 'flat_', 'whole_')[form]}{each}"
+    return f"mj_dvm_{('', 'stack_', 'summing_', 'flat_', 'whole_', 'adding_')[form]}{each}"
 
 
 def form_of(image: Image) -> int:
     """That of the kernel which runs an image by itself; as ``Encoder::form`` has it."""
     if image.sums:
-        return SUMMING
+        return ADDING if image.adders else SUMMING
     if image.chunks > 1 or len(image.first) > 1:
         return ALONE
     used = {word.first for word in image.words}
@@ -52,19 +65,22 @@ def form_of(image: Image) -> int:
 
 
 def has_case(name: str, each: int, form: int) -> bool:
-    """Whether a kernel has an operator; if not, its case is a trap."""
+    """Whether a kernel has a case for an operator; if not, it is a trap."""
+    if name == "add.rows":  # has code of its own
+        return False
     if name.startswith("lt.draw.") and each > MAX_DRAWING:
         return False
     if name.startswith(_SELDOM) and each not in OF_POSITIONS:
         return False
     if name in _OF_SUMS and (form not in (STACKED, SUMMING) or each > MOST_EACH):
         return False
-    return name in {FLAT: OF_FLAT, WHOLE: OF_WHOLE}.get(form, OPCODES)
+    return name in {FLAT: OF_FLAT, WHOLE: OF_WHOLE, ADDING: OF_ADDING}.get(form, OPCODES)
 
 
 def own_tables(form: int) -> frozenset[str]:
     """Operators that programs of a form often have."""
-    return {SUMMING: _OWN_OF_SUMS, FLAT: _OWN_OF_FLAT, WHOLE: _OWN_OF_WHOLE}.get(form, _OWN)
+    found = {SUMMING: _OWN_OF_SUMS, FLAT: _OWN_OF_FLAT, WHOLE: _OWN_OF_WHOLE, ADDING: OF_ADDING}
+    return found.get(form, _OWN)
 
 
 _OF_SUMS = ("acc", "acc.norm", "w.scale")
@@ -99,6 +115,17 @@ _OF_SOFTMAX = {"row.f.softmax", "row.f.max", "red.f.max", "fk.sub_exp", "fk.sub_
 _OWN_OF_SUMS = _OWN - _OF_SOFTMAX | {"acc.norm", "row.f.back", "s.in"}
 """Sums across rows are of gradients, not of softmaxes."""
 
+OF_ADDING = frozenset(
+    {
+        *("end", "nop", "take", "save", "mad.r", "nmad.r", "lt.k", "lt.w", "fk.mad"),
+        *(f"f.{name}" for name in ("neg", "add", "sub", "mul")),
+        *(f"fk.{name}" for name in ("add", "sub", "rsub", "mul")),
+        *(f"{load}.{what}" for load in ("la.s", "lt.s", "lt.c", "st.g") for what in OF_COLUMNS),
+        *("lk.r", "lt.r", "row.f.back", "row.f.sum", "s.k", "s.in"),
+        *(f"{head}.{name}" for head in ("s", "sk") for name in ("add", "sub", "mul")),
+    }
+)
+"""What the kernel of norms' gradients has whose sums across rows are added up apart."""
 OF_FLAT = frozenset(
     {
         *("end", "nop", "swap", "keep", "take", "mask", "select", "save", "fk.mad"),

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from magjit_dvm.cuda.adder_code import adding
 from magjit_dvm.cuda.cases import vector
 from magjit_dvm.cuda.elements import (
     BYTES,
@@ -24,6 +25,7 @@ from magjit_dvm.cuda.elements import (
 )
 from magjit_dvm.cuda.entry import ENTRY, OF_CHAINS, OF_ONE, OF_STACK
 from magjit_dvm.cuda.forms import (
+    ADDING,
     ALONE,
     FLAT,
     STACKED,
@@ -64,6 +66,8 @@ CHAINED = 8
 
 THREADS = {8: 640, 16: 640, 24: 512, 32: 512, 64: 384}
 """Of a block, at most: with more, registers would not do."""
+THREADS_OF_ADDING = {8: 896, 16: 896, 24: 640, 32: 640, 64: 384}
+"""Of the kernel with adders, which is small."""
 
 _OPERANDS = {
     "PC": ("r", "pc", "address of the first word"),
@@ -90,8 +94,9 @@ _SLOW = ("div.rn", "div.s32", "sqrt.rn", "loop")
 
 _KNOWN = {
     ALONE: [],
-    STACKED: ["MJ_SUMS"],
-    SUMMING: ["MJ_SUMS", "MJ_WHOLE"],
+    STACKED: ["MJ_SUMS", "MJ_OWN_SUMS"],
+    SUMMING: ["MJ_SUMS", "MJ_OWN_SUMS", "MJ_WHOLE"],
+    ADDING: ["MJ_SUMS", "MJ_ADDERS", "MJ_WHOLE", "MJ_ROWS"],
     FLAT: ["MJ_WHOLE", "MJ_FLAT"],
     WHOLE: ["MJ_WHOLE", "MJ_ROWS"],
 }
@@ -110,17 +115,23 @@ def source(
         approximate: the GPU's own tanh and quotients (about 11 and 22 bits).
         each: the values of R to make kernels for.
         checked: for checkers of races, see ``EMPTY_ARRIVALS``.
-        form: ``ALONE``, ``STACKED``, ``SUMMING``, ``FLAT`` or ``WHOLE``.
+        form: ``ALONE`` or another of ``forms.py``.
     """
     known = ["MJ_CHECKED"] * checked + _KNOWN[form]
     defined = [f"#define {name}" for name in known]
-    parts = [*defined, SHELL, WRITE_SUMS * ("MJ_SUMS" in known), _constants()]
+    parts = [*defined, SHELL, WRITE_SUMS * ("MJ_OWN_SUMS" in known), _constants()]
     for one in each:
         stacked = OF_CHAINS if one == CHAINED else OF_STACK
         around = stacked if form == STACKED else OF_ONE
         parts += [
             _block(one, approximate, form),
-            ENTRY.format(each=one, name=kernel_name(one, form), threads=THREADS[one], **around),
+            adding(one) * (form == ADDING),
+            ENTRY.format(
+                each=one,
+                name=kernel_name(one, form),
+                threads=(THREADS_OF_ADDING if form == ADDING else THREADS)[one],
+                **around,
+            ),
         ]
     return "\n".join(parts)
 

@@ -225,7 +225,7 @@ def _launch(image: Image, tensors: Sequence[Any], index: int, approximate: bool)
     addresses = (one.data_ptr() if isinstance(one, torch.Tensor) else 0 for one in tensors)
     cuda_launch(
         gpu(index).function(image.each, approximate, form_of(image)),
-        *(image.blocks, 32 * (image.warps + 1), image.shared_bytes),
+        *(image.blocks, image.threads, image.shared_bytes),
         torch.cuda.current_stream(index).cuda_stream,
         image.template(),
         image.patches(),

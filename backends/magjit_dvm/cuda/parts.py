@@ -37,7 +37,7 @@ WRITE_SUMS = r"""
 DEV void write_sums(const Head &h, u32 place, u32 blocks, u32 slice, u32 tile_at)
 {
     const u32 W = h.warps, G = h.group, cols = h.cols, bytes = G * h.scratch_bytes;
-    const u32 rows = W / G, count = (h.sums & 255) * cols, shift = h.sums >> 8;
+    const u32 rows = W / G, count = (h.sums & 255) * cols, shift = h.sums >> 8 & 255;
     const u32 places = blocks + (h.tiles > h.fixed ? ((h.tiles - h.fixed - 1) >> shift) + 1 : 0);
     asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
 #pragma unroll 1

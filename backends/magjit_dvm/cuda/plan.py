@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from magjit_dvm.cuda.adder_code import BESIDE_ADDERS
 from magjit_dvm.cuda.parts import MOST_EACH
 from magjit_dvm.cuda.shapes import Operand, Space
 from magjit_dvm.cuda.words import (
@@ -18,13 +19,21 @@ from magjit_dvm.cuda.words import (
 from magjit_dvm.program import NodeKind
 from magjit_dvm.vm import NotEncodable
 
-__all__ = ["Machine", "arrange"]
+__all__ = ["LEAST_TILES", "Machine", "arrange", "arrange_beside_adders"]
 
 _WARPS = {64: 11, 32: 15, 24: 15, 16: 19, 8: 19}
 """That compute, besides the one that feeds them: what registers allow."""
 _STAGES, _MOST_STAGES, _UNDER_WAY = 3, 6, 96 << 10
 """Of a ring; more where stages are so small that fewer bytes would be under way, and each block has
 as many tiles."""
+_STAGES_OF_ROWS, _UNDER_WAY_OF_ROWS, _ENOUGH = 2, 80 << 10, 12 << 10
+"""The same where a tile has several rows and no sums across them: these are served best when little
+more is asked for ahead than hides the way from memory.  And elements of a tile's rows from which on
+narrower warps are better than more elements."""
+LEAST_TILES = 4
+"""Of a block, from which on it keeps vectors, and adders pay."""
+_WARPS_BESIDE_ADDERS = {64: 11, 32: 19, 24: 19, 16: 27, 8: 27}
+"""Of adders and of those that compute, what registers allow of so small a kernel."""
 _SMALL, _LONG, _NARROW = 1 << 17, 1 << 16, 16
 """Elements below which any way is fast enough; columns from which on a row is long, and up to which
 it is narrow: a warp has room for hundreds of them."""
@@ -174,9 +183,9 @@ def _divide(space: Space, image: Image, machine: Machine, widest: int, together:
 def _each_for_rows(space: Space, image: Image, wanted: int, together: int, machine: Machine) -> int:
     """R for rows that fit a block's warps, and shared memory with two tiles saved; 0 without one.
 
-    The most elements under way at once, as far as there is room for two stages of them, and for
-    their sums across rows; of equals the fewest lanes without elements, then the most warps, which
-    is what counts beside sums.
+    The most elements under way at once, up to what is enough, and as far as there is room for two
+    stages of them, and for their sums across rows; of equals the fewest lanes without elements,
+    then the most warps, which is what counts beside sums.
     """
     best, found = (0, 0), 0
     cols, kept = image.cols, image.sums + (image.sums > 0)  # and a tile that waits
@@ -192,10 +201,30 @@ def _each_for_rows(space: Space, image: Image, wanted: int, together: int, machi
             continue
         group = -(-cols // (32 * each))
         rows = min(warps // group, wanted)
-        score = min(rows * cols, room), -group * each
+        score = min(rows * cols, room, _ENOUGH), -group * each
         if rows and score > best:
             best, found = score, each
     return found
+
+
+def arrange_beside_adders(image: Image, machine: Machine) -> int:
+    """Divide rows that fit a block anew, beside warps that add up sums across them.
+
+    Returns: how many times four columns a lane of those has; 0 where it would not pay.
+    """
+    found = [one for most, *one in BESIDE_ADDERS if image.cols <= most]
+    if not found:
+        return 0
+    each, quads = found[0]
+    each = min(each, machine.widest)
+    group = -(-image.cols // (32 * each))
+    adders = -(-image.cols // (128 * quads))
+    rows = (_WARPS_BESIDE_ADDERS[each] - adders) // group
+    if image.rows < LEAST_TILES * rows * machine.multiprocessors:
+        return 0
+    image.each, image.group, image.warps, image.adders = each, group, rows * group, adders
+    _count(image, machine)
+    return quads
 
 
 def _count(image: Image, machine: Machine) -> None:
@@ -216,7 +245,10 @@ def _wanted_stages(image: Image) -> int:
         return 2
     _measure(image, image.program_bytes)
     most = min(_MOST_STAGES, image.tiles // image.blocks * image.chunks)
-    return max(_STAGES, min(most, -(-_UNDER_WAY // image.stage_bytes)))
+    of_rows = image.rows_of_tile > 1 and not image.sums
+    least = _STAGES_OF_ROWS if of_rows else _STAGES
+    under_way = _UNDER_WAY_OF_ROWS if of_rows else _UNDER_WAY
+    return max(least, min(most, -(-under_way // image.stage_bytes)))
 
 
 def _may_shrink(image: Image) -> bool:

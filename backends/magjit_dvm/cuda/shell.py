@@ -160,6 +160,14 @@ DEV u32 chunks_of_row(const Head &h)
 {
     return UNLESS_WHOLE(h.chunks, 1);
 }
+DEV u32 adders_of(const Head &h)
+{
+#ifdef MJ_ADDERS
+    return h.sums >> 16;
+#else
+    return 0;
+#endif
+}
 DEV u32 passes_of(const Head &h)
 {
     return UNLESS_WHOLE(h.passes, 1);

@@ -80,7 +80,7 @@ class _Kernel(KeptSums):
             raise ImageError("an image of more than 4 KB")
         values = struct.unpack_from("<32I3Q", image)
         self.h = dict(zip(HEADER_FIELDS, values, strict=True))
-        self.h["shift"], self.h["sums"] = self.h["sums"] >> 8, self.h["sums"] & 255
+        self.find_sums()
         (self.h["parts"],) = struct.unpack_from("<Q", image, PARTS_AT)
         self.inputs = [
             struct.unpack_from("<QII", image, INPUTS_AT + 16 * k) for k in range(self.h["n_in"])
@@ -98,6 +98,7 @@ class _Kernel(KeptSums):
         self.staged: dict[int, Any] = {}
         self.weights_at = 0
         self.sums: dict[tuple[int, int], dict[int, Array]] = {}
+        self.added: dict[int, Array] = {}
         self.of_rows = {at for _, size, at in self.inputs if size & OF_ROWS}
 
     # -- tiles --
@@ -159,9 +160,14 @@ class _Kernel(KeptSums):
             start = tile * rows_of_tile * cols
             self.stage(start, min(rows_of_tile * cols, h["elements"] - start), row - group)
             there = np.clip(cols - members, 0, self.slice)
-            self.open_sums(self.place_of(tile, blocks), group)
-            self.run_words(self.first[0], start, group * cols, there, 0, True)
-            self.close_sums(self.place_of(tile, blocks), group)
+            place = self.place_of(tile, blocks)
+            if h["adders"]:
+                self.add_row(place, start + group * cols)
+                self.run_words(self.first[0], start, group * cols, there, 0, True)
+            else:
+                self.open_sums(place, group)
+                self.run_words(self.first[0], start, group * cols, there, 0, True)
+                self.close_sums(place, group)
         else:
             for p in range(h["passes"]):
                 for c in range(h["chunks"]):

@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from magjit_dvm.cuda.adders import NONE
 from magjit_dvm.cuda.simulate_addresses import Addresses
-from magjit_dvm.cuda.simulate_memory import ImageError
+from magjit_dvm.cuda.simulate_memory import BYTES, ImageError
+from magjit_dvm.cuda.simulate_rows import standardized
+from magjit_dvm.cuda.words import OF_COLUMNS, OF_ROWS, OPCODES
 
 __all__ = ["KeptSums"]
 
@@ -19,11 +22,21 @@ class KeptSums(Addresses):
 
     Attributes:
         sums: that, by where it is in scratch memory.
+        added: what adders have, of each block or run: sums, columns.
     """
 
     sums: dict[tuple[int, int], dict[int, Array]]
+    added: dict[int, Array]
     scratch: dict[int, Array]
     empty: Array
+    row: int
+    inputs: list[tuple[int, int, int]]
+
+    def find_sums(self) -> None:
+        """What the header says of them in one number."""
+        packed = self.h["sums"]
+        self.h["sums"], self.h["shift"] = packed & 255, packed >> 8 & 255
+        self.h["adders"] = packed >> 16
 
     def place_of(self, tile: int, blocks: int) -> int:
         """The row of the parts of what a tile adds to sums: of a block or of a run of tiles."""
@@ -32,13 +45,57 @@ class KeptSums(Addresses):
 
     def write_sums(self, place: int, places: int) -> None:
         """What warps have added up of a block, or of a run of tiles, to its row of the parts."""
+        if self.h["adders"]:
+            if place not in self.added:
+                raise ImageError("parts of sums without a tile")
+            for number, total in enumerate(self.added[place]):
+                self.write_part(number, places, place, total)
+            return
         cols, own = self.h["cols"], [one for (of, _), one in self.sums.items() if of == place]
         if not own:
             raise ImageError("parts of sums without a tile")
         for number, rows in enumerate(zip(*map(self.values_of_sums, own), strict=True)):
             total = np.add.reduce(np.array(rows).view(np.float32).reshape(len(rows), -1)[:, :cols])
-            to = self.h["parts"] + 4 * cols * (number * places + place)
-            self.write(to + 4 * np.arange(cols), "32", total.view(np.uint32))
+            self.write_part(number, places, place, total)
+
+    def write_part(self, number: int, places: int, place: int, total: Array) -> None:
+        cols = self.h["cols"]
+        to = self.h["parts"] + 4 * cols * (number * places + place)
+        self.write(to + 4 * np.arange(cols), "32", total.view(np.uint32))
+
+    def add_row(self, place: int, first: int) -> None:
+        """What adders make of a row whose first element is this one."""
+        head, w1, quads, w3 = (int(one) for one in self.program[self.h["rest0"]])
+        if OPCODES[head & 255] != "add.rows" or self.h["adders"] * 128 * quads < self.h["cols"]:
+            raise ImageError("adders without columns of their own")
+        what = OF_COLUMNS[w3 >> 16]
+        g, x = (self.tile_of_stage(head >> shift & 15, first, what) for shift in (16, 20))
+        mean, root = (
+            None if one == NONE else self.number_of_row(one) for one in (w1 & 255, w1 >> 8)
+        )
+        added = self.added.setdefault(place, np.zeros((self.h["sums"], self.h["cols"]), np.float32))
+        with np.errstate(all="ignore"):
+            added[w3 & 255] += g * standardized(x, mean, root)
+            if w3 >> 8 & 255 != NONE:
+                added[w3 >> 8 & 255] += g
+
+    def tile_of_stage(self, k: int, first: int, what: str) -> Array:
+        """A row of an input that stages have."""
+        address, size, at = self.inputs[k]
+        places = address + (first + np.arange(self.h["cols"])) * size
+        low, high, _, _ = self.staged[at]
+        if size != BYTES[what] or places[0] < low or places[-1] + size > high:
+            raise ImageError("elements that were not copied")
+        if (places[::4] % (4 * size)).any():
+            raise ImageError("four elements that are not aligned")
+        return self.read(places, what).view(np.float32)
+
+    def number_of_row(self, k: int) -> Array:
+        """What an input has of the row."""
+        address, size, _ = self.inputs[k]
+        if size != OF_ROWS + 4:
+            raise ImageError("an input that rows have no numbers of")
+        return self.read(np.array([address + 4 * self.row]), "32").view(np.float32)
 
     def values_of_sums(self, kept: Any) -> list[Array]:
         """Of a row's warps, each sum's elements."""

@@ -14,14 +14,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from magjit_dvm.cuda.backwards import READY
-from magjit_dvm.cuda.plan import Machine
+from magjit_dvm.cuda.plan import LEAST_TILES, Machine
 from magjit_dvm.cuda.rows import MOST_WORDS
 from magjit_dvm.cuda.words import Image, Word
 
 __all__ = ["keep_weights", "place_weights"]
 
-MOST, LEAST_TILES = 4, 4
-"""Vectors; tiles of a block from which on keeping them pays."""
+MOST = 4
+"""Vectors that are kept."""
 
 
 def keep_weights(image: Image, machine: Machine) -> None:

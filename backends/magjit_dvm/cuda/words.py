@@ -133,7 +133,7 @@ _ALL: tuple[str, ...] = (
     *(f"i.{name}" for name in INTS if f"i.{name}" not in BY),
     *(f"{kind}k.{name}" for kind, names in WITH_IMMEDIATE.items() for name in names),
     *("swap", "keep", "take", "mask", "select", "save", "acc", "acc.norm", "mad.r", "nmad.r"),
-    *("w.affine", "w.scale", "fk.mad"),
+    *("w.affine", "w.scale", "fk.mad", "add.rows"),
     *(f"lt.{how}.{what}" for how in "suvbe" for what in NARROW),
     *(f"lt.{how}.{what}" for how in "se" for what in LOADED[4:]),
     *(f"lt.{how}.{what}" for how in ("c", "n", "t", "row") for what in OF_COLUMNS),
@@ -180,7 +180,7 @@ OPCODES = tuple(name for name in _ALL if name not in _NEAR) + _NEAR
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 21
+FORM = 22
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
@@ -245,6 +245,7 @@ class Image:
     Attributes:
         each: elements a lane, R; says which kernel runs.
         warps: that compute; one more feeds them.
+        adders: warps that add up sums across rows, beside these.
         group: warps of a row.
         inputs: of the stages: argument, bytes an element, offset in the stage; the last of them,
             ``row_inputs``, have an element for a row.
@@ -280,6 +281,7 @@ class Image:
     scratch: int = 0
     weights: int = 0
     sums: int = 0
+    adders: int = 0
     fixed: int = 0
     shift: int = 0
     parts: Parts | None = None
@@ -299,6 +301,11 @@ class Image:
         Beside sums across rows, see ``fixed``.
         """
         return self.tiles > (self.fixed if self.sums else self.blocks)
+
+    @property
+    def threads(self) -> int:
+        """Of a block: of warps that compute, of adders, and of the one that feeds them."""
+        return 32 * (self.warps + self.adders + 1)
 
     @property
     def rows_of_tile(self) -> int:
@@ -377,7 +384,7 @@ class Image:
             # What a block reads before its first tile is side by side: other parts of the
             # parameter are not in the constant cache yet.
             *(self.scratch * 128 * self.each, self.prologue),
-            *(self.sums | self.shift << 8, self.fixed),
+            *(self.sums | self.shift << 8 | self.adders << 16, self.fixed),
             *(self.elements, self.rows, 0),
         )
         tiles = len(self.inputs) - self.row_inputs
@@ -397,6 +404,7 @@ class Image:
             lines += [marks[number]] if number in marks else []
             lines += ["  epilogue:"] * (number == self.epilogue)
             lines += ["  prologue:"] * (number == self.prologue)
+            lines += ["  adders:"] * (self.adders > 0 and number == self.rest[0])
             lines.append(f"{number:6d}: {word}")
         lines += [f"  descriptor {k}: {one}" for k, one in enumerate(self.descriptors)]
         return "\n".join(lines)
