@@ -29,6 +29,10 @@ Beside sums across rows, block b has most of its tiles for certain: b, b + block
 it draws are runs of the others, and what a block has added up is written before each run and after
 it, to a place of the block's or of the run's: whoever draws a run, its sums are the same.
 
+Gradients of a norm's weights may be added up by warps of their own, *adders*, between those that
+compute rows and the producer (``adders.py``).  They wait for the same stages and say that they have
+read them; what they have added up they write themselves, and nobody waits for that.
+
 A stack is a launch of several images (``csrc/cuda_stacks.cpp``): which one a block runs, and which
 of its blocks it is, is all that its kernel asks more.
 """

@@ -171,6 +171,7 @@ pointer is added, ``col.at`` the column of a row;
 row at S[y].  ``mad.r`` is A ← A + T · S[y], ``nmad.r`` A − T · S[y]; ``acc`` adds A to a slot of
 scratch memory, and A stays; ``acc.norm`` adds A times T normalized, (T − S[x]) · S[y], or T · S[y]
 where F1 is 0, leaves that in T, and adds A itself to the slot at F0, unless that is all ones;
+``add.rows`` is what adders run instead, see ``adders.py``;
 ``s.by`` is S[x] ← the word's second operator of S[y], S[w1] and S[w2], ``sk.by`` of S[y] and F0;
 ``s.in`` is a row's number from a stage, of which y says what it is there.  Stores are ``g``
 contiguous and aligned, ``u`` contiguous, ``e`` through a descriptor, ``n`` as loads.
