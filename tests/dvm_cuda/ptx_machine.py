@@ -16,7 +16,7 @@ import torch
 
 from magjit_dvm.cuda.functions import tables
 from magjit_dvm.cuda.interpreter import inner_loop
-from magjit_dvm.cuda.ptx import evaluate
+from magjit_dvm.cuda.ptx import outcome
 from magjit_dvm.cuda.simulate import ImageError, Memory, _Kernel, memory_of
 
 Array = Any
@@ -26,11 +26,13 @@ _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _STATEMENT = re.compile(r"(?:@(!?)(\w+) )?([\w.]+) ?(.*)")
 _CONSTANT_BASE = 1 << 60
 _ANYTHING = 0xFFC0DEAD
+_ALL = np.ones(32, bool)
+"""The mask of a statement without a guard: compared by identity, as all others are by value."""
 
 
 @cache
 def program(each: int) -> tuple[list[tuple[Any, ...]], dict[str, int]]:
-    """Statements (negated, guard, opcode, operands), and where labels are."""
+    """Statements (negated, guard, opcode, its parts, operands), and where labels are."""
     statements: list[tuple[Any, ...]] = []
     labels: dict[str, int] = {}
     for line in inner_loop(each):
@@ -45,7 +47,8 @@ def program(each: int) -> tuple[list[tuple[Any, ...]], dict[str, int]]:
             match = _STATEMENT.fullmatch(rest)
             assert match is not None, rest
             operands = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+", match[4])
-            statements.append((bool(match[1]), match[2], match[3], operands))
+            opcode = match[3]
+            statements.append((bool(match[1]), match[2], opcode, opcode.split("."), operands))
     return statements, labels
 
 
@@ -140,13 +143,29 @@ class _PtxKernel(_Kernel):
             warps.append(_Warp(self, operands).run())
         waiting = warps
         while waiting:
-            still = [one for one in waiting if next(one, "done") != "done"]
+            with np.errstate(all="ignore"):
+                still = [one for one in waiting if next(one, "done") != "done"]
             assert len(still) in (0, len(waiting)), "warps of a row that wait without the others"
             waiting = still
 
 
+_WORDWISE = frozenset({"add", "sub", "mul", "fma", "and", "or", "xor", "shl", "shr", "selp"})
+_WORDS = frozenset({"b32", "f32", "s32", "u32"})
+"""What most statements are: of 32 bits, and without a meaning of their own below."""
+
 _CASES = {"TABLE": "L", "BY": "B", "BY_TILE": "O"}
 """What the labels of a table's cases begin with."""
+
+
+@cache
+def _literal(name: str) -> Array:
+    """The bits of a number, or of an address that has a name."""
+    named = {"mj_shared": 0, "mj_powers": _CONSTANT_BASE}
+    base = 16 if name[:2] in ("0f", "0d", "0x") else 10
+    bits = named[name] if name in named else int(name[2:] if base == 16 else name, base)
+    made = np.full(32, bits % (1 << 64), np.uint64)
+    made.flags.writeable = False
+    return made
 
 
 class _Warp:
@@ -161,11 +180,9 @@ class _Warp:
         statements, labels = program(self.kernel.each)
         at = 0
         while at < len(statements):
-            negated, guard, opcode, operands = statements[at]
+            negated, guard, opcode, parts, operands = statements[at]
             at += 1
-            mask = np.ones(32, bool)
-            if guard:
-                mask = self.state[guard] ^ negated
+            mask = self.state[guard] ^ negated if guard else _ALL
             if opcode == "bra.uni":
                 assert mask.all() or not mask.any(), "a branch that lanes do not take together"
                 at = labels[operands[0]] if mask.all() else at
@@ -176,26 +193,20 @@ class _Warp:
             elif opcode == "bar.sync":
                 yield "waits"
             else:
-                self.step(opcode, operands, mask)
+                self.step(opcode, parts, operands, mask)
             if "DONE" in labels and at == labels["DONE"]:
                 return
 
     def get(self, name: str) -> Array:
         """A register's or a literal's bits."""
-        if name in self.state:
-            return self.state[name]
-        if name == "mj_shared":
-            return np.zeros(32, np.uint64)
-        if name == "mj_powers":
-            return np.full(32, _CONSTANT_BASE, np.uint64)
-        base = 16 if name[:2] in ("0f", "0d", "0x") else 10
-        return np.full(32, int(name[2:] if base == 16 else name, base) % (1 << 64), np.uint64)
+        found = self.state.get(name)
+        return _literal(name) if found is None else found
 
     def set(self, name: str, value: Array, mask: Array) -> None:
-        before = self.state.get(name)
         if value.dtype != bool:
-            value = value.astype(np.uint64)
-        if not mask.all():
+            value = value.astype(np.uint64, copy=False)
+        if mask is not _ALL and not mask.all():
+            before = self.state.get(name)
             assert before is not None, f"{name} has no value yet"
             value = np.where(mask, value, before)
         self.state[name] = value
@@ -204,8 +215,7 @@ class _Warp:
         name, _, offset = text.strip("[]").partition("+")
         return self.get(name).astype(np.int64) + int(offset or 0)
 
-    def step(self, opcode: str, operands: list[str], mask: Array) -> None:
-        parts = opcode.split(".")
+    def step(self, opcode: str, parts: list[str], operands: list[str], mask: Array) -> None:
         if opcode == "trap":
             if mask.any():
                 raise IndexError("a position beyond its table")
@@ -242,8 +252,10 @@ class _Warp:
             self.set(to[0], low | high << np.uint64(32), everything)
 
     def computed(self, parts: list[str], values: list[Array], given: list[str]) -> Array:
-        low = [one.astype(np.uint32) if one.dtype != bool else one for one in values]
         name, kind = parts[0], parts[-1]
+        if name in _WORDWISE and kind in _WORDS and parts[1] not in ("hi", "wide"):
+            return self.evaluated(parts, values, given)
+        low = [one.astype(np.uint32) if one.dtype != bool else one for one in values]
         if name == "setp" and "and" in parts:
             parts, both = [one for one in parts if one != "and"], values[2]
             first = self.computed(parts, values[:2], given)
@@ -312,7 +324,6 @@ class _Warp:
     def evaluated(self, parts: list[str], values: list[Array], given: list[str]) -> Array:
         """As functions of elements are."""
         kind = parts[-1].replace("u32", "s32").replace("u64", "s64")
-        names = [f"in{k}" for k in range(len(values))]
         wide = kind in ("f64", "s64", "b64")
         shift = parts[0] in ("shl", "shr")
         fitted = []
@@ -322,13 +333,9 @@ class _Warp:
                 narrow = True
             bits = one if one.dtype == bool else one.astype(np.uint32 if narrow else np.uint64)
             fitted.append(bits.astype(np.uint16) if kind == "f16" else bits)
-        operands = {name: one for name, one in zip(names, fitted, strict=True)}
-        operands["out"] = np.zeros(32, np.uint32)
-        opcode = ".".join([*parts[:-1], kind])
         if parts[0] == "shr" and parts[-1] == "u32":
             return fitted[0] >> np.minimum(fitted[1], 31)
-        line = (opcode, "{out}", *("{" + name + "}" for name in names))
-        return evaluate([line], operands)["out"]
+        return outcome(".".join([*parts[:-1], kind]), fitted)
 
     def move(self, parts: list[str], operands: list[str], mask: Array) -> None:
         size = _WIDTH[parts[-1]]
@@ -340,7 +347,7 @@ class _Warp:
         if (addresses[mask] % (size * count)).any():
             raise ImageError("an access that is not aligned")
         for k, register in enumerate(registers):
-            places = addresses + k * size
+            places = addresses + k * size if k else addresses
             if parts[0] == "ld":
                 self.set(register, self.loaded(parts[1], places, size, mask), mask)
             elif mask.any():
@@ -348,7 +355,7 @@ class _Warp:
 
     def loaded(self, space: str, places: Array, size: int, mask: Array) -> Array:
         made = np.zeros(32, np.uint64)
-        if not mask.any():
+        if mask is not _ALL and not mask.any():
             return made
         if space == "const":
             (table,) = tables().values()

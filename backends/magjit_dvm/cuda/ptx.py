@@ -15,11 +15,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Body", "Reg", "double", "evaluate", "single"]
+__all__ = ["Body", "Reg", "double", "evaluate", "outcome", "single"]
 
 Array = Any
 
@@ -326,6 +328,45 @@ def _converted(parts: Sequence[str], x: Array) -> Array:
     return x.astype(_TO[to])
 
 
+def _saturated(value: Array) -> Array:
+    """From 0 to 1; 0 of NaN."""
+    return np.nan_to_num(np.clip(value, 0, 1).astype(value.dtype), nan=0.0)
+
+
+@cache
+def _meaning(opcode: str) -> tuple[Callable[..., Array], tuple[str, ...]]:
+    """A function of arrays, and as what it takes them; the last kind is that of all others."""
+    parts = opcode.split(".")
+    kind = parts[-1]
+    if parts[0] == "setp":
+        return _COMPARE[parts[1]], (kind,)
+    if parts[0] == "selp":
+        return lambda yes, no, test: np.where(test, yes, no), (kind, kind, "pred")
+    if parts[0] == "cvt":
+        return partial(_converted, parts), (kind,)
+    if parts[0] in ("shl", "shr"):
+        return _PLAIN[parts[0]], (kind, "b32")
+    plain = _PLAIN[f"{parts[0]}.NaN" if parts[1] == "NaN" else parts[0]]
+    if "sat" in parts:
+        return lambda *given: _saturated(plain(*given)), (kind,)
+    return plain, (kind,)
+
+
+def _bits(value: Array) -> Array:
+    """What a register holds: words, or whether a predicate holds."""
+    value = np.ascontiguousarray(value)
+    return value if value.dtype == bool else value.view(_WORD[value.dtype.itemsize])
+
+
+def outcome(opcode: str, given: Sequence[Array]) -> Array:
+    """What one line makes of the bits of its operands; whoever asks ignores NumPy's warnings."""
+    function, kinds = _meaning(opcode)
+    both = zip(given, chain(kinds, repeat(kinds[-1])), strict=False)
+    return _bits(
+        function(*(one if one.dtype == bool else one.view(_TO[kind]) for one, kind in both))
+    )
+
+
 def evaluate(
     lines: Sequence[tuple[str, ...]],
     operands: Mapping[str, Array],
@@ -362,36 +403,22 @@ def evaluate(
         while place < len(lines):
             opcode, to, *given = lines[place]
             place += 1
-            parts = opcode.split(".")
-            kind = parts[-1]
             if opcode == "loop":
                 continue
             if opcode == "again":
                 place = after[to] if state[given[0]].any() else place
                 continue
-            if parts[0] == "setp":
-                state[to] = _COMPARE[parts[1]](get(given[0], kind), get(given[1], kind))
-            elif parts[0] in ("and", "or", "not") and kind == "pred":
-                state[to] = _PLAIN[parts[0]](*(state[one] for one in given))
-            elif parts[0] == "selp":
-                a, b = get(given[0], kind), get(given[1], kind)
-                state[to] = np.where(state[given[2]], a, b)
-            elif parts[0] == "cvt":
-                state[to] = _converted(parts, get(given[0], kind))
-            elif "sat" in parts:  # from 0 to 1; 0 of NaN
-                value = _PLAIN[parts[0]](*(get(one, kind) for one in given))
-                state[to] = np.nan_to_num(np.clip(value, 0, 1).astype(value.dtype), nan=0.0)
-            elif parts[0] == "ld":
+            if opcode.startswith("ld."):
                 name, at = given[0].strip("[]").split("+")
                 assert tables is not None
-                state[to] = tables[name][get(at, "s32") // 8]
-            elif parts[0] in ("shl", "shr"):
-                state[to] = _PLAIN[parts[0]](get(given[0], kind), get(given[1], "b32"))
-            else:
-                name = f"{parts[0]}.NaN" if parts[1] == "NaN" else parts[0]
-                state[to] = np.asarray(_PLAIN[name](*(get(one, kind) for one in given)))
-            if state[to].dtype != bool:
-                value = np.ascontiguousarray(state[to])
-                state[to] = value.view(_WORD[value.dtype.itemsize])
+                state[to] = _bits(tables[name][get(at, "s32") // 8])
+                continue
+            function, kinds = _meaning(opcode)
+            both = zip(given, chain(kinds, repeat(kinds[-1])), strict=False)
+            state[to] = _bits(function(*(get(one, kind) for one, kind in both)))
     shape = np.broadcast_shapes(*(one.shape for one in operands.values()))
-    return {name: np.broadcast_to(state["{" + name + "}"], shape).copy() for name in operands}
+    last = {name: state["{" + name + "}"] for name in operands}
+    return {
+        name: (one if one.shape == shape else np.broadcast_to(one, shape)).copy()
+        for name, one in last.items()
+    }
