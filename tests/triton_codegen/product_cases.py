@@ -133,7 +133,7 @@ def twice(x: torch.Tensor, w: torch.Tensor) -> Tensors:
 
 PRODUCTS: dict[str, ProductCase] = {
     "plain": ProductCase(lambda a, b: [a @ b], ((33, 50), (50, 17))),
-    "large": ProductCase(lambda a, b: [a @ b], ((130, 70), (70, 150))),
+    "large": ProductCase(lambda a, b: [a @ b], ((130, 70), (70, 40))),
     "one row": ProductCase(lambda a, b, c: [(a @ b + c).relu()], ((1, 51), (51, 33), (33,))),
     "one column": ProductCase(lambda a, b, c: [(a @ b + c).relu()], ((33, 51), (51, 1), (1,))),
     "one number": ProductCase(lambda a, b: [(a @ b).relu()], ((1, 51), (51, 1))),
@@ -258,7 +258,7 @@ PRODUCTS: dict[str, ProductCase] = {
     "part of a cat": ProductCase(
         lambda a, b: [torch.cat([(a @ b).relu(), a], 1)], ((9, 8), (8, 7)), 1, 2
     ),
-    "long": ProductCase(lambda a, b, c: [F.gelu(a @ b + c)], ((3, 9000), (9000, 33), (33,)), 1, 2),
+    "long": ProductCase(lambda a, b, c: [F.gelu(a @ b + c)], ((3, 4500), (4500, 33), (33,)), 1, 2),
     "row sums": ProductCase(lambda a, b: [(a @ b).sum(-1)], ((9, 12), (12, 20)), 1, 2),
     "broadcast": ProductCase(lambda a, b, c: [a @ b + c], ((9, 12), (12, 20), (3, 9, 20)), 1, 2),
 }

@@ -30,6 +30,7 @@ MODE = sys.argv[1]
 os.environ["TRITON_INTERPRET"] = "0" if MODE.startswith("sm90") else "1"
 sys.path.insert(0, str(Path(__file__).parent))
 
+import reducing  # noqa: E402, F401
 import torch  # noqa: E402
 from cases import Case, graph_of  # noqa: E402
 from decoding_cases import DECODING, LARGE_DECODING  # noqa: E402

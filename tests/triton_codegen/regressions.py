@@ -16,6 +16,7 @@ from typing import Any
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import reducing  # noqa: E402, F401
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 

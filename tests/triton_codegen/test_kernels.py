@@ -91,6 +91,12 @@ def test_conformance() -> None:
 
 
 @interpreted
+def test_the_interpreter_reduces_halves_as_it_does_elements() -> None:
+    failure = results("conformance")["reductions"]
+    assert not failure, failure
+
+
+@interpreted
 @pytest.mark.slow
 def test_more_random_graphs_equal_eager() -> None:
     found = results("interpret", len(RANDOM) + len(MORE_RANDOM))

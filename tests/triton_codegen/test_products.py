@@ -26,6 +26,7 @@ from decoding_cases import DECODING, LARGE_DECODING  # noqa: E402
 from product_cases import (  # noqa: E402
     CONFIGURATIONS,
     CUT_CASES,
+    DESCRIBED_CASES,
     DTYPES,
     LARGE,
     LARGE_CONFIGURATIONS,
@@ -170,31 +171,36 @@ def test_programs(name: str) -> None:
     passes("programs", name)
 
 
-@has_triton
-@pytest.mark.parametrize("name", [*PRODUCTS, *LARGE, *DECODING, *LARGE_DECODING])
-def test_compiles_for_sm90(name: str) -> None:
-    passes("sm90", f"{name} float16")
+SMALL = [f"{name} float16" for name in (*PRODUCTS, *DECODING)]
+TF32 = [f"{name} tf32" for name in LARGE]
+WHOLE = [
+    *(f"{name} float16" for name in (*LARGE, *LARGE_DECODING)),
+    *(f"cut {cut}" for cut in range(len(LARGE_CONFIGURATIONS))),
+    *(f"described {name}" for name in DESCRIBED_CASES),
+]
+"""What has tiles as they are on the device; the small ones, of the least tiles, differ in their
+places, which the interpreter runs all of."""
 
 
 @has_triton
-@pytest.mark.parametrize("name", LARGE)
-def test_large_products_of_tf32_compile_for_sm90(name: str) -> None:
-    passes("sm90", f"{name} tf32")
+@pytest.mark.parametrize(("name", "of"), shares([*SMALL, *TF32, *WHOLE], 3, WHOLE))
+def test_compiles_for_sm90(name: str, of: list[str]) -> None:
+    passes("sm90", name, of)
 
 
 @has_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bfloat16", "float32", "tf32"])
-@pytest.mark.parametrize("name", [*PRODUCTS, *LARGE, *DECODING, *LARGE_DECODING])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for name in (*PRODUCTS, *LARGE, *DECODING, *LARGE_DECODING)
+        for kind in ("bfloat16", "float32", "tf32")
+        if kind != "tf32" or name not in LARGE  # those are compiled above
+    ],
+)
 def test_other_dtypes_compile_for_sm90(name: str, kind: str) -> None:
-    mode = "sm90" if kind == "tf32" and name in LARGE else "sm90_more"
-    passes(mode, f"{name} {kind}")
-
-
-@has_triton
-@pytest.mark.parametrize("cut", range(len(LARGE_CONFIGURATIONS)))
-def test_cuts_compile_for_sm90(cut: int) -> None:
-    passes("sm90", f"cut {cut}")
+    passes("sm90_more", f"{name} {kind}")
 
 
 HALF = Work(torch.float16)

@@ -25,6 +25,7 @@ MODE = sys.argv[1]
 os.environ["TRITON_INTERPRET"] = "0" if MODE == "sm90" else "1"
 sys.path.insert(0, str(Path(__file__).parent))
 
+import reducing  # noqa: E402
 import torch  # noqa: E402
 from cases import CASES, Case, graph_of  # noqa: E402
 from random_graphs import random_case  # noqa: E402
@@ -179,7 +180,7 @@ def main() -> None:
     if MODE == "conformance":
         report = conformance.run(Direct())
         failed = "" if "0 FAILED" in str(report) else str(report)
-        print(json.dumps({"conformance": failed}))
+        print(json.dumps({"conformance": failed, "reductions": reducing.compare()}))
         return
     kind = MODE.removesuffix("_more")
     run = {"interpret": interpret, "sm90": sm90, "cut": cut, "places": places}[kind]
