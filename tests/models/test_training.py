@@ -56,7 +56,18 @@ class Trainer:
         return loss.detach(), seen
 
 
-@pytest.mark.parametrize("row", TRANSFORMERS + EXAMPLES, ids=lambda row: row.name)
+LIKE_OTHERS = {f"example {name}" for name in ("TridentNet", "DenseNet-121", "ALIGN", "ResNet-101")}
+"""Their gradients are those of tests/test_examples.py, and their steps like the others'."""
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=[pytest.mark.slow] if row.name in LIKE_OTHERS else [])
+        for row in TRANSFORMERS + EXAMPLES
+    ],
+    ids=lambda row: row.name,
+)
 def test_training(row: Model, recwarn: pytest.WarningsRecorder) -> None:
     eager, model = row.make().train(), row.make()
     compiled = magjit.compile(model, backend="eager", fullgraph=not row.splits_in_training)
