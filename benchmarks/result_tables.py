@@ -475,6 +475,7 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
     "dvm_training": ("dvm.json#training", _DVM, _dvm_training),
     "dvm_models": ("dvm.json#models", _DVM, _dvm_models),
     "dvm_gpu": ("dvm_gpu.json#gpu", _DVM_GPU, _dvm_gpu),
+    "dvm_gpu_h100": ("dvm_gpu_h100.json#gpu", _DVM_GPU, _dvm_gpu),
     "dvm_gpu_large": ("dvm_gpu.json#gpu", _DVM_GPU, _dvm_gpu_large),
     "dvm_gpu_host": ("dvm_gpu.json#gpu", _DVM_GPU, _dvm_gpu_host),
     "dvm_gpu_sets": ("dvm_gpu_models.json#sets", _DVM_GPU, _dvm_gpu_sets),
