@@ -58,7 +58,10 @@ _SPILLS_OF_NVRTC = {(64, ALONE): 64, (64, WHOLE): 64, (64, STACKED): 64}
 """Of the kernels that users have, by R, on sm_90; it has another front end than nvcc."""
 
 OF_FORMS = {SUMMING: [one for one in EACH if one <= MOST_EACH], FLAT: EACH_FLAT, ADDING: EACH}
-"""Values of R that forms have kernels for which are compiled in seconds."""
+"""Values of R that forms have kernels for which nvcc makes in seconds, with R = 8."""
+
+SMALL = (FLAT, ADDING)
+"""Those that NVRTC makes in seconds."""
 
 MADE_FORMS = [
     pytest.param(form, marks=[] if form in OF_FORMS else pytest.mark.slow) for form in FORMS
@@ -144,7 +147,7 @@ def test_kernels_with_adders_fit_their_registers(arch: str, each: int, tmp_path:
 @pytest.mark.parametrize(
     ("each", "form"),
     [
-        pytest.param(each, form, marks=[] if each == 32 and form in OF_FORMS else pytest.mark.slow)
+        pytest.param(each, form, marks=[] if each == 32 and form in SMALL else pytest.mark.slow)
         for each in EACH
         for form in FORMS
         if each in OF_FORMS.get(form, EACH)
