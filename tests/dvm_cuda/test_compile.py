@@ -85,6 +85,13 @@ def ptxas(text: str, arch: str, folder: Path) -> str:
     return done.stderr
 
 
+def spilled_by(each: int, form: int, arch: str, folder: Path) -> tuple[int, str]:
+    """Bytes that a kernel spills as nvcc makes it, and what ptxas said of it."""
+    said = ptxas(source(each=(each,), form=form), arch, folder)
+    assert f"entry function '{kernel_name(each, form)}'" in said
+    return sum(map(int, re.findall(r"(\d+) bytes spill stores", said))), said
+
+
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
@@ -92,9 +99,7 @@ def ptxas(text: str, arch: str, folder: Path) -> str:
 def test_kernels_fit_their_registers(arch: str, each: int, tmp_path: Path) -> None:
     if each == 64 and arch == "sm_80":
         pytest.skip("not asked for before sm_90")
-    said = ptxas(source(each=(each,)), arch, tmp_path)
-    assert f"entry function '{kernel_name(each)}'" in said
-    spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
+    spilled, said = spilled_by(each, ALONE, arch, tmp_path)
     assert spilled <= _SPILLS.get((arch, each), 0), said
     (used,) = re.findall(r"Used (\d+) registers", said)
     assert int(used) <= _REGISTERS[each]
@@ -105,9 +110,7 @@ def test_kernels_fit_their_registers(arch: str, each: int, tmp_path: Path) -> No
 @pytest.mark.parametrize("each", EACH)
 def test_kernels_of_stacks_fit_their_registers(each: int, tmp_path: Path) -> None:
     """Where its image begins is an address more than a launch of one has."""
-    said = ptxas(source(each=(each,), form=STACKED), "sm_90", tmp_path)
-    assert f"entry function '{kernel_name(each, STACKED)}'" in said
-    spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
+    spilled, said = spilled_by(each, STACKED, "sm_90", tmp_path)
     assert spilled <= _SPILLS_OF_STACKS.get(each, 8), said
 
 
@@ -115,9 +118,7 @@ def test_kernels_of_stacks_fit_their_registers(each: int, tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("each", OF_FORMS[SUMMING])
 def test_kernels_with_sums_fit_their_registers(each: int, tmp_path: Path) -> None:
-    said = ptxas(source(each=(each,), form=SUMMING), "sm_90", tmp_path)
-    assert f"entry function '{kernel_name(each, SUMMING)}'" in said
-    spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
+    spilled, said = spilled_by(each, SUMMING, "sm_90", tmp_path)
     assert spilled <= _SPILLS_OF_SUMS.get(each, 0), said
 
 
@@ -126,9 +127,7 @@ def test_kernels_with_sums_fit_their_registers(each: int, tmp_path: Path) -> Non
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("each", EACH_FLAT)
 def test_kernels_without_rows_fit_their_registers(arch: str, each: int, tmp_path: Path) -> None:
-    said = ptxas(source(each=(each,), form=FLAT), arch, tmp_path)
-    assert f"entry function '{kernel_name(each, FLAT)}'" in said
-    spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
+    spilled, said = spilled_by(each, FLAT, arch, tmp_path)
     assert spilled == 0, said
 
 
@@ -137,9 +136,7 @@ def test_kernels_without_rows_fit_their_registers(arch: str, each: int, tmp_path
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("each", EACH)
 def test_kernels_with_adders_fit_their_registers(arch: str, each: int, tmp_path: Path) -> None:
-    said = ptxas(source(each=(each,), form=ADDING), arch, tmp_path)
-    assert f"entry function '{kernel_name(each, ADDING)}'" in said
-    spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
+    spilled, said = spilled_by(each, ADDING, arch, tmp_path)
     assert spilled <= _SPILLS_OF_ADDING.get((arch, each), 0), said
 
 

@@ -30,7 +30,7 @@ MODE = sys.argv[1]
 os.environ["TRITON_INTERPRET"] = "0" if MODE.startswith("sm90") else "1"
 sys.path.insert(0, str(Path(__file__).parent))
 
-import reducing  # noqa: E402, F401
+import reducing  # noqa: E402
 import torch  # noqa: E402
 from cases import Case, graph_of  # noqa: E402
 from decoding_cases import DECODING, LARGE_DECODING  # noqa: E402
@@ -72,6 +72,7 @@ from magjit_triton.codegen.matmul.products import extent_of, is_product  # noqa:
 from magjit_triton.codegen.plan import Group  # noqa: E402
 from magjit_triton.settings import Settings  # noqa: E402
 
+reducing.install()
 OURS = (MatmulKernel, DecodingKernel)
 OWN = Settings(matmul="triton")
 RANDOM = int(os.environ.get("MAGJIT_RANDOM_GRAPHS", "12"))

@@ -16,7 +16,7 @@ from typing import Any
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import reducing  # noqa: E402, F401
+import reducing  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
@@ -28,6 +28,7 @@ from tests.triton_backend import test_regressions as shared  # noqa: E402
 from tests.triton_backend.running import check  # noqa: E402
 from tests.triton_backend.test_in_place_programs import check_program  # noqa: E402
 
+reducing.install()
 aten = torch.ops.aten
 
 

@@ -40,6 +40,7 @@ from magjit_triton.codegen.lowering import operator_name  # noqa: E402
 from magjit_triton.codegen.memory_plan import Planned, Watched, with_memory  # noqa: E402
 from magjit_triton.codegen.tuning import candidates  # noqa: E402
 
+reducing.install()
 MOST_SHARED_MEMORY = 227 * 1024
 RANDOM_GRAPHS = int(os.environ.get("MAGJIT_RANDOM_GRAPHS", "60"))
 

@@ -11,22 +11,13 @@ constexpr uint32_t NONE = 255;
 
 } // namespace
 
-/* The number of the stages' input that an argument is; NONE of another. */
-uint32_t Encoder::number_of_input(int argument) const
-{
-    const Stage *end = image.inputs + image.n_inputs;
-    const Stage *found = std::find_if(
-        image.inputs, end, [argument](const Stage &one) { return one.argument == argument; });
-    return found == end ? NONE : (uint32_t)(found - image.inputs);
-}
-
 /* The input that has a row register's numbers of 32 bits; NONE where it comes from elsewhere. */
 uint32_t Encoder::input_of_register(int number) const
 {
     for (int k = 0; k < image.n_words; k++) {
         const Word &word = image.words[k];
         if (word.first == words.row_in && word.x == number && !word.y) {
-            return number_of_input(word.pointer);
+            return (uint32_t)stage_of(word.pointer);
         }
     }
     return NONE;
@@ -68,8 +59,8 @@ int Encoder::find_added_rows(Word &adds) const
     }
     uint32_t slot = (uint32_t)(128 * image.each), beside = both ? sum->w2 / slot : NONE;
     adds = {words.add_rows, words.nop, 0, 0, false, false, false, -1, 0, 0, 0, 0};
-    adds.x = (uint8_t)number_of_input(gradient.pointer);
-    adds.y = (uint8_t)number_of_input(x.pointer);
+    adds.x = (uint8_t)stage_of(gradient.pointer);
+    adds.y = (uint8_t)stage_of(x.pointer);
     adds.w1 = mean | root << 8;
     adds.w3 = sum->w1 / slot | beside << 8 | (uint32_t)what << 16;
     return at;

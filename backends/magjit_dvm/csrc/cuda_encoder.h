@@ -430,7 +430,6 @@ struct Encoder {
     int normalize_once(int n_words);
 
     /* cuda_adders.cpp */
-    uint32_t number_of_input(int argument) const;
     uint32_t input_of_register(int number) const;
     int find_added_rows(Word &adds) const;
     void give_to_adders();

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from magjit_dvm.cuda.forms import OF_ADDING
 from magjit_dvm.cuda.plan import Machine, arrange_beside_adders
+from magjit_dvm.cuda.rows import image_arguments
 from magjit_dvm.cuda.sums import NO_SLOT
 from magjit_dvm.cuda.words import OF_COLUMNS, Image, Word
 
@@ -72,8 +73,8 @@ def _found(image: Image) -> Found | None:
     used = {word.first for word in words} | {word.second for word in words} - {"nop"}
     if not used - {"acc.norm"} <= OF_ADDING:
         return None
-    places = {argument: number for number, (argument, _, _) in enumerate(image.inputs)}
-    rows = {word.x: places[word.pointer] for word in words if word.first == "s.in" and not word.y}
+    place_of = image_arguments(image).index
+    rows = {word.x: place_of(word.pointer) for word in words if word.first == "s.in" and not word.y}
     mean, root = rows.get(adds.x) if adds.w3 else NONE, rows.get(adds.y)
     if mean is None or root is None:
         return None
@@ -81,8 +82,8 @@ def _found(image: Image) -> Found | None:
     numbers = adds.w1 // slot | (adds.w2 // slot if both else NONE) << 8
     word = Word(
         "add.rows",
-        x=places[gradient.pointer],
-        y=places[x.pointer],
+        x=place_of(gradient.pointer),
+        y=place_of(x.pointer),
         w1=mean | root << 8,
         w3=numbers | OF_COLUMNS.index(what) << 16,
     )
