@@ -48,7 +48,8 @@ def compile_kernels() -> None:
     arch, compiled = f"sm_{major}{minor}", dvm("cuda.build").compiled
     with ThreadPoolExecutor() as pool:
         interpreter, forms = dvm("cuda.interpreter"), dvm("cuda.forms")
-        kernels = [(each, one) for one in (forms.WHOLE, forms.ADDING) for each in interpreter.EACH]
+        of_rows = forms.WHOLE, forms.ADDING, forms.NORMS
+        kernels = [(each, one) for one in of_rows for each in interpreter.EACH]
         kernels += [(each, forms.FLAT) for each in interpreter.EACH_FLAT]
         made = [pool.submit(compiled, arch, each, False, form) for each, form in kernels]
         for one in made:

@@ -17,6 +17,7 @@ from magjit_dvm.cuda.forms import (
     ALONE,
     FLAT,
     FORMS,
+    NORMS,
     STACKED,
     SUMMING,
     WHOLE,
@@ -57,10 +58,15 @@ _SPILLS_OF_ADDING = {("sm_90", 32): 152}
 _SPILLS_OF_NVRTC = {(64, ALONE): 64, (64, WHOLE): 64, (64, STACKED): 64}
 """Of the kernels that users have, by R, on sm_90; it has another front end than nvcc."""
 
-OF_FORMS = {SUMMING: [one for one in EACH if one <= MOST_EACH], FLAT: EACH_FLAT, ADDING: EACH}
+OF_FORMS = {
+    SUMMING: [one for one in EACH if one <= MOST_EACH],
+    FLAT: EACH_FLAT,
+    ADDING: EACH,
+    NORMS: EACH,
+}
 """Values of R that forms have kernels for which nvcc makes in seconds, with R = 8."""
 
-SMALL = (FLAT, ADDING)
+SMALL = (FLAT, ADDING, NORMS)
 """Those that NVRTC makes in seconds."""
 
 MADE_FORMS = [
@@ -138,6 +144,15 @@ def test_kernels_without_rows_fit_their_registers(arch: str, each: int, tmp_path
 def test_kernels_with_adders_fit_their_registers(arch: str, each: int, tmp_path: Path) -> None:
     spilled, said = spilled_by(each, ADDING, arch, tmp_path)
     assert spilled <= _SPILLS_OF_ADDING.get((arch, each), 0), said
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("each", EACH)
+def test_kernels_of_norms_fit_their_registers(arch: str, each: int, tmp_path: Path) -> None:
+    spilled, said = spilled_by(each, NORMS, arch, tmp_path)
+    assert spilled == 0, said
 
 
 @needs_nvrtc

@@ -12,6 +12,8 @@ from magjit_dvm.cuda.forms import (
     ALONE,
     FLAT,
     FORMS,
+    NORMS,
+    STACKED,
     SUMMING,
     WHOLE,
     form_of,
@@ -65,10 +67,10 @@ def test_two_operands() -> None:
 def test_rows() -> None:
     for program, given in ((softmax(F16), (30, 700)), (softmax(F32), (2, 4096))):
         image = check_words(program, [values(program.inputs[0].dtype, *given)], SMALL)
-        assert image is not None and form_of(image) == WHOLE and image.chunks == 1
+        assert image is not None and form_of(image) == NORMS and image.chunks == 1
     weights = [values(F16, 1024), values(F16, 1024)]
     image = check_words(layer_norm(F16), [values(F16, 64, 1024), *weights], Machine(3))
-    assert image is not None and form_of(image) == WHOLE
+    assert image is not None and form_of(image) == NORMS
 
 
 def test_rows_in_chunks() -> None:
@@ -99,9 +101,9 @@ def test_a_kernel_has_what_its_programs_may_have(form: int) -> None:
     for each in EACH_FLAT if form == FLAT else EACH:
         has = {name for name in OPCODES if has_case(name, each, form)}
         assert {"end", "nop", "f.add", "st.g.f16"} <= has and "add.rows" not in has
-        assert ("by" in has) == (form not in (FLAT, ADDING))
+        assert ("by" in has) == (form not in (FLAT, ADDING, NORMS))
         assert ("row.f.sum" in has) == (form != FLAT)
-        assert ("red.f.sum" in has) == (form not in (FLAT, WHOLE, ADDING))
+        assert ("red.f.sum" in has) == (form in (ALONE, STACKED, SUMMING))
         assert len(own_tables(form) & has) > 40
 
 

@@ -22,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 22, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 23, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
@@ -86,15 +86,16 @@ struct Operators {
 };
 
 /* Of kernels, as in cuda/forms.py: of one image, several, one that has sums across rows, one that has no
- * rows, one whose rows are in no chunks, one with warps that add up sums. */
-enum Form : int { ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, N_FORMS };
+ * rows, one whose rows are in no chunks, one with warps that add up sums, one of norms and softmaxes. */
+enum Form : int { ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, NORMS, N_FORMS };
 
 /* What an operator is good for, beside what its name says. */
 enum Use : uint8_t {
     OF_ROW_REGISTERS = 1, /* s.by and sk.by do it */
     OF_FLAT = 2,          /* the kernel of programs without rows has it: see cuda/forms.py */
     OF_WHOLE = 4,         /* that of rows in no chunks has it */
-    OF_ADDING = 8         /* that with adders has it */
+    OF_ADDING = 8,        /* that with adders has it */
+    OF_NORMS = 16         /* that of norms and softmaxes has it */
 };
 
 struct Words {
@@ -532,7 +533,7 @@ struct Encoder {
     /* cuda_image.cpp */
     void pack();
     Form form() const;
-    bool all_are(Use use) const; /* of the operators */
+    int uses_of_all() const; /* of the operators */
     void pack_header();
     void pack_words();
 

@@ -45,19 +45,23 @@ Form Encoder::form() const
     if (image.chunks > 1 || image.n_first > 1) {
         return ALONE;
     }
+    int uses = uses_of_all();
     if (image.by_rows) {
-        return all_are(OF_WHOLE) ? WHOLE : ALONE;
+        return uses & OF_NORMS ? NORMS : uses & OF_WHOLE ? WHOLE : ALONE;
     }
     bool around = image.epilogue != NO_WORD || image.prologue != NO_WORD;
-    return !around && all_are(OF_FLAT) ? FLAT : ALONE;
+    return !around && uses & OF_FLAT ? FLAT : ALONE;
 }
 
-bool Encoder::all_are(Use use) const
+/* What all of its words are good for. */
+int Encoder::uses_of_all() const
 {
-    return std::all_of(image.words, image.words + image.n_words, [use](const Word &word) {
-        bool other = word.first == words.by; /* whose second is a number of another table */
-        return words.uses[word.first] & (other ? use : words.uses[word.second]) & use;
-    });
+    int found = ~0;
+    for (const Word *word = image.words; word != image.words + image.n_words; word++) {
+        bool other = word->first == words.by; /* whose second is a number of another table */
+        found &= words.uses[word->first] & (other ? ~0 : words.uses[word->second]);
+    }
+    return found;
 }
 
 void Encoder::pack_header()

@@ -32,6 +32,10 @@ log = logging.getLogger("magjit.dvm")
 LEAST = (8, 0)
 """The first compute capability that has the interpreter's instructions."""
 _OPTIONS = ("-std=c++17", "-default-device")
+_OF = (
+    *("", " of stacks", " of sums", " of no rows", " of rows", " of norms' gradients"),
+    " of norms and softmaxes",
+)
 
 
 @cache
@@ -70,10 +74,7 @@ def compiled(arch: str, each: int, approximate: bool, form: int = ALONE) -> byte
     key = fingerprint(code, each, approximate, checked, form, arch, found[0], *_OPTIONS)
 
     def made() -> bytes:
-        kind = ("", " of stacks", " of sums", " of no rows", " of rows", " of norms' gradients")[
-            form
-        ]
-        what = "the kernel of sums" if each == SUMS else f"the interpreter{kind}, R = {each},"
+        what = "the kernel of sums" if each == SUMS else f"the interpreter{_OF[form]}, R = {each},"
         log.info("compiling %s for %s; it is kept on disk", what, arch)
         text = SUMS_SOURCE if each == SUMS else source(approximate, (each,), checked, form)
         return make(text, arch)

@@ -26,8 +26,10 @@ __all__ = [
     "ALONE",
     "FLAT",
     "FORMS",
+    "NORMS",
     "OF_ADDING",
     "OF_FLAT",
+    "OF_NORMS",
     "OF_WHOLE",
     "STACKED",
     "SUMMING",
@@ -38,16 +40,18 @@ __all__ = [
     "own_tables",
 ]
 
-FORMS = range(6)
-ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING = FORMS
+FORMS = range(7)
+ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, NORMS = FORMS
 """Kernels of one image, of several, of one with sums across rows, of one that has no rows, of one
-whose rows are in no chunks, and of one with warps that add up sums.  Code that writes sums would
-make all others slower."""
+whose rows are in no chunks, of one with warps that add up sums, and of one whose rows, in no
+chunks, have little but what norms and softmaxes have.  Code that writes sums would make all others
+slower, and so do cases that a norm does not run."""
 
 
 def kernel_name(each: int, form: int = ALONE) -> str:
     """The entry point of R elements a lane."""
-    return f"mj_dvm_{('', 'stack_', 'summing_', 'flat_', 'whole_', 'adding_')[form]}{each}"
+    kinds = ("", "stack_", "summing_", "flat_", "whole_", "adding_", "norms_")
+    return f"mj_dvm_{kinds[form]}{each}"
 
 
 def form_of(image: Image) -> int:
@@ -59,7 +63,7 @@ def form_of(image: Image) -> int:
     used = {word.first for word in image.words}
     used |= {word.second for word in image.words if word.first != "by"}
     if image.by_rows:
-        return WHOLE if used <= OF_WHOLE else ALONE
+        return NORMS if used <= OF_NORMS else WHOLE if used <= OF_WHOLE else ALONE
     around = image.epilogue != NO_WORD or image.prologue != NO_WORD
     return FLAT if not around and used <= OF_FLAT else ALONE
 
@@ -74,13 +78,12 @@ def has_case(name: str, each: int, form: int) -> bool:
         return False
     if name in _OF_SUMS and (form not in (STACKED, SUMMING) or each > MOST_EACH):
         return False
-    return name in {FLAT: OF_FLAT, WHOLE: OF_WHOLE, ADDING: OF_ADDING}.get(form, OPCODES)
+    return name in _OF.get(form, OPCODES)
 
 
 def own_tables(form: int) -> frozenset[str]:
     """Operators that programs of a form often have."""
-    found = {SUMMING: _OWN_OF_SUMS, FLAT: _OWN_OF_FLAT, WHOLE: _OWN_OF_WHOLE, ADDING: OF_ADDING}
-    return found.get(form, _OWN)
+    return _OWN_OF.get(form, _OWN)
 
 
 _OF_SUMS = ("acc", "acc.norm", "w.scale")
@@ -139,11 +142,54 @@ OF_FLAT = frozenset(
 """What the kernel of programs without rows has."""
 OF_WHOLE = frozenset(name for name in OPCODES if not name.startswith(("red.", "fin.")))
 """What that of rows in no chunks has, beside sums."""
-_OWN_OF_WHOLE = _OWN & OF_WHOLE | {"nop"}
 _SHORT = "exp log tanh sigmoid silu gelu gelu_tanh sin cos"
+OF_NORMS = OF_ADDING | frozenset(
+    {
+        *("swap", "keep", "mask", "select", "lt.scratch", "la.scratch", "la.r", "w.affine"),
+        *(
+            f"f.{name}"
+            for name in (
+                *(
+                    "abs",
+                    "relu",
+                    "minimum",
+                    "maximum",
+                    "rsub",
+                    "div",
+                    "sqrt",
+                    "rsqrt",
+                    "reciprocal",
+                ),
+                *("exp", "sub_exp", "sub_square", "sigmoid", "silu", "to_half", "to_bfloat"),
+                *(f"{name}_short" for name in _SHORT.split()[:-2]),
+            )
+        ),
+        *(f"fk.{name}" for name in ("minimum", "maximum", "div", "sub_square")),
+        *("fk.sub_exp", "fk.sub_exp_small"),
+        *(f"lt.{how}.{what}" for how in "uvbe" for what in OF_COLUMNS),
+        *("lt.s.u8", "lt.u.u8", "lt.v.u8", "st.g.u8", "st.u.u8"),
+        *(f"st.u.{what}" for what in OF_COLUMNS),
+        *(f"row.f.{name}" for name in ("max", "min", "prod")),
+        *(f"row.f.{name}" for name in ("stat", "squares", "norm", "softmax")),
+        *(f"s.{how}.{what}" for how in ("ld", "st", "at") for what in OF_COLUMNS),
+        *("s.take", "s.rsqrt", "s.log", "s.div", "sk.div", "sk.scaled_rsqrt", "s.by", "sk.by"),
+        "i.ne",
+    }
+)
+"""What that of norms and softmaxes has: also what stands before and behind them, as far as it is
+short, and losses' look-ups."""
 _OWN_OF_FLAT = (
     _OWN
     | {f"f.{name}_short" for name in _SHORT.split()}
     | {"nop", "f.exp_short", "f.sigmoid", "f.silu", "f.rsub", "fk.maximum", "fk.minimum"}
     | {f"lt.v.{what}" for what in NARROW}
 ) & OF_FLAT
+
+_OF = {FLAT: OF_FLAT, WHOLE: OF_WHOLE, ADDING: OF_ADDING, NORMS: OF_NORMS}
+_OWN_OF = {
+    SUMMING: _OWN_OF_SUMS,
+    FLAT: _OWN_OF_FLAT,
+    WHOLE: _OWN & OF_WHOLE | {"nop"},
+    ADDING: OF_ADDING,
+    NORMS: _OWN & OF_NORMS | {"nop"},
+}

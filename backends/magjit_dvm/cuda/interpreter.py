@@ -28,6 +28,7 @@ from magjit_dvm.cuda.forms import (
     ADDING,
     ALONE,
     FLAT,
+    NORMS,
     STACKED,
     SUMMING,
     WHOLE,
@@ -99,6 +100,7 @@ _KNOWN = {
     ADDING: ["MJ_SUMS", "MJ_ADDERS", "MJ_WHOLE", "MJ_ROWS"],
     FLAT: ["MJ_WHOLE", "MJ_FLAT"],
     WHOLE: ["MJ_WHOLE", "MJ_ROWS"],
+    NORMS: ["MJ_WHOLE", "MJ_ROWS"],
 }
 """What each form knows when it is compiled; see ``shell.py``."""
 
