@@ -29,6 +29,10 @@ if torch is not None:
 
     rehearsal.IDLE_THREADS.append("execnet.")  # of pytest-xdist, in each worker
 
+    # Where there is no device, torch.manual_seed prints the stack for each kind of device and
+    # keeps it: that takes longer than many a test, and more memory than all of them.
+    seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -107,7 +111,7 @@ def process_state() -> dict[str, object]:
 def nothing_left_behind() -> Iterator[None]:
     """Seeds torch; fails a test after which trace functions, modes or flags differ."""
     if torch is not None:
-        torch.manual_seed(0)
+        seed(0)
     before = process_state()
     yield
     after = process_state()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import (
@@ -16,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal import common_utils
 
 from magjit.errors import BackendError
 from magjit.plugin.compiling import run_backend
@@ -131,7 +135,7 @@ def check_sample(sampled: Sampled) -> str:
                 return "left out"
             raise
         made = set(schedules()) - before
-        torch.manual_seed(_SEED)
+        torch.default_generator.manual_seed(_SEED)
         results = compiled(*tensors)
     assert len(results) == len(expected)
     for number, (got, wanted) in enumerate(zip(results, expected, strict=True)):
@@ -152,7 +156,7 @@ def check_sample(sampled: Sampled) -> str:
 def eagerly(
     function: Callable[..., tuple[torch.Tensor, ...]], tensors: list[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    torch.manual_seed(_SEED)
+    torch.default_generator.manual_seed(_SEED)
     with torch.no_grad():
         return function(*(_like(one) for one in tensors))
 
@@ -193,11 +197,26 @@ def compare(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def samples_of(info: Any, dtype: torch.dtype, most: int | None = None) -> Iterator[Sampled]:
-    """The operator's samples, or the first ``most`` of them."""
-    torch.manual_seed(0)
+    """The operator's samples, or the first ``most`` of them.
+
+    Drawn as ``info.sample_inputs`` draws them, which looks for a test case in every frame of the
+    stack and reads the sources for it.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number, sample in enumerate(info.sample_inputs("cpu", dtype)):
-            if most is not None and number >= most:
+        _seed()
+        samples = iter(info.sample_inputs_func(info, "cpu", dtype, False))
+        for _ in itertools.count() if most is None else range(most):
+            _seed()
+            try:
+                sample = next(samples)
+            except StopIteration:
                 return
             yield Sampled(info.op, sample)
+
+
+def _seed() -> None:
+    """Of all that draws on the CPU."""
+    torch.default_generator.manual_seed(common_utils.SEED)
+    random.seed(common_utils.SEED)
+    numpy.random.seed(common_utils.SEED)
