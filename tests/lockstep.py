@@ -51,6 +51,14 @@ def over_shapes(rows: list[Any]) -> list[Any]:
     return [row for row in rows if row.make().args is one_tensor]
 
 
+def every_other(rows: list[Any]) -> list[Any]:
+    """The rows by their names; every second one, which its neighbours are much like, is slow."""
+    return [
+        pytest.param(row, id=row.name, marks=[] if number % 2 == 0 else pytest.mark.slow)
+        for number, row in enumerate(rows)
+    ]
+
+
 def check_shapes(make: Callable[[], Scene], compiler: Callable[..., Any] | None = None) -> None:
     """The same over inputs whose shape and dtype come and go: a stale constant is seen."""
     eager, jit = make(), make()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
 from magjit_dvm import reference, vm
@@ -28,6 +29,23 @@ def machine(settings: tuple[int, ...] | None) -> Iterator[None]:
         yield
     finally:
         vm.machine(*before)
+
+
+def in_turn(
+    settings: Iterable[str], cases: Iterable[Sequence[Any]], ids: Iterable[str]
+) -> list[Any]:
+    """Each case on a machine of each kind: one after the other in turn, the others slow."""
+    kinds = list(settings)
+    return [
+        pytest.param(
+            *case,
+            kind,
+            id=f"{name}-{kind}",
+            marks=[] if kind == kinds[number % len(kinds)] else pytest.mark.slow,
+        )
+        for number, (case, name) in enumerate(zip(cases, ids, strict=True))
+        for kind in kinds
+    ]
 
 
 def tensor(dtype: DType, *dims: int) -> Input:

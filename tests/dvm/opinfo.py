@@ -197,22 +197,27 @@ def compare(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def samples_of(info: Any, dtype: torch.dtype, most: int | None = None) -> Iterator[Sampled]:
-    """The operator's samples, or the first ``most`` of them.
+    """The operator's samples, or the first ``most`` of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for sample in first_samples(info, dtype, most):
+            yield Sampled(info.op, sample)
+
+
+def first_samples(info: Any, dtype: torch.dtype, most: int | None = None) -> Iterator[Any]:
+    """torch's own samples of an operator, or the first ``most`` of them.
 
     Drawn as ``info.sample_inputs`` draws them, which looks for a test case in every frame of the
     stack and reads the sources for it.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    _seed()
+    samples = iter(info.sample_inputs_func(info, "cpu", dtype, False))
+    for _ in itertools.count() if most is None else range(most):
         _seed()
-        samples = iter(info.sample_inputs_func(info, "cpu", dtype, False))
-        for _ in itertools.count() if most is None else range(most):
-            _seed()
-            try:
-                sample = next(samples)
-            except StopIteration:
-                return
-            yield Sampled(info.op, sample)
+        try:
+            yield next(samples)
+        except StopIteration:
+            return
 
 
 def _seed() -> None:

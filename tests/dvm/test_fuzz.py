@@ -179,7 +179,9 @@ def check_sizes(seed: int) -> None:
             assert bool((apart <= limit).all()), f"output {number} for sizes {others}"
 
 
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize(
+    "part", [*range(4), *(pytest.param(one, marks=pytest.mark.slow) for one in range(4, 10))]
+)
 def test_other_sizes(part: int) -> None:
     for seed in range(part * _PART, part * _PART + _PART):
         _named(seed, check_sizes)

@@ -17,6 +17,7 @@ from tests.dvm.checking import (
     cast,
     check_program,
     compute,
+    in_turn,
     load,
     machine,
     output,
@@ -226,7 +227,9 @@ def test_ordinary_values(one: Instruction, dtype: DType) -> None:
         check_values(one, dtype, args)
 
 
-@pytest.mark.parametrize(("one", "dtype"), COMPUTING, ids=COMPUTING_IDS)
+@pytest.mark.parametrize(
+    ("one", "dtype", "settings"), in_turn(SETTINGS, COMPUTING, COMPUTING_IDS), indirect=["settings"]
+)
 def test_shapes(one: Instruction, dtype: DType, settings: str) -> None:
     dtypes = operand_dtypes(one, dtype)
     exact = one.name not in _APPROXIMATE

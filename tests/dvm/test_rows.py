@@ -20,6 +20,7 @@ from tests.dvm.checking import (
     SMALL,
     check_program,
     compute,
+    in_turn,
     load,
     machine,
     output,
@@ -240,9 +241,18 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch
     return F.rms_norm(x, x.shape[-1:], weight, 1e-6) + bias
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+COMPUTED = list(
+    itertools.product(
+        [layer_norm, weighted, group_norm, batch_norm, softmax, log_softmax, rms_norm],
+        [torch.float32, torch.float64, torch.float16, torch.bfloat16],
+    )
+)
+
+
 @pytest.mark.parametrize(
-    "function", [layer_norm, weighted, group_norm, batch_norm, softmax, log_softmax, rms_norm]
+    ("function", "dtype", "settings"),
+    in_turn(SETTINGS, COMPUTED, (f"{one.__name__}-{dtype}" for one, dtype in COMPUTED)),
+    indirect=["settings"],
 )
 def test_as_eager(settings: str, function: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
     compiled = magjit.compile(function, backend="dvm")

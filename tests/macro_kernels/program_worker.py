@@ -252,7 +252,7 @@ def images() -> None:
     ours = magjit.compile(model, backend="triton", dynamic=True, options={"matmul": "macro"})
     STARTED.clear()
     with torch.no_grad():
-        for high, wide in ((12, 20), (24, 16), (9, 30), (33, 33)):
+        for high, wide in ((8, 12), (12, 8), (9, 14), (17, 17)):
             x = weights(2, 3, high, wide)
             torch.testing.assert_close(ours(x), model(x), rtol=1e-4, atol=1e-4)
     assert magjit.stats(ours).captures == 1

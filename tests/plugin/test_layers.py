@@ -78,8 +78,8 @@ def stepped(model: nn.Module, call: Callable[[Tensor], Any], x: Tensor) -> list[
     return [*flat, x.grad, *(one.grad for one in model.parameters())]
 
 
-LIKE_ANOTHER = {
-    # Where sizes are symbols, they are cut as the model named is, and take long.
+LIKE_ANOTHER = {  # Where sizes are symbols, they are cut as the model named is, and take long.
+    "attention": "blocks",
     "one frozen in the middle": "first frozen",
     "all but one frozen": "first frozen",
     "shared weights": "blocks",

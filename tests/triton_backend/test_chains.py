@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -22,13 +24,18 @@ def strides_of(chain: Chain) -> tuple[int, ...] | None:
     return tuple(strides) if min(strides) >= 0 else None
 
 
-@pytest.mark.parametrize("seed", range(200))
+def seeds(first: int) -> list[Any]:
+    """Two hundred, of which all but the first eighty are slow."""
+    return [pytest.param(first + k, marks=[] if k < 80 else pytest.mark.slow) for k in range(200)]
+
+
+@pytest.mark.parametrize("seed", seeds(0))
 def test_any_chain(seed: int) -> None:
     chain = Chain(seed)
     run_beside_eager(chain, (chain.x, chain.w, chain.v), tolerance=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(1000, 1200))
+@pytest.mark.parametrize("seed", seeds(1000))
 def test_no_copy_is_left_where_the_chain_has_strides(seed: int) -> None:
     chain = Chain(seed, affine_only=True)
     (graph,) = run_beside_eager(chain, (chain.x, chain.w, chain.v), tolerance=1e-5)

@@ -37,7 +37,9 @@ def check_program(seed: int) -> None:
 
 
 # The last one reads, through a copy that could be virtual, what the same write overwrites.
-@pytest.mark.parametrize("seed", [*range(150), 3008])
+@pytest.mark.parametrize(
+    "seed", [*range(60), *(pytest.param(k, marks=pytest.mark.slow) for k in range(60, 150)), 3008]
+)
 def test_random_program(seed: int) -> None:
     check_program(seed)
 
