@@ -9,6 +9,8 @@ import torch
 
 from magjit_dvm import reference
 from magjit_dvm.cuda.encode import Encoded, Machine, encode
+from magjit_dvm.cuda.forms import form_of
+from magjit_dvm.cuda.interpreter import most_threads
 from magjit_dvm.cuda.parts import Parts
 from magjit_dvm.cuda.simulate import run_image
 from magjit_dvm.cuda.words import Image
@@ -48,6 +50,7 @@ def simulated(
         return None, results
     written = [arguments[one.whole] for one in program.outputs if one.whole >= 0]
     one = encoded.image
+    assert one.threads <= most_threads(one.each, form_of(one)), "its kernel has fewer"
     parts = torch.full((one.parts.count if one.parts else 0,), torch.nan)
     image = one.pack(addresses([*arguments, *made, parts]))
     outputs = [*results, *written, parts]

@@ -21,7 +21,7 @@ from magjit_dvm.cuda.forms import (
     kernel_name,
     own_tables,
 )
-from magjit_dvm.cuda.interpreter import EACH, EACH_FLAT, source
+from magjit_dvm.cuda.interpreter import EACH, EACH_FLAT, most_threads, source
 from magjit_dvm.cuda.words import OPCODES
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Program
@@ -71,6 +71,21 @@ def test_rows() -> None:
     weights = [values(F16, 1024), values(F16, 1024)]
     image = check_words(layer_norm(F16), [values(F16, 64, 1024), *weights], Machine(3))
     assert image is not None and form_of(image) == NORMS
+
+
+@pytest.mark.parametrize(
+    ("cols", "each", "warps"), [(512, 16, 27), (768, 24, 19), (2048, 16, 24), (8192, 32, 16)]
+)
+def test_norms_have_more_warps(cols: int, each: int, warps: int) -> None:
+    """Where a block has several tiles: else a launch may be one of a stack."""
+    for rows in (warps * each * 32 // cols * 9, 3):
+        (weight, bias), machine = [values(F16, cols) for _ in range(2)], Machine(2)
+        image = check_words(layer_norm(F16), [values(F16, rows, cols), weight, bias], machine)
+        assert image is not None and form_of(image) == NORMS and not image.scratch
+        if rows > 3:
+            assert (image.each, image.warps) == (each, warps) and image.draws
+        else:
+            assert image.threads <= most_threads(image.each, STACKED)
 
 
 def test_rows_in_chunks() -> None:

@@ -34,6 +34,7 @@ void Encoder::run()
     }
     if (!stopped()) {
         give_to_adders();
+        arrange_norms();
         keep_weights();
         fit();
     }

@@ -414,11 +414,13 @@ struct Encoder {
     bool is_of_rows(const Operand &one) const;
     void refuse_slow();
     void divide(int64_t widest, int64_t together);
-    int64_t each_for_rows(int64_t wanted, int64_t together) const;
+    using MostWarps = int64_t(int64_t each); /* in a block */
+    int64_t each_for_rows(int64_t wanted, int64_t together, MostWarps most) const;
     void count();
     bool may_shrink() const;
     int64_t wanted_stages();
     int64_t arrange_beside_adders();
+    void arrange_norms();
     void shrink();
     void measure(int64_t program_bytes);
     bool has_room(int weights);

@@ -22,8 +22,8 @@ struct {
 } constexpr BESIDE_ADDERS[] = {{256, 8, 1},   {512, 16, 1},  {768, 24, 1}, {1024, 32, 2},
                                {2048, 64, 4}, {4096, 64, 8}, {8192, 32, 8}};
 
-/* Warps of both: that kernel is small. */
-int64_t most_warps_beside_adders(int64_t each) { return each == 64 ? 11 : each >= 24 ? 19 : 27; }
+/* The same of kernels that are small: that of norms, and that with adders, which count. */
+int64_t most_warps_of_small(int64_t each) { return each == 64 ? 11 : each >= 24 ? 19 : 27; }
 
 int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -128,7 +128,7 @@ void Encoder::divide(int64_t widest, int64_t together)
         image.warps = std::max<int64_t>(1, std::min(most_warps(image.each), wanted));
     } else {
         int64_t wanted = quotient_up(image.rows, machine.multiprocessors);
-        int64_t found = each_for_rows(wanted, together);
+        int64_t found = each_for_rows(wanted, together, most_warps);
         image.each = found ? found : most;
         int64_t warps = most_warps(image.each);
         image.group = std::min(warps, quotient_up(image.cols, image.slice()));
@@ -141,7 +141,7 @@ void Encoder::divide(int64_t widest, int64_t together)
  * elements under way at once, up to what is enough, and as far as there is room for two stages of them,
  * and for their sums across rows; of equals the fewest lanes without elements, then the most warps,
  * which is what counts beside sums. */
-int64_t Encoder::each_for_rows(int64_t wanted, int64_t together) const
+int64_t Encoder::each_for_rows(int64_t wanted, int64_t together, MostWarps most) const
 {
     int64_t kept = image.sums + (image.sums > 0); /* and a tile that waits */
     int64_t a_column = together + std::max<int64_t>(8, 4 * kept);
@@ -161,7 +161,7 @@ int64_t Encoder::each_for_rows(int64_t wanted, int64_t together) const
             continue;
         }
         int64_t group = quotient_up(image.cols, 32 * each);
-        int64_t rows = std::min(most_warps(each) / group, wanted);
+        int64_t rows = std::min(most(each) / group, wanted);
         std::pair<int64_t, int64_t> score = {std::min({rows * image.cols, room, ENOUGH}),
                                              -group * each};
         if (rows && score > best) {
@@ -182,7 +182,7 @@ int64_t Encoder::arrange_beside_adders()
         }
         int64_t each = std::min(widest, machine.widest), adders = quotient_up(image.cols, 128 * quads);
         int64_t group = quotient_up(image.cols, 32 * each);
-        int64_t rows = (most_warps_beside_adders(each) - adders) / group;
+        int64_t rows = (most_warps_of_small(each) - adders) / group;
         if (image.rows < LEAST_TILES * rows * machine.multiprocessors) {
             return 0;
         }
@@ -194,6 +194,34 @@ int64_t Encoder::arrange_beside_adders()
         return quads;
     }
     return 0;
+}
+
+/* Divides rows anew among the warps that the kernel of norms has registers for, if it runs them. Words
+ * are as they were: where nothing is in scratch memory, none of them tells R. A block has to have
+ * several tiles; if not, the launch may share the kernel of stacks. */
+void Encoder::arrange_norms()
+{
+    int n_tiles = image.n_inputs - image.row_inputs;
+    if (form() != NORMS || image.scratch || prepared.has_positions || !n_tiles) {
+        return;
+    }
+    int64_t together = 0;
+    for (int k = 0; k < n_tiles; k++) {
+        together += image.inputs[k].size;
+    }
+    int64_t wanted = quotient_up(image.rows, machine.multiprocessors);
+    int64_t each = each_for_rows(wanted, together, most_warps_of_small);
+    if (!each) {
+        return;
+    }
+    int64_t group = quotient_up(image.cols, 32 * each);
+    int64_t rows = std::min(most_warps_of_small(each) / group, wanted);
+    if (image.rows >= LEAST_TILES * rows * machine.multiprocessors) {
+        image.each = each;
+        image.group = group;
+        image.warps = rows * group;
+        count();
+    }
 }
 
 /* Chunks, tiles and blocks for these warps. */

@@ -148,36 +148,22 @@ OF_NORMS = OF_ADDING | frozenset(
         *("swap", "keep", "mask", "select", "lt.scratch", "la.scratch", "la.r", "w.affine"),
         *(
             f"f.{name}"
-            for name in (
-                *(
-                    "abs",
-                    "relu",
-                    "minimum",
-                    "maximum",
-                    "rsub",
-                    "div",
-                    "sqrt",
-                    "rsqrt",
-                    "reciprocal",
-                ),
-                *("exp", "sub_exp", "sub_square", "sigmoid", "silu", "to_half", "to_bfloat"),
-                *(f"{name}_short" for name in _SHORT.split()[:-2]),
-            )
+            for name in ("abs", "relu", "minimum", "maximum", "rsub", "div", "sub_square")
         ),
+        *(f"f.{name}" for name in ("sqrt", "rsqrt", "exp", "sub_exp", "sigmoid", "silu")),
+        *("f.silu_short", "f.to_half", "f.to_bfloat"),
         *(f"fk.{name}" for name in ("minimum", "maximum", "div", "sub_square")),
         *("fk.sub_exp", "fk.sub_exp_small"),
-        *(f"lt.{how}.{what}" for how in "uvbe" for what in OF_COLUMNS),
+        *(f"lt.{how}.{what}" for how in "uvb" for what in OF_COLUMNS),
         *("lt.s.u8", "lt.u.u8", "lt.v.u8", "st.g.u8", "st.u.u8"),
         *(f"st.u.{what}" for what in OF_COLUMNS),
-        *(f"row.f.{name}" for name in ("max", "min", "prod")),
-        *(f"row.f.{name}" for name in ("stat", "squares", "norm", "softmax")),
-        *(f"s.{how}.{what}" for how in ("ld", "st", "at") for what in OF_COLUMNS),
+        *(f"row.f.{name}" for name in ("max", "stat", "squares", "norm", "softmax")),
+        *(f"s.{how}.{what}" for how in ("ld", "st") for what in OF_COLUMNS),
         *("s.take", "s.rsqrt", "s.log", "s.div", "sk.div", "sk.scaled_rsqrt", "s.by", "sk.by"),
-        "i.ne",
     }
 )
-"""What that of norms and softmaxes has: also what stands before and behind them, as far as it is
-short, and losses' look-ups."""
+"""What that of norms and softmaxes has: also what often stands before and behind them, as far as
+there are registers for it."""
 _OWN_OF_FLAT = (
     _OWN
     | {f"f.{name}_short" for name in _SHORT.split()}

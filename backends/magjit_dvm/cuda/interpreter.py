@@ -55,6 +55,7 @@ __all__ = [
     "EACH",
     "EACH_FLAT",
     "inner_loop",
+    "most_threads",
     "source",
 ]
 
@@ -65,10 +66,9 @@ EACH_FLAT = (8, 16, 32)
 CHAINED = 8
 """That of the kernel of stacks whose blocks run several images; as in ``csrc/cuda_stacks.cpp``."""
 
-THREADS = {8: 640, 16: 640, 24: 512, 32: 512, 64: 384}
-"""Of a block, at most: with more, registers would not do."""
-THREADS_OF_ADDING = {8: 896, 16: 896, 24: 640, 32: 640, 64: 384}
-"""Of the kernel with adders, which is small."""
+_THREADS = {8: 640, 16: 640, 24: 512, 32: 512, 64: 384}
+_THREADS_OF_SMALL = {8: 896, 16: 896, 24: 640, 32: 640, 64: 384}
+"""Of kernels that are small: those of norms, and with adders."""
 
 _OPERANDS = {
     "PC": ("r", "pc", "address of the first word"),
@@ -105,6 +105,11 @@ _KNOWN = {
 """What each form knows when it is compiled; see ``shell.py``."""
 
 
+def most_threads(each: int, form: int) -> int:
+    """Of a block of the kernel for R: with more, registers would not do."""
+    return (_THREADS_OF_SMALL if form in (ADDING, NORMS) else _THREADS)[each]
+
+
 def source(
     approximate: bool = False,
     each: tuple[int, ...] = EACH,
@@ -131,7 +136,7 @@ def source(
             ENTRY.format(
                 each=one,
                 name=kernel_name(one, form),
-                threads=(THREADS_OF_ADDING if form == ADDING else THREADS)[one],
+                threads=most_threads(one, form),
                 **around,
             ),
         ]

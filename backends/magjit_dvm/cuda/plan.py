@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from magjit_dvm.cuda.adder_code import BESIDE_ADDERS
+from magjit_dvm.cuda.forms import NORMS, form_of
 from magjit_dvm.cuda.parts import MOST_EACH
 from magjit_dvm.cuda.shapes import Operand, Space
 from magjit_dvm.cuda.words import (
@@ -19,7 +20,7 @@ from magjit_dvm.cuda.words import (
 from magjit_dvm.program import NodeKind
 from magjit_dvm.vm import NotEncodable
 
-__all__ = ["LEAST_TILES", "Machine", "arrange", "arrange_beside_adders"]
+__all__ = ["LEAST_TILES", "Machine", "arrange", "arrange_beside_adders", "arrange_norms"]
 
 _WARPS = {64: 11, 32: 15, 24: 15, 16: 19, 8: 19}
 """That compute, besides the one that feeds them: what registers allow."""
@@ -32,8 +33,8 @@ more is asked for ahead than hides the way from memory.  And elements of a tile'
 narrower warps are better than more elements."""
 LEAST_TILES = 4
 """Of a block, from which on it keeps vectors, and adders pay."""
-_WARPS_BESIDE_ADDERS = {64: 11, 32: 19, 24: 19, 16: 27, 8: 27}
-"""Of adders and of those that compute, what registers allow of so small a kernel."""
+_WARPS_OF_SMALL = {64: 11, 32: 19, 24: 19, 16: 27, 8: 27}
+"""The same of kernels that are small: that of norms, and that with adders, which count."""
 _SMALL, _LONG, _NARROW = 1 << 17, 1 << 16, 16
 """Elements below which any way is fast enough; columns from which on a row is long, and up to which
 it is narrow: a warp has room for hundreds of them."""
@@ -174,13 +175,20 @@ def _divide(space: Space, image: Image, machine: Machine, widest: int, together:
         image.group, image.warps = 1, max(1, min(_WARPS[image.each], wanted))
     else:
         wanted = -(-image.rows // machine.multiprocessors)
-        image.each = _each_for_rows(space, image, wanted, together, machine) or most
+        image.each = _each_for_rows(space, image, wanted, together, machine, _WARPS) or most
         image.group = min(_WARPS[image.each], -(-image.cols // image.slice))
         image.warps = image.group * max(1, min(_WARPS[image.each] // image.group, wanted))
     _count(image, machine)
 
 
-def _each_for_rows(space: Space, image: Image, wanted: int, together: int, machine: Machine) -> int:
+def _each_for_rows(
+    space: Space,
+    image: Image,
+    wanted: int,
+    together: int,
+    machine: Machine,
+    most_warps: dict[int, int],
+) -> int:
     """R for rows that fit a block's warps, and shared memory with two tiles saved; 0 without one.
 
     The most elements under way at once, up to what is enough, and as far as there is room for two
@@ -196,7 +204,7 @@ def _each_for_rows(space: Space, image: Image, wanted: int, together: int, machi
     widest = min(machine.widest, 32) if space.has_positions else machine.widest
     widest = min(widest, MOST_EACH) if kept else widest
     widest = MAX_DRAWING if space.draws else widest
-    for each, warps in sorted(_WARPS.items()):
+    for each, warps in sorted(most_warps.items()):
         if each > widest or (space.has_positions and each not in OF_POSITIONS):
             continue
         group = -(-cols // (32 * each))
@@ -219,12 +227,33 @@ def arrange_beside_adders(image: Image, machine: Machine) -> int:
     each = min(each, machine.widest)
     group = -(-image.cols // (32 * each))
     adders = -(-image.cols // (128 * quads))
-    rows = (_WARPS_BESIDE_ADDERS[each] - adders) // group
+    rows = (_WARPS_OF_SMALL[each] - adders) // group
     if image.rows < LEAST_TILES * rows * machine.multiprocessors:
         return 0
     image.each, image.group, image.warps, image.adders = each, group, rows * group, adders
     _count(image, machine)
     return quads
+
+
+def arrange_norms(space: Space, image: Image, machine: Machine) -> None:
+    """Divide rows anew among the warps that the kernel of norms has registers for, if it runs them.
+
+    Words are as they were: where nothing is in scratch memory, none of them tells R.  A block has
+    to have several tiles; if not, the launch may share the kernel of stacks.
+    """
+    tiles = image.inputs[: len(image.inputs) - image.row_inputs]
+    if form_of(image) != NORMS or image.scratch or space.has_positions or not tiles:
+        return
+    wanted = -(-image.rows // machine.multiprocessors)
+    together = sum(size for _, size, _ in tiles)
+    each = _each_for_rows(space, image, wanted, together, machine, _WARPS_OF_SMALL)
+    if not each:
+        return
+    group = -(-image.cols // (32 * each))
+    rows = min(_WARPS_OF_SMALL[each] // group, wanted)
+    if image.rows >= LEAST_TILES * rows * machine.multiprocessors:
+        image.each, image.group, image.warps = each, group, rows * group
+        _count(image, machine)
 
 
 def _count(image: Image, machine: Machine) -> None:
