@@ -13,6 +13,7 @@ import torch
 import magjit
 from magjit_dvm.backend import schedules
 from magjit_dvm.instructions import DType, dtype_of
+from tests.dvm.checking import in_turn
 from tests.dvm.random_graphs import FLOATS, INTS
 from tests.dvm.test_instructions import LAYOUTS, SETTINGS, machine
 
@@ -20,7 +21,10 @@ DTYPES = (*FLOATS, *INTS)
 SHAPES = ((1, 7), (5, 1), (3, 5), (70, 40), (3, 1300), (1300, 3), (4, 5, 6), (2, 33, 40))
 
 
-@pytest.fixture(params=["cache", "small"], autouse=True)
+KINDS = ("cache", "small")
+
+
+@pytest.fixture(params=KINDS, autouse=True)
 def settings(request: pytest.FixtureRequest) -> Iterator[None]:
     with machine(SETTINGS[request.param]):
         yield
@@ -43,8 +47,15 @@ def places(given: torch.Tensor, dim: int | None, keepdim: bool) -> tuple[torch.T
     return tuple(found)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+# An odd number of dtypes, so that each of them is on both machines.
+PLACES = list(itertools.product(SHAPES, DTYPES))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "settings"),
+    in_turn(KINDS, PLACES, (f"{shape}-{dtype}" for shape, dtype in PLACES)),
+    indirect=["settings"],
+)
 def test_places(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Few different values, so that there are ties everywhere."""
     own = dtype_of(dtype)
@@ -108,8 +119,19 @@ def test_nothing_to_choose_from() -> None:
         compiled(torch.zeros(3, 0))
 
 
-@pytest.mark.parametrize("order", [0, 1, 2, 3, 0.5, -1, math.inf, -math.inf])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+NORMS = list(
+    itertools.product(
+        [0, 1, 2, 3, 0.5, -1, math.inf, -math.inf],
+        [torch.float32, torch.float64, torch.bfloat16],
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("order", "dtype", "settings"),
+    in_turn(KINDS, NORMS, (f"{order}-{dtype}" for order, dtype in NORMS)),
+    indirect=["settings"],
+)
 def test_norms(order: float, dtype: torch.dtype) -> None:
     def norms(x: Any, dim: Any, keepdim: bool) -> Any:
         return torch.linalg.vector_norm(x * 1, order, dim, keepdim)

@@ -18,6 +18,7 @@ CONSTANT = {
 }
 
 
+@pytest.mark.slow  # twins that disagree fail beside a compiled one, too
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_two_eager_twins_agree(row: Row, capsys: pytest.CaptureFixture[str]) -> None:
     check(row.make, 3, backward=row.backward, printed=capsys, compiler=lambda fn, **_: fn)

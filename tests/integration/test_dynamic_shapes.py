@@ -367,7 +367,9 @@ def test_every_size_is_right(program: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    "program", [views, mask, slices, images, attention], ids=lambda p: p.__name__
+    "program",
+    [views, *(pytest.param(p, marks=pytest.mark.slow) for p in (mask, slices)), images, attention],
+    ids=lambda p: p.__name__,
 )
 def test_inductor_compiles_twice(program: Program) -> None:
     stats = run(program, "inductor", sizes=[5, 7, 9, 12, 33, 5])
