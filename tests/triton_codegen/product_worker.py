@@ -8,6 +8,7 @@
     python product_worker.py programs       whole programs through ``magjit.compile``
     python product_worker.py sm90           every kernel of float16, large ones of TF32, for sm_90
     python product_worker.py sm90_more      those of bfloat16 and float32, and others of TF32
+    python product_worker.py serve          all but the last two, as asked: serving.py
 
 The last line of the output is a JSON object: name → text of the failure, or "".
 """
@@ -48,6 +49,7 @@ from product_cases import (  # noqa: E402
 )
 from product_programs import PROGRAMS  # noqa: E402
 from random_graphs import random_case  # noqa: E402
+from serving import serve  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
@@ -317,7 +319,13 @@ def assemble(name: str, case: ProductCase, dtype: torch.dtype, tf32: bool) -> No
             assert ("tf32" in text) == (dtype == torch.float32 and tf32)
 
 
-def main() -> None:
+def answer(mode: str, random_graphs: int, wanted: list[str]) -> None:
+    global MODE, RANDOM
+    MODE, RANDOM = mode, random_graphs
+    main(wanted)
+
+
+def main(wanted: list[str]) -> None:
     modes = {
         "interpret": interpret,
         "cuts": cuts,
@@ -328,7 +336,6 @@ def main() -> None:
         "sm90": sm90,
         "sm90_more": sm90,
     }
-    wanted = sys.argv[2:]
     results = {}
     for name, run in modes[MODE]():
         if wanted and name not in wanted:
@@ -342,4 +349,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if MODE == "serve":
+        serve(answer)
+    else:
+        main(sys.argv[2:])

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +21,7 @@ FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 
 from cases import CASES  # noqa: E402
+from serving import Server  # noqa: E402
 
 RANDOM = [f"random {seed}" for seed in range(12)]
 MORE_RANDOM = [f"random {seed}" for seed in range(12, 300)]
@@ -33,8 +35,19 @@ pytestmark = [
 NUMPY = tuple(int(part) for part in numpy.__version__.split(".")[:2])
 
 
+SERVER = Server(FOLDER / "worker.py")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    yield
+    SERVER.close()
+
+
 @cache
 def results(mode: str, random_graphs: int = 0) -> dict[str, str]:
+    if mode != "sm90":
+        return SERVER.ask(mode, random_graphs, [])
     command = [sys.executable, str(FOLDER / "worker.py"), mode]
     environment = {**os.environ, "MAGJIT_RANDOM_GRAPHS": str(random_graphs)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment)

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from product_cases import (  # noqa: E402
     PRODUCTS,
     TIMED_CASES,
 )
+from serving import Server  # noqa: E402
 
 from magjit_triton.codegen.matmul.choice import (  # noqa: E402
     Device,
@@ -79,9 +80,20 @@ interpreted = pytest.mark.skipif(
 pytestmark = pytest.mark.xdist_group("triton_products")
 
 
+SERVER = Server(FOLDER / "product_worker.py")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    yield
+    SERVER.close()
+
+
 @cache
 def results(mode: str, random_graphs: int = 12, names: tuple[str, ...] = ()) -> dict[str, str]:
     """Of each case, or of those of these names, what is wrong with it."""
+    if not mode.startswith("sm90"):
+        return SERVER.ask(mode, random_graphs, list(names))
     command = [sys.executable, str(FOLDER / "product_worker.py"), mode, *names]
     environment = {**os.environ, "MAGJIT_RANDOM_GRAPHS": str(random_graphs)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment)

@@ -5,6 +5,7 @@
     python worker.py places[_more]        every case, under legal strategies at random
     python worker.py cut[_more]           some cases, with blocks that may be tried
     python worker.py conformance          the plugins' conformance suite, interpreted
+    python worker.py serve                all but sm90, as the standard input asks: serving.py
 
 The last line of the output is a JSON object: name → text of the failure, or "".
 """
@@ -29,6 +30,7 @@ import reducing  # noqa: E402
 import torch  # noqa: E402
 from cases import CASES, Case, graph_of  # noqa: E402
 from random_graphs import random_case  # noqa: E402
+from serving import serve  # noqa: E402
 
 from magjit import config  # noqa: E402
 from magjit.plugin import conformance  # noqa: E402
@@ -177,7 +179,13 @@ class Direct:
         return compile_with_kernels(gm, example_inputs, context)
 
 
-def main() -> None:
+def answer(mode: str, random_graphs: int, wanted: list[str]) -> None:
+    global MODE, RANDOM_GRAPHS
+    MODE, RANDOM_GRAPHS = mode, random_graphs
+    main(wanted)
+
+
+def main(wanted: list[str]) -> None:
     if MODE == "conformance":
         report = conformance.run(Direct())
         failed = "" if "0 FAILED" in str(report) else str(report)
@@ -189,7 +197,6 @@ def main() -> None:
     if kind != "cut":
         cases.update({f"random {seed}": random_case(seed) for seed in range(RANDOM_GRAPHS)})
     results = {}
-    wanted = sys.argv[2:]
     for name, case in cases.items():
         if wanted and name not in wanted:
             continue
@@ -202,4 +209,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if MODE == "serve":
+        serve(answer)
+    else:
+        main(sys.argv[2:])
