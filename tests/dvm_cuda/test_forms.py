@@ -74,10 +74,10 @@ def test_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cols", "each", "warps"), [(512, 16, 27), (768, 24, 19), (2048, 16, 24), (8192, 32, 16)]
+    ("cols", "each", "warps"), [(768, 24, 15), (4096, 32, 12), (4608, 32, 15), (8192, 32, 16)]
 )
 def test_norms_have_more_warps(cols: int, each: int, warps: int) -> None:
-    """Where a block has several tiles: else a launch may be one of a stack."""
+    """Of wide rows, where a block has several tiles: else a launch may be one of a stack."""
     for rows in (warps * each * 32 // cols * 9, 3):
         (weight, bias), machine = [values(F16, cols) for _ in range(2)], Machine(2)
         image = check_words(layer_norm(F16), [values(F16, rows, cols), weight, bias], machine)

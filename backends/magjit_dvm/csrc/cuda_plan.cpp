@@ -22,8 +22,9 @@ struct {
 } constexpr BESIDE_ADDERS[] = {{256, 8, 1},   {512, 16, 1},  {768, 24, 1}, {1024, 32, 2},
                                {2048, 64, 4}, {4096, 64, 8}, {8192, 32, 8}};
 
-/* The same of kernels that are small: that of norms, and that with adders, which count. */
+/* The same of kernels that are small: that with adders, which count, and that of norms. */
 int64_t most_warps_of_small(int64_t each) { return each == 64 ? 11 : each >= 24 ? 19 : 27; }
+int64_t most_warps_of_norms(int64_t each) { return each >= 24 ? most_warps_of_small(each) : 0; }
 
 int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -196,13 +197,16 @@ int64_t Encoder::arrange_beside_adders()
     return 0;
 }
 
-/* Divides rows anew among the warps that the kernel of norms has registers for, if it runs them. Words
- * are as they were: where nothing is in scratch memory, none of them tells R. A block has to have
- * several tiles; if not, the launch may share the kernel of stacks. */
+/* Divides wide rows anew among the warps that the kernel of norms has registers for. Words are as they
+ * were: where nothing is in scratch memory, none of them tells R. A block has to have several tiles; if
+ * not, the launch may share the kernel of stacks. */
 void Encoder::arrange_norms()
 {
     int n_tiles = image.n_inputs - image.row_inputs;
     if (form() != NORMS || image.scratch || prepared.has_positions || !n_tiles) {
+        return;
+    }
+    if (image.each <= 32 || image.cols % 4) {
         return;
     }
     int64_t together = 0;
@@ -210,12 +214,12 @@ void Encoder::arrange_norms()
         together += image.inputs[k].size;
     }
     int64_t wanted = quotient_up(image.rows, machine.multiprocessors);
-    int64_t each = each_for_rows(wanted, together, most_warps_of_small);
+    int64_t each = each_for_rows(wanted, together, most_warps_of_norms);
     if (!each) {
         return;
     }
     int64_t group = quotient_up(image.cols, 32 * each);
-    int64_t rows = std::min(most_warps_of_small(each) / group, wanted);
+    int64_t rows = std::min(most_warps_of_norms(each) / group, wanted);
     if (image.rows >= LEAST_TILES * rows * machine.multiprocessors) {
         image.each = each;
         image.group = group;

@@ -34,7 +34,9 @@ narrower warps are better than more elements."""
 LEAST_TILES = 4
 """Of a block, from which on it keeps vectors, and adders pay."""
 _WARPS_OF_SMALL = {64: 11, 32: 19, 24: 19, 16: 27, 8: 27}
-"""The same of kernels that are small: that of norms, and that with adders, which count."""
+"""The same of kernels that are small: that with adders, which count, and that of norms."""
+_WARPS_OF_NORMS = {each: most for each, most in _WARPS_OF_SMALL.items() if each >= 24}
+"""More warps with fewer elements run more words: a log-softmax took 9 % longer with R = 16."""
 _SMALL, _LONG, _NARROW = 1 << 17, 1 << 16, 16
 """Elements below which any way is fast enough; columns from which on a row is long, and up to which
 it is narrow: a warp has room for hundreds of them."""
@@ -236,21 +238,24 @@ def arrange_beside_adders(image: Image, machine: Machine) -> int:
 
 
 def arrange_norms(space: Space, image: Image, machine: Machine) -> None:
-    """Divide rows anew among the warps that the kernel of norms has registers for, if it runs them.
+    """Divide wide rows anew among the warps that the kernel of norms has registers for.
 
-    Words are as they were: where nothing is in scratch memory, none of them tells R.  A block has
-    to have several tiles; if not, the launch may share the kernel of stacks.
+    Those of up to 8192 columns, which are two to a block with R = 64, are so with R = 32 as well,
+    in twice the warps.  Words are as they were: where nothing is in scratch memory, none of them
+    tells R.  A block has to have several tiles; if not, the launch may share the kernel of stacks.
     """
     tiles = image.inputs[: len(image.inputs) - image.row_inputs]
     if form_of(image) != NORMS or image.scratch or space.has_positions or not tiles:
         return
+    if image.each <= 32 or image.cols % 4:
+        return
     wanted = -(-image.rows // machine.multiprocessors)
     together = sum(size for _, size, _ in tiles)
-    each = _each_for_rows(space, image, wanted, together, machine, _WARPS_OF_SMALL)
+    each = _each_for_rows(space, image, wanted, together, machine, _WARPS_OF_NORMS)
     if not each:
         return
     group = -(-image.cols // (32 * each))
-    rows = min(_WARPS_OF_SMALL[each] // group, wanted)
+    rows = min(_WARPS_OF_NORMS[each] // group, wanted)
     if image.rows >= LEAST_TILES * rows * machine.multiprocessors:
         image.each, image.group, image.warps = each, group, rows * group
         _count(image, machine)
