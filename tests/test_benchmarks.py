@@ -175,6 +175,7 @@ def test_the_dvm_benchmark_says_that_there_is_no_gpu() -> None:
     assert done.returncode == 2 and "no NVIDIA GPU" in done.stderr and not done.stdout
 
 
+@pytest.mark.slow
 def test_the_dvm_benchmark_runs(tmp_path) -> None:
     file = tmp_path / "dvm.json"
     kept = {"case": "models: a model", "metric": "run_ms", "unit": "ms", "magjit": 1, "peers": {}}

@@ -90,6 +90,7 @@ def test_results_do_not_depend_on_blocks(more: str) -> None:
 
 
 @interpreted
+@pytest.mark.slow
 @pytest.mark.parametrize("more", ["", MORE])
 def test_results_do_not_depend_on_places(more: str) -> None:
     found = results(f"places{more}")

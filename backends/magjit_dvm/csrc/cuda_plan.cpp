@@ -203,10 +203,8 @@ int64_t Encoder::arrange_beside_adders()
 void Encoder::arrange_norms()
 {
     int n_tiles = image.n_inputs - image.row_inputs;
-    if (form() != NORMS || image.scratch || prepared.has_positions || !n_tiles) {
-        return;
-    }
-    if (image.each <= 32 || image.cols % 4) {
+    bool wide = image.each > 32 && image.cols % 4 == 0 && n_tiles;
+    if (!wide || image.scratch || prepared.has_positions || form() != NORMS) {
         return;
     }
     int64_t together = 0;

@@ -245,9 +245,8 @@ def arrange_norms(space: Space, image: Image, machine: Machine) -> None:
     tells R.  A block has to have several tiles; if not, the launch may share the kernel of stacks.
     """
     tiles = image.inputs[: len(image.inputs) - image.row_inputs]
-    if form_of(image) != NORMS or image.scratch or space.has_positions or not tiles:
-        return
-    if image.each <= 32 or image.cols % 4:
+    wide = image.each > 32 and image.cols % 4 == 0 and tiles
+    if not wide or image.scratch or space.has_positions or form_of(image) != NORMS:
         return
     wanted = -(-image.rows // machine.multiprocessors)
     together = sum(size for _, size, _ in tiles)
