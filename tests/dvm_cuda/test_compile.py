@@ -52,10 +52,13 @@ there are more of them, whichever cases those are."""
 _SPILLS_OF_STACKS = {64: 64, 24: 96}
 _SPILLS_OF_SUMS = {24: 16}
 """Of these kernels, on sm_90, by R."""
-_SPILLS_OF_ADDING = {("sm_90", 32): 152}
-"""Of that with adders, by nvcc; what NVRTC makes, which is what users have, spills nothing."""
-_SPILLS_OF_NORMS = {("sm_80", 16): 4, ("sm_80", 32): 32}
-"""Of that of norms, by nvcc; R = 64 is not asked for before sm_90."""
+_SPILLS_OF_SMALL = {
+    ("sm_90", 32, ADDING): 152,
+    ("sm_80", 16, NORMS): 4,
+    ("sm_80", 32, NORMS): 32,
+    ("sm_80", 64, NORMS): 4,
+}
+"""Of small ones, by nvcc; what NVRTC makes, which is what users have, spills nothing."""
 
 _SPILLS_OF_NVRTC = {(64, ALONE): 64, (64, WHOLE): 64, (64, STACKED): 64}
 """Of the kernels that users have, by R, on sm_90; it has another front end than nvcc."""
@@ -133,30 +136,12 @@ def test_kernels_with_sums_fit_their_registers(each: int, tmp_path: Path) -> Non
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("each", EACH_FLAT)
-def test_kernels_without_rows_fit_their_registers(arch: str, each: int, tmp_path: Path) -> None:
-    spilled, said = spilled_by(each, FLAT, arch, tmp_path)
-    assert spilled == 0, said
-
-
-@needs_nvcc
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("each", EACH)
-def test_kernels_with_adders_fit_their_registers(arch: str, each: int, tmp_path: Path) -> None:
-    spilled, said = spilled_by(each, ADDING, arch, tmp_path)
-    assert spilled <= _SPILLS_OF_ADDING.get((arch, each), 0), said
-
-
-@needs_nvcc
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("each", EACH)
-def test_kernels_of_norms_fit_their_registers(arch: str, each: int, tmp_path: Path) -> None:
-    if each == 64 and arch == "sm_80":
-        pytest.skip("not asked for before sm_90")
-    spilled, said = spilled_by(each, NORMS, arch, tmp_path)
-    assert spilled <= _SPILLS_OF_NORMS.get((arch, each), 0), said
+@pytest.mark.parametrize(
+    ("each", "form"), [(each, form) for form in SMALL for each in OF_FORMS[form]]
+)
+def test_small_kernels_fit_their_registers(arch: str, each: int, form: int, tmp_path: Path) -> None:
+    spilled, said = spilled_by(each, form, arch, tmp_path)
+    assert spilled <= _SPILLS_OF_SMALL.get((arch, each, form), 0), said
 
 
 @needs_nvrtc

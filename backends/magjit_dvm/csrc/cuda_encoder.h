@@ -421,6 +421,7 @@ struct Encoder {
     int64_t wanted_stages();
     int64_t arrange_beside_adders();
     void arrange_norms();
+    bool divide_anew(int64_t each, int64_t most);
     void shrink();
     void measure(int64_t program_bytes);
     bool has_room(int weights);

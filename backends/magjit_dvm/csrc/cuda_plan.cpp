@@ -182,16 +182,10 @@ int64_t Encoder::arrange_beside_adders()
             continue;
         }
         int64_t each = std::min(widest, machine.widest), adders = quotient_up(image.cols, 128 * quads);
-        int64_t group = quotient_up(image.cols, 32 * each);
-        int64_t rows = (most_warps_of_small(each) - adders) / group;
-        if (image.rows < LEAST_TILES * rows * machine.multiprocessors) {
+        if (!divide_anew(each, most_warps_of_small(each) - adders)) {
             return 0;
         }
-        image.each = each;
-        image.group = group;
-        image.warps = rows * group;
         image.adders = adders;
-        count();
         return quads;
     }
     return 0;
@@ -212,18 +206,23 @@ void Encoder::arrange_norms()
         together += image.inputs[k].size;
     }
     int64_t wanted = quotient_up(image.rows, machine.multiprocessors);
-    int64_t each = each_for_rows(wanted, together, most_warps_of_norms);
-    if (!each) {
-        return;
+    if (int64_t each = each_for_rows(wanted, together, most_warps_of_norms)) {
+        divide_anew(each, most_warps_of_norms(each));
     }
-    int64_t group = quotient_up(image.cols, 32 * each);
-    int64_t rows = std::min(most_warps_of_norms(each) / group, wanted);
-    if (image.rows >= LEAST_TILES * rows * machine.multiprocessors) {
-        image.each = each;
-        image.group = group;
-        image.warps = rows * group;
-        count();
+}
+
+/* Divides rows among so many warps, where each block then has several tiles; whether that is so. */
+bool Encoder::divide_anew(int64_t each, int64_t most)
+{
+    int64_t group = quotient_up(image.cols, 32 * each), rows = most / group;
+    if (image.rows < LEAST_TILES * rows * machine.multiprocessors) {
+        return false;
     }
+    image.each = each;
+    image.group = group;
+    image.warps = rows * group;
+    count();
+    return true;
 }
 
 /* Chunks, tiles and blocks for these warps. */

@@ -142,7 +142,6 @@ OF_FLAT = frozenset(
 """What the kernel of programs without rows has."""
 OF_WHOLE = frozenset(name for name in OPCODES if not name.startswith(("red.", "fin.")))
 """What that of rows in no chunks has, beside sums."""
-_SHORT = "exp log tanh sigmoid silu gelu gelu_tanh sin cos"
 OF_NORMS = OF_ADDING | frozenset(
     {
         *("swap", "keep", "mask", "select", "lt.scratch", "la.scratch", "la.r", "w.affine"),
@@ -164,6 +163,7 @@ OF_NORMS = OF_ADDING | frozenset(
 )
 """What that of norms and softmaxes has: also what often stands before and behind them, as far as
 there are registers for it."""
+_SHORT = "exp log tanh sigmoid silu gelu gelu_tanh sin cos"
 _OWN_OF_FLAT = (
     _OWN
     | {f"f.{name}_short" for name in _SHORT.split()}

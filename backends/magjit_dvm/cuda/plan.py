@@ -227,13 +227,10 @@ def arrange_beside_adders(image: Image, machine: Machine) -> int:
         return 0
     each, quads = found[0]
     each = min(each, machine.widest)
-    group = -(-image.cols // (32 * each))
     adders = -(-image.cols // (128 * quads))
-    rows = (_WARPS_OF_SMALL[each] - adders) // group
-    if image.rows < LEAST_TILES * rows * machine.multiprocessors:
+    if not _divide_anew(image, machine, each, _WARPS_OF_SMALL[each] - adders):
         return 0
-    image.each, image.group, image.warps, image.adders = each, group, rows * group, adders
-    _count(image, machine)
+    image.adders = adders
     return quads
 
 
@@ -251,13 +248,19 @@ def arrange_norms(space: Space, image: Image, machine: Machine) -> None:
     wanted = -(-image.rows // machine.multiprocessors)
     together = sum(size for _, size, _ in tiles)
     each = _each_for_rows(space, image, wanted, together, machine, _WARPS_OF_NORMS)
-    if not each:
-        return
+    if each:
+        _divide_anew(image, machine, each, _WARPS_OF_NORMS[each])
+
+
+def _divide_anew(image: Image, machine: Machine, each: int, most: int) -> bool:
+    """Rows among so many warps, where each block then has several tiles; whether that is so."""
     group = -(-image.cols // (32 * each))
-    rows = min(_WARPS_OF_NORMS[each] // group, wanted)
-    if image.rows >= LEAST_TILES * rows * machine.multiprocessors:
-        image.each, image.group, image.warps = each, group, rows * group
-        _count(image, machine)
+    rows = most // group
+    if image.rows < LEAST_TILES * rows * machine.multiprocessors:
+        return False
+    image.each, image.group, image.warps = each, group, rows * group
+    _count(image, machine)
+    return True
 
 
 def _count(image: Image, machine: Machine) -> None:
