@@ -47,10 +47,9 @@ def compile_kernels() -> None:
     major, minor = torch.cuda.get_device_capability()
     arch, compiled = f"sm_{major}{minor}", dvm("cuda.build").compiled
     with ThreadPoolExecutor() as pool:
-        interpreter, forms = dvm("cuda.interpreter"), dvm("cuda.forms")
-        of_rows = forms.WHOLE, forms.ADDING, forms.NORMS
-        kernels = [(each, one) for one in of_rows for each in interpreter.EACH]
-        kernels += [(each, forms.FLAT) for each in interpreter.EACH_FLAT]
+        forms, each_of = dvm("cuda.forms"), dvm("cuda.warps").each_of
+        used = forms.WHOLE, forms.ADDING, forms.NORMS, forms.FLAT, forms.GRADIENTS
+        kernels = [(each, one) for one in used for each in each_of(one)]
         made = [pool.submit(compiled, arch, each, False, form) for each, form in kernels]
         for one in made:
             one.result()

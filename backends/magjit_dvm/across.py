@@ -20,7 +20,14 @@ from magjit_dvm.groups import CASTS, VIEWS
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import ACROSS, ONE, Node, NodeKind, across
 
-__all__ = ["check_unused", "come_by_four", "has_room", "may_go_across", "sum_across"]
+__all__ = [
+    "check_unused",
+    "come_by_four",
+    "has_room",
+    "has_room_alone",
+    "may_go_across",
+    "sum_across",
+]
 
 aten = torch.ops.aten
 
@@ -28,6 +35,8 @@ _FEWEST = 256
 """Columns; of fewer, most lanes would have nothing to do.  They come by four."""
 _COLUMN = 28
 """Bytes of shared memory that a column may take: two float32 of two stages, three of sums."""
+_ALONE = 14
+"""The same of sums in registers: two of 16 bits of two stages, a weight, and 2 of all else."""
 _SHARED = 232448
 """Bytes that a block may have on sm_90, for which programs are made where there is no GPU."""
 _SUMMED = (torch.float32, torch.float16, torch.bfloat16)
@@ -62,6 +71,12 @@ def has_room(columns: Sequence[Any]) -> bool:
     return count is None or (_FEWEST <= count <= _most() and come_by_four(columns))
 
 
+def has_room_alone(columns: Sequence[Any]) -> bool:
+    """The same of rows of 16 bits whose sums are in registers, beside nothing else; all known."""
+    count = _count(columns)
+    return count is not None and _FEWEST <= count <= _most(_ALONE) and come_by_four(columns)
+
+
 def come_by_four(columns: Sequence[Any]) -> bool:
     """Whether columns of these sizes do, as far as they are known."""
     count = _count(columns)
@@ -74,11 +89,11 @@ def _count(columns: Sequence[Any]) -> int | None:
 
 
 @cache
-def _most() -> int:
+def _most(of_column: int = _COLUMN) -> int:
     if not torch.cuda.is_available():
-        return _SHARED // _COLUMN
+        return _SHARED // of_column
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return int(getattr(properties, "shared_memory_per_block_optin", _SHARED)) // _COLUMN
+    return int(getattr(properties, "shared_memory_per_block_optin", _SHARED)) // of_column
 
 
 def _stays_small(node: FxNode) -> bool:

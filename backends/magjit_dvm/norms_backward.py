@@ -11,9 +11,10 @@ With dy the gradient that comes, g the same times the weight, N elements a row, 
 
 One word makes dx of g and x, and one the sum of dy * X (``cuda/backwards.py``).
 
-Where a block has no room for sums across rows (``across.py``), a kernel of ATen's computes those,
-which reads x and dy once more; ATen's for dx would do so, too.  Where columns do not come by four,
-all is ATen's, whose kernels take less time then.
+Where a block has no room for sums across rows (``across.py``), the operator stays whole if it has
+words by itself (``wide_norms.py``).  If not, a kernel of ATen's computes those sums, which reads x
+and dy once more; ATen's for dx would do so, too.  Where columns do not come by four, all is ATen's,
+whose kernels take less time then.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch
 from torch._prims_common import get_computation_dtype
 
 from magjit_dvm.across import come_by_four, has_room
+from magjit_dvm.wide_norms import is_wide
 
 __all__ = ["layer_norm_backward", "rms_norm_backward"]
 
@@ -47,6 +49,8 @@ def layer_norm_backward(
     of_weight, of_bias = mask[1], mask[2]
     across = of_weight or of_bias
     if not mask[0] or mean.dim() != x.dim() or not _may_be_ours(x, shape, across):
+        return NotImplemented
+    if mask[1] and is_wide(dy, x, shape, [weight, bias if of_bias else None]):
         return NotImplemented
     if across and not has_room(shape):
         own = layer_norm_backward(dy, x, shape, mean, rstd, weight, bias, [True, False, False])
@@ -72,6 +76,8 @@ def rms_norm_backward(
 ) -> Any:
     """``aten._fused_rms_norm_backward`` of tensors on a GPU."""
     if not mask[0] or rstd.dim() != x.dim() or not _may_be_ours(x, shape, mask[1]):
+        return NotImplemented
+    if mask[1] and is_wide(dy, x, shape, [weight]):
         return NotImplemented
     if mask[1] and not has_room(shape):
         own = rms_norm_backward(dy, x, shape, rstd, weight, [True, False])

@@ -23,6 +23,7 @@ from magjit_dvm.stacking import Stack, stacked
 from magjit_dvm.view_chains import ViewChain, in_chains
 from magjit_dvm.vm import convolution, linear, run_stacked
 from magjit_dvm.waiting import let_wait
+from magjit_dvm.wide_norms import WideNorm, is_wide_norm
 
 __all__ = ["Schedule"]
 
@@ -170,6 +171,8 @@ class Schedule:
             target = convolution
         elif step.target is attention:
             target = DeviceAttention() if step.meta["val"].is_cuda else Attention()
+        elif is_wide_norm(step):
+            target = WideNorm(step.target)
         if step.op == "call_module":
             target = self._gm.get_submodule(str(step.target))
         function = self._global(_title(step.target), target)

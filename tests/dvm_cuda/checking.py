@@ -10,9 +10,9 @@ import torch
 from magjit_dvm import reference
 from magjit_dvm.cuda.encode import Encoded, Machine, encode
 from magjit_dvm.cuda.forms import form_of
-from magjit_dvm.cuda.interpreter import most_threads
 from magjit_dvm.cuda.parts import Parts
 from magjit_dvm.cuda.simulate import run_image
+from magjit_dvm.cuda.warps import most_threads
 from magjit_dvm.cuda.words import Image
 from magjit_dvm.program import Program
 from tests.dvm.checking import apart, fresh, places, require_results

@@ -7,11 +7,12 @@ import torch
 
 from magjit_dvm.cuda.adders import NONE
 from magjit_dvm.cuda.encode import Machine
-from magjit_dvm.cuda.forms import ADDING, SUMMING, form_of
+from magjit_dvm.cuda.forms import ADDING, GRADIENTS, SUMMING, form_of
 from magjit_dvm.cuda.plan import LEAST_TILES
 from magjit_dvm.cuda.words import NO_WORD, Image, Word
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, NodeKind, Program
+from magjit_dvm.vm import NotEncodable
 from tests.dvm.checking import cast, compute, load, output, reduce, tensor
 from tests.dvm_cuda.checking import check_words
 from tests.dvm_cuda.test_sums import across
@@ -37,6 +38,7 @@ class Gradient:
         divides: bool = False,
         doubled: bool = False,
         other_share: bool = False,
+        added: bool = False,
     ) -> None:
         self.inputs = [tensor(dtype, 0, 1), tensor(dtype, 0, 1), tensor(F32, 0), tensor(F32, 0)]
         self.inputs += [tensor(dtype, 1)] * weighted
@@ -67,7 +69,8 @@ class Gradient:
         taken = compute("mul", F32, self.norm, self.put(compute(by, F32, self.product, share)))
         inner = self.put(compute("sub", F32, rest, self.put(taken)))
         self.result = self.put(compute("mul", F32, inner, rstd))
-        self.outputs = [output(self.put(cast(dtype, self.result)), 0, 1)]
+        stored = self.put(compute("add", F32, self.result, self.dy)) if added else self.result
+        self.outputs = [output(self.put(cast(dtype, stored)), 0, 1)]
 
     def put(self, node: Node) -> int:
         self.nodes.append(node)
@@ -79,6 +82,12 @@ class Gradient:
         for one in (moved, self.dy):
             total = self.put(across(one, 0))
             self.outputs.append(output(self.put(cast(self.dtype, total)), 1))
+        return self
+
+    def with_sum(self) -> Gradient:
+        """That of the weight alone."""
+        moved = self.put(compute("mul", F32, self.norm, self.dy))
+        self.outputs.append(output(self.put(across(moved, 0)), 1))
         return self
 
     def program(self) -> Program:
@@ -216,7 +225,7 @@ def added(image: Image) -> Word:
 def test_adders(cols: int, each: int, quads: int, centered: bool, dtype: DType) -> None:
     """Warps of their own add up, where a block has many rows."""
     rows = {8: 26, 16: 24, 24: 14, 32: 16, 64: 8}[each] * LEAST_TILES
-    program = Gradient(dtype, centered, True, cols).with_sums()
+    program = Gradient(dtype, centered, True, cols, added=True).with_sums()
     image = program.run(rows, cols, ONE)
     word = added(image)
     assert (image.each, word.w2) == (each, quads) and image.adders == -(-cols // (128 * quads))
@@ -225,15 +234,13 @@ def test_adders(cols: int, each: int, quads: int, centered: bool, dtype: DType) 
 
 @pytest.mark.parametrize(("cols", "group", "adders"), [(4096, 2, 4), (3000, 2, 3), (8192, 8, 8)])
 def test_adders_of_wide_rows(cols: int, group: int, adders: int) -> None:
-    image = Gradient(F16, True, True, cols).with_sums().run(20, cols, ONE)
+    image = Gradient(F16, True, True, cols, added=True).with_sums().run(20, cols, ONE)
     assert added(image) and (image.group, image.adders) == (group, adders)
 
 
 def test_adders_of_one_sum() -> None:
     """The gradient of a weight without a bias: of what there is for it alone."""
-    program = Gradient(BF16, False, True, 512)
-    moved = program.put(compute("mul", F32, program.norm, program.dy))
-    program.outputs.append(output(program.put(across(moved, 0)), 1))
+    program = Gradient(BF16, False, True, 512, added=True).with_sum()
     word = added(program.run(100, 512, ONE))
     assert word.w3 & 255 == 0 and word.w3 >> 8 & 255 == NONE and word.w1 & 255 == NONE
 
@@ -249,10 +256,80 @@ def test_adders_before_runs_of_tiles() -> None:
 def test_without_adders(why: str) -> None:
     """Sums are kept in scratch memory, as all others are."""
     cols, rows = {"unaligned": (514, 120), "too wide": (8200, 8)}.get(why, (512, 120))
-    program = Gradient(F16, True, True, cols, doubled=why == "computed").with_sums()
+    program = Gradient(F16, True, True, cols, doubled=why == "computed", added=True).with_sums()
     if why == "another sum":
         total = program.put(across(program.result, 0))
         program.outputs.append(output(program.put(cast(F16, total)), 1))
     image = program.run(30 if why == "few rows" else rows, cols, ONE)
     assert not image.adders and image.sums and form_of(image) == SUMMING
     assert "add.rows" not in [one.first for one in image.words]
+
+
+def whole(image: Image) -> Word:
+    """The one word of a norm's gradients."""
+    word = image.words[image.first[0]]
+    assert word.first == "norm.back" and form_of(image) == GRADIENTS
+    assert not image.adders and not image.scratch and image.prologue != NO_WORD
+    return word
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("cols", [480, 1024, 1500, 4096])
+def test_whole_gradients(cols: int, centered: bool, dtype: DType) -> None:
+    """One word for all; lanes add up columns of their own, of several rows of a tile."""
+    program = Gradient(dtype, centered, True, cols)
+    program = program.with_sums() if centered else program.with_sum()
+    image = program.run(90_000 // cols, cols, ONE)
+    word = whole(image)
+    assert (image.each, image.group) == (16, -(-cols // 512)) and image.rows_of_tile > 1
+    numbers = word.w1 >> 16 & 255, word.w1 >> 24
+    assert numbers == ((0, 1) if centered else (0, NONE))
+    assert (word.w1 & 255 == NONE) != centered and image.numbers * 128 + 128 >= 2 * 512
+
+
+@pytest.mark.parametrize(
+    ("cols", "dtype", "each", "rows"),
+    [(8192, F16, 16, 1), (8192, F32, 16, 1), (9000, F16, 16, 1), (16384, BF16, 36, 1)],
+)
+def test_whole_gradients_of_wide_rows(cols: int, dtype: DType, each: int, rows: int) -> None:
+    """Also of rows whose sums shared memory has no room for."""
+    image = Gradient(dtype, True, True, cols).with_sums().run(13, cols, FEW)
+    assert whole(image) and (image.each, image.rows_of_tile) == (each, rows)
+
+
+def test_whole_gradients_of_runs_of_tiles() -> None:
+    image = Gradient(F16, True, True, 512).with_sums().run(1200, 512, ONE)
+    assert whole(image) and image.parts is not None and image.fixed < image.tiles
+    assert image.parts.rows == image.blocks + -(-(image.tiles - image.fixed) // (1 << image.shift))
+
+
+@pytest.mark.parametrize(
+    "why", ["few rows", "another sum", "added", "no weight", "idle lanes", "unaligned"]
+)
+def test_other_gradients(why: str) -> None:
+    """Words by themselves, where one has not all of it, or would not pay."""
+    cols = {"idle lanes": 768, "unaligned": 514}.get(why, 512)
+    weighted, added = why != "no weight", why == "added"
+    program = Gradient(F16, True, weighted, cols, added=added).with_sums()
+    if why == "another sum":
+        total = program.put(across(program.result, 0))
+        program.outputs.append(output(program.put(cast(F16, total)), 1))
+    image = program.run(30 if why == "few rows" else 120, cols, ONE)
+    assert image.sums and form_of(image) in (ADDING, SUMMING)
+    assert "norm.back" not in [one.first for one in image.words]
+
+
+@pytest.mark.parametrize(
+    ("cols", "rows", "dtype", "added"),
+    [
+        (16384, 5, F16, False),  # a block has few
+        (12000, 13, F32, False),  # two stages
+        (16384, 13, F16, True),
+        (20000, 13, F16, False),
+    ],
+)
+def test_sums_that_nobody_has_room_for(cols: int, rows: int, dtype: DType, added: bool) -> None:
+    program = Gradient(dtype, True, True, cols, added=added).with_sums()
+    with pytest.raises(NotEncodable, match=r"sums across (rows that|long rows)"):
+        program.run(rows, cols, FEW)

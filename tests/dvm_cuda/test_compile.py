@@ -17,6 +17,7 @@ from magjit_dvm.cuda.forms import (
     ALONE,
     FLAT,
     FORMS,
+    GRADIENTS,
     NORMS,
     STACKED,
     SUMMING,
@@ -26,13 +27,9 @@ from magjit_dvm.cuda.forms import (
     own_tables,
 )
 from magjit_dvm.cuda.functions import FLOATS, INTS
-from magjit_dvm.cuda.interpreter import (
-    EACH,
-    EACH_FLAT,
-    inner_loop,
-    source,
-)
+from magjit_dvm.cuda.interpreter import inner_loop, source
 from magjit_dvm.cuda.parts import MOST_EACH, SUMS_NAME, SUMS_SOURCE
+from magjit_dvm.cuda.warps import each_of
 from magjit_dvm.cuda.words import OPCODES
 from magjit_dvm.instructions import INSTRUCTIONS, DType, Kind
 
@@ -60,23 +57,24 @@ _SPILLS_OF_SMALL = {
 }
 """Of small ones, by nvcc; what NVRTC makes, which is what users have, spills nothing."""
 
-_SPILLS_OF_NVRTC = {(64, ALONE): 64, (64, WHOLE): 64, (64, STACKED): 64}
-"""Of the kernels that users have, by R, on sm_90; it has another front end than nvcc."""
+_SPILLS_OF_NVRTC = {(64, ALONE): 64, (64, WHOLE): 64, (64, STACKED): 64, (36, GRADIENTS): 64}
+"""Of the kernels that users have, by R, on sm_90; it has another front end than nvcc.  Norms'
+gradients spill what a row needs once."""
 
 OF_FORMS = {
-    SUMMING: [one for one in EACH if one <= MOST_EACH],
-    FLAT: EACH_FLAT,
-    ADDING: EACH,
-    NORMS: EACH,
+    SUMMING: [one for one in each_of(SUMMING) if one <= MOST_EACH],
+    **{form: each_of(form) for form in (FLAT, ADDING, NORMS, GRADIENTS)},
 }
-"""Values of R that forms have kernels for which nvcc makes in seconds, with R = 8."""
+"""Values of R that forms have kernels for which nvcc makes in seconds, with the first of them."""
 
-SMALL = (FLAT, ADDING, NORMS)
+SMALL = (FLAT, ADDING, NORMS, GRADIENTS)
 """Those that NVRTC makes in seconds."""
 
 MADE_FORMS = [
     pytest.param(form, marks=[] if form in OF_FORMS else pytest.mark.slow) for form in FORMS
 ]
+
+MADE = [(32, FLAT), (32, ADDING), (32, NORMS), (16, GRADIENTS)]
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
 needs_nvrtc = pytest.mark.skipif(
@@ -106,7 +104,7 @@ def spilled_by(each: int, form: int, arch: str, folder: Path) -> tuple[int, str]
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("each", EACH)
+@pytest.mark.parametrize("each", each_of(ALONE))
 def test_kernels_fit_their_registers(arch: str, each: int, tmp_path: Path) -> None:
     if each == 64 and arch == "sm_80":
         pytest.skip("not asked for before sm_90")
@@ -118,7 +116,7 @@ def test_kernels_fit_their_registers(arch: str, each: int, tmp_path: Path) -> No
 
 @needs_nvcc
 @pytest.mark.slow
-@pytest.mark.parametrize("each", EACH)
+@pytest.mark.parametrize("each", each_of(ALONE))
 def test_kernels_of_stacks_fit_their_registers(each: int, tmp_path: Path) -> None:
     """Where its image begins is an address more than a launch of one has."""
     spilled, said = spilled_by(each, STACKED, "sm_90", tmp_path)
@@ -148,10 +146,9 @@ def test_small_kernels_fit_their_registers(arch: str, each: int, form: int, tmp_
 @pytest.mark.parametrize(
     ("each", "form"),
     [
-        pytest.param(each, form, marks=[] if each == 32 and form in SMALL else pytest.mark.slow)
-        for each in EACH
+        pytest.param(each, form, marks=[] if (each, form) in MADE else pytest.mark.slow)
         for form in FORMS
-        if each in OF_FORMS.get(form, EACH)
+        for each in OF_FORMS.get(form, each_of(form))
     ],
 )
 def test_what_users_have_fits_its_registers(
@@ -177,8 +174,9 @@ def test_the_kernel_of_sums_compiles(arch: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", MADE_FORMS)
 @pytest.mark.parametrize("approximate", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_kernel_compiles(approximate: bool, form: int, tmp_path: Path) -> None:
-    said = ptxas(source(approximate, (8,), form=form), "sm_90", tmp_path)
-    assert f"'{kernel_name(8, form)}'" in said
+    each = each_of(form)[0]
+    said = ptxas(source(approximate, (each,), form=form), "sm_90", tmp_path)
+    assert f"'{kernel_name(each, form)}'" in said
 
 
 def test_every_operator_has_a_case() -> None:
@@ -193,9 +191,10 @@ def test_every_operator_has_a_case() -> None:
 def test_tables_of_jumps_fit_constant_memory() -> None:
     """A table of each case that has its own, the shared one, and that of the first jump."""
     for form in FORMS:
-        own = {name for name in own_tables(form) if has_case(name, 8, form)}
-        assert own and own <= set(OPCODES)
-        tables = sum(line.count("brx.idx.uni") for line in inner_loop(8, form=form))
+        each = each_of(form)[0]
+        own = {name for name in own_tables(form) if has_case(name, each, form)}
+        assert own <= set(OPCODES) and bool(own) == (form != GRADIENTS)
+        tables = sum(line.count("brx.idx.uni") for line in inner_loop(each, form=form))
         assert len(own) < tables and 4 * tables * len(OPCODES) <= 1 << 16
 
 

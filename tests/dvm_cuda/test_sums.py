@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from magjit_dvm.cuda.encode import Machine, encode
-from magjit_dvm.cuda.interpreter import EACH, source
+from magjit_dvm.cuda.forms import ALONE
+from magjit_dvm.cuda.interpreter import source
 from magjit_dvm.cuda.parts import MOST_SUMS, SUMS_SOURCE
+from magjit_dvm.cuda.warps import each_of
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import ACROSS, Node, NodeKind, Output, Program
 from magjit_dvm.stacking import MOST
@@ -169,7 +171,7 @@ def test_room_is_kept_for_sums() -> None:
 
 
 def test_kernels_know_sums() -> None:
-    assert all("h.sums" in source(each=(each,)) for each in EACH)
+    assert all("h.sums" in source(each=(each,)) for each in each_of(ALONE))
 
 
 def test_two_results_of_one_sum() -> None:

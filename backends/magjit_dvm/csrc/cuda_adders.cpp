@@ -5,12 +5,6 @@
 
 namespace magjit_dvm::cuda {
 
-namespace {
-
-constexpr uint32_t NONE = 255;
-
-} // namespace
-
 /* The input that has a row register's numbers of 32 bits; NONE where it comes from elsewhere. */
 uint32_t Encoder::input_of_register(int number) const
 {

@@ -33,7 +33,12 @@ void Encoder::run()
         emit();
     }
     if (!stopped()) {
-        give_to_adders();
+        if (!give_to_gradients()) {
+            give_to_adders();
+            if (image.sums && image.each > MOST_EACH && !image.adders) {
+                refuse("sums across rows that a block has no room for");
+            }
+        }
         arrange_norms();
         keep_weights();
         fit();

@@ -22,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 24, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 25, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
@@ -86,8 +86,8 @@ struct Operators {
 };
 
 /* Of kernels, as in cuda/forms.py: of one image, several, one that has sums across rows, one that has no
- * rows, one whose rows are in no chunks, one with warps that add up sums, one of norms and softmaxes. */
-enum Form : int { ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, NORMS, N_FORMS };
+ * rows, one whose rows are in no chunks, one with warps that add up sums, one of norms and softmaxes, one of norms' gradients. */
+enum Form : int { ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, NORMS, GRADIENTS, N_FORMS };
 
 /* What an operator is good for, beside what its name says. */
 enum Use : uint8_t {
@@ -115,7 +115,7 @@ struct Words {
     uint8_t kept, affine, scale; /* vectors in shared memory */
     uint8_t reduce[N_REDUCTIONS], finish[N_REDUCTIONS];
     uint8_t row_reduce[N_REDUCTIONS], row_squares, row_stat; /* of a row in one stage */
-    uint8_t row_norm, row_softmax, row_back, add_up_norm, add_rows;
+    uint8_t row_norm, row_softmax, row_back, add_up_norm, add_rows, norm_back;
     uint8_t row_running[2][2]; /* sums and products, of each kind of registers; 0: none */
     uint8_t by_row, by_row_number, and_ints; /* s.by and sk.by; i.bitwise_and */
     uint8_t uses[256];                       /* of each operator, see Use */
@@ -330,6 +330,8 @@ struct NormBackward {
 };
 
 constexpr uint32_t NO_SLOT = ~0u; /* where a word adds to one sum alone */
+constexpr uint32_t NONE = 255;    /* in the place of an input or a sum that there is not */
+constexpr int64_t MOST_EACH = 32; /* R of a launch that keeps sums across rows in scratch memory */
 
 /* Of a sum across rows: a tile times a norm; no tile where it is none. */
 struct Product {
@@ -420,6 +422,7 @@ struct Encoder {
     bool may_shrink() const;
     int64_t wanted_stages();
     int64_t arrange_beside_adders();
+    bool arrange_gradients();
     void arrange_norms();
     bool divide_anew(int64_t each, int64_t most);
     void shrink();
@@ -437,6 +440,10 @@ struct Encoder {
     uint32_t input_of_register(int number) const;
     int find_added_rows(Word &adds) const;
     void give_to_adders();
+
+    /* cuda_gradients.cpp */
+    int find_gradients(Word &whole) const;
+    bool give_to_gradients();
 
     /* cuda_sums.cpp */
     bool goes_across(int n) const;

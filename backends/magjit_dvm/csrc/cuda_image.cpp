@@ -40,7 +40,8 @@ void Encoder::pack()
 Form Encoder::form() const
 {
     if (image.sums) {
-        return image.adders ? ADDING : SUMMING;
+        bool whole = image.words[image.first[0]].first == words.norm_back;
+        return whole ? GRADIENTS : image.adders ? ADDING : SUMMING;
     }
     if (image.chunks > 1 || image.n_first > 1) {
         return ALONE;

@@ -26,6 +26,13 @@ struct {
 int64_t most_warps_of_small(int64_t each) { return each == 64 ? 11 : each >= 24 ? 19 : 27; }
 int64_t most_warps_of_norms(int64_t each) { return each >= 24 ? most_warps_of_small(each) : 0; }
 
+/* Of the kernel of norms' gradients, R and its warps: rows have the first R that they fit with. Row
+ * registers, and one more, are where a warp's sums meet those of others. */
+struct {
+    int64_t each, warps;
+} constexpr OF_GRADIENTS[] = {{16, 19}, {36, 15}};
+constexpr int MEETING = 7;
+
 int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t rounded(int64_t at, int64_t to = 128) { return quotient_up(at, to) * to; }
@@ -131,6 +138,9 @@ void Encoder::divide(int64_t widest, int64_t together)
         int64_t wanted = quotient_up(image.rows, machine.multiprocessors);
         int64_t found = each_for_rows(wanted, together, most_warps);
         image.each = found ? found : most;
+        if (image.sums && image.cols > most_warps(image.each) * image.slice()) {
+            image.each = machine.widest; /* words may turn out to have a kernel of their own */
+        }
         int64_t warps = most_warps(image.each);
         image.group = std::min(warps, quotient_up(image.cols, image.slice()));
         image.warps = image.group * std::max<int64_t>(1, std::min(warps / image.group, wanted));
@@ -189,6 +199,46 @@ int64_t Encoder::arrange_beside_adders()
         return quads;
     }
     return 0;
+}
+
+/* Divides rows of norms' gradients anew, among warps whose lanes keep sums of own columns; whether it
+ * pays, and there is room for two stages. */
+bool Encoder::arrange_gradients()
+{
+    int64_t each = 0, most = 0;
+    for (const auto &one : OF_GRADIENTS) {
+        if (!each && image.cols <= 32 * one.each * one.warps) {
+            each = one.each;
+            most = one.warps;
+        }
+    }
+    if (!each) {
+        return false;
+    }
+    int64_t lanes = rounded(image.cols, 32 * each);
+    if (image.cols <= std::end(BESIDE_ADDERS)[-1].cols && 8 * image.cols < 7 * lanes) {
+        return false;
+    }
+    const int64_t before[] = {image.each, image.group, image.warps};
+    const int numbers = image.numbers, scratch = image.scratch;
+    image.numbers = MEETING;
+    image.scratch = 0;
+    if (divide_anew(each, most)) {
+        while (!has_room(1) && image.warps > image.group) {
+            shrink();
+        }
+        if (image.weights) {
+            image.weights = 0;
+            return true;
+        }
+    }
+    image.each = before[0];
+    image.group = before[1];
+    image.warps = before[2];
+    image.numbers = numbers;
+    image.scratch = scratch;
+    count();
+    return false;
 }
 
 /* Divides wide rows anew among the warps that the kernel of norms has registers for. Words are as they

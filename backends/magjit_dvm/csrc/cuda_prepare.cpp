@@ -98,6 +98,7 @@ void find_singles(Names &names, Words &found)
     names.find(found.add_up, "acc");
     names.find(found.add_up_norm, "acc.norm");
     names.find(found.add_rows, "add.rows");
+    names.find(found.norm_back, "norm.back");
     names.find(found.add_scaled, "mad.r");
     names.find(found.multiply_add, "fk.mad");
     names.find(found.sub_scaled, "nmad.r");

@@ -40,10 +40,11 @@ struct Member {
     Encoded encoded;
     CudaResults results;
 
-    /* Operators whose tiles are drawn fill the GPU by themselves; so do those that have adders. */
+    /* Operators whose tiles are drawn fill the GPU by themselves; so do norms' gradients. */
     bool may_join() const
     {
-        return encoded.verdict == ENCODED && !encoded.draws && encoded.form != cuda::ADDING;
+        bool of_norms = encoded.form == cuda::ADDING || encoded.form == cuda::GRADIENTS;
+        return encoded.verdict == ENCODED && !encoded.draws && !of_norms;
     }
     /* Whether a block has all of it at a time that several have now. */
     bool fits_a_block() const

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BESIDE_ADDERS", "adding"]
+__all__ = ["BESIDE_ADDERS", "OF_STAGE", "adding"]
 
 BESIDE_ADDERS = (
     *((256, 8, 1), (512, 16, 1), (768, 24, 1), (1024, 32, 2)),
@@ -11,32 +11,45 @@ BESIDE_ADDERS = (
 """Of rows up to so many columns, R, and how many times four columns a lane of an adder has: the
 best that an H200 was seen to have."""
 
-_CODE = r"""
-struct __align__(8) Pair {{ u32 x, y; }};
+OF_STAGE = r"""
+struct __align__(8) Pair { u32 x, y; };
 /* Four elements of a stage, of float32, float16 or bfloat16. */
 template <u32 WHAT> DEV void four_of(const unsigned char *at, float (&to)[4])
-{{
-    if constexpr (WHAT == 0) {{
+{
+    if constexpr (WHAT == 0) {
         const Quad q = *(const Quad *)at;
         to[0] = __uint_as_float(q.x);
         to[1] = __uint_as_float(q.y);
         to[2] = __uint_as_float(q.z);
         to[3] = __uint_as_float(q.w);
-    }} else {{
+    } else {
         const Pair q = *(const Pair *)at;
-        if constexpr (WHAT == 1) {{
-            asm("{{ .reg .b16 l, h; mov.b32 {{l, h}}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }}"
+        if constexpr (WHAT == 1) {
+            asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
                 : "=f"(to[0]), "=f"(to[1]) : "r"(q.x));
-            asm("{{ .reg .b16 l, h; mov.b32 {{l, h}}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }}"
+            asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
                 : "=f"(to[2]), "=f"(to[3]) : "r"(q.y));
-        }} else {{
+        } else {
             to[0] = __uint_as_float(q.x << 16);
             to[1] = __uint_as_float(q.x & 0xffff0000u);
             to[2] = __uint_as_float(q.y << 16);
             to[3] = __uint_as_float(q.y & 0xffff0000u);
-        }}
-    }}
-}}
+        }
+    }
+}
+/* Where the stage has the tile's part of an input, in shared memory. */
+DEV u32 place_of(const Head &h, u32 stage, u32 i, u64 e)
+{
+    return stage + h.in[i].at + ((u32)(h.in[i].ptr + e * (h.in[i].size & 255)) & 15);
+}
+DEV const unsigned char *part_of(const Head &h, u32 stage, u32 i, u64 e)
+{
+    return mj_shared + place_of(h, stage, i, e);
+}
+"""
+"""Behind ``SHELL`` of ``shell.py``: what compiled code reads of a stage."""
+
+_CODE = r"""
 /* Rows of a tile, from a lane's first column on, of which so many are there. */
 struct Rows {{
     const unsigned char *g, *x;
@@ -69,11 +82,6 @@ DEV void add_tile(float (&products)[N][4], float (&plain)[N][4], const Rows &row
         g += rows.bytes;
         x += rows.bytes;
     }}
-}}
-/* Where the stage has the tile's part of an input. */
-DEV const unsigned char *part_of(const Head &h, u32 stage, u32 i, u64 e)
-{{
-    return mj_shared + stage + h.in[i].at + ((u32)(h.in[i].ptr + e * (h.in[i].size & 255)) & 15);
 }}
 template <u32 N> DEV void add_all(const Head &h, const Quad word, u32 number, u32 lane, u32 full,
                                   u32 blocks)

@@ -33,8 +33,8 @@ LEAST = (8, 0)
 """The first compute capability that has the interpreter's instructions."""
 _OPTIONS = ("-std=c++17", "-default-device")
 _OF = (
-    *("", " of stacks", " of sums", " of no rows", " of rows", " of norms' gradients"),
-    " of norms and softmaxes",
+    *("", " of stacks", " of sums", " of no rows", " of rows", " of sums beside rows"),
+    *(" of norms and softmaxes", " of norms' gradients"),
 )
 
 

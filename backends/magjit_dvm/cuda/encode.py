@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from magjit_dvm.cuda.adders import give_to_adders
 from magjit_dvm.cuda.backwards import NormBackward
 from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
+from magjit_dvm.cuda.gradients import place_sums
 from magjit_dvm.cuda.parts import MOST_SUMS
 from magjit_dvm.cuda.plan import Machine, arrange, arrange_norms
 from magjit_dvm.cuda.rows import MOST_REGISTERS, MOST_WORDS, REVERSED, WRAPS, image_arguments
@@ -485,7 +485,7 @@ class _Encoder(SumsEncoder):
 
     def place(self) -> None:
         """Offsets in shared memory, now that all words are there."""
-        give_to_adders(self.image, self.machine)
+        place_sums(self.image, self.machine)
         arrange_norms(self.space, self.image, self.machine)
         keep_weights(self.image, self.machine)
         for word in self.image.words:

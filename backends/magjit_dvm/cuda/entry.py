@@ -226,6 +226,12 @@ next_tile:
         u64 start;
         u32 there, word = first_word;
         bool runs;
+#ifdef MJ_GRADIENTS
+        if (turn == 0) {{
+            back_rows_{each}(h, group, member, lane, full, base, {blocks});
+            {leave}
+        }}
+#endif
         if (turn < passes_of(h) * A_PASS) {{ /* else the epilogue or the prologue, of no stage */
             barrier_wait(barrier & ~3u, barrier & 1);
             Quad tile = get_quad((barrier & ~3u) + TILE);

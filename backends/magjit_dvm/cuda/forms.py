@@ -26,6 +26,7 @@ __all__ = [
     "ALONE",
     "FLAT",
     "FORMS",
+    "GRADIENTS",
     "NORMS",
     "OF_ADDING",
     "OF_FLAT",
@@ -40,8 +41,8 @@ __all__ = [
     "own_tables",
 ]
 
-FORMS = range(7)
-ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, NORMS = FORMS
+FORMS = range(8)
+ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, NORMS, GRADIENTS = FORMS
 """Kernels of one image, of several, of one with sums across rows, of one that has no rows, of one
 whose rows are in no chunks, of one with warps that add up sums, and of one whose rows, in no
 chunks, have little but what norms and softmaxes have.  Code that writes sums would make all others
@@ -50,14 +51,15 @@ slower, and so do cases that a norm does not run."""
 
 def kernel_name(each: int, form: int = ALONE) -> str:
     """The entry point of R elements a lane."""
-    kinds = ("", "stack_", "summing_", "flat_", "whole_", "adding_", "norms_")
+    kinds = ("", "stack_", "summing_", "flat_", "whole_", "adding_", "norms_", "gradients_")
     return f"mj_dvm_{kinds[form]}{each}"
 
 
 def form_of(image: Image) -> int:
     """That of the kernel which runs an image by itself; as ``Encoder::form`` has it."""
     if image.sums:
-        return ADDING if image.adders else SUMMING
+        whole = image.words[image.first[0]].first == "norm.back"
+        return GRADIENTS if whole else ADDING if image.adders else SUMMING
     if image.chunks > 1 or len(image.first) > 1:
         return ALONE
     used = {word.first for word in image.words}
@@ -70,7 +72,7 @@ def form_of(image: Image) -> int:
 
 def has_case(name: str, each: int, form: int) -> bool:
     """Whether a kernel has a case for an operator; if not, it is a trap."""
-    if name == "add.rows":  # has code of its own
+    if name in ("add.rows", "norm.back"):  # have code of their own
         return False
     if name.startswith("lt.draw.") and each > MAX_DRAWING:
         return False
@@ -99,7 +101,7 @@ have no case beyond ``MAX_DRAWING``, sums across rows none beyond ``MOST_EACH``.
 _OWN = frozenset(
     f"{head}.{name}"
     for head, names in {
-        "f": "neg abs relu add sub mul minimum maximum rsqrt exp sub_exp",
+        "f": "neg relu add sub mul minimum maximum rsqrt exp sub_exp",
         "fk": "add sub rsub mul mad sub_exp sub_exp_small",
         "lt": "s.32 s.f16 s.bf16 u.32 u.f16 u.bf16 scratch k r w",
         "la": "s.32 s.f16 s.bf16 scratch r",
@@ -167,15 +169,25 @@ _SHORT = "exp log tanh sigmoid silu gelu gelu_tanh sin cos"
 _OWN_OF_FLAT = (
     _OWN
     | {f"f.{name}_short" for name in _SHORT.split()}
-    | {"nop", "f.exp_short", "f.sigmoid", "f.silu", "f.rsub", "fk.maximum", "fk.minimum"}
+    | {"nop", "f.abs", "f.exp_short", "f.sigmoid", "f.silu", "f.rsub", "fk.maximum", "fk.minimum"}
     | {f"lt.v.{what}" for what in NARROW}
 ) & OF_FLAT
 
-_OF = {FLAT: OF_FLAT, WHOLE: OF_WHOLE, ADDING: OF_ADDING, NORMS: OF_NORMS}
+_OF_GRADIENTS = frozenset({"end", "nop", "take", "save", *(f"lt.c.{what}" for what in OF_COLUMNS)})
+"""What that of norms' gradients has, beside code of its own: a prologue's."""
+
+_OF = {
+    FLAT: OF_FLAT,
+    WHOLE: OF_WHOLE,
+    ADDING: OF_ADDING,
+    NORMS: OF_NORMS,
+    GRADIENTS: _OF_GRADIENTS,
+}
 _OWN_OF = {
     SUMMING: _OWN_OF_SUMS,
     FLAT: _OWN_OF_FLAT,
     WHOLE: _OWN & OF_WHOLE | {"nop"},
     ADDING: OF_ADDING,
     NORMS: _OWN & OF_NORMS | {"nop"},
+    GRADIENTS: frozenset(),
 }

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from magjit_dvm.cuda.adder_code import OF_STAGE as READS
 from magjit_dvm.cuda.adder_code import adding
 from magjit_dvm.cuda.cases import vector
 from magjit_dvm.cuda.elements import (
@@ -28,6 +29,7 @@ from magjit_dvm.cuda.forms import (
     ADDING,
     ALONE,
     FLAT,
+    GRADIENTS,
     NORMS,
     STACKED,
     SUMMING,
@@ -37,11 +39,13 @@ from magjit_dvm.cuda.forms import (
     own_tables,
 )
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
+from magjit_dvm.cuda.gradient_code import gradients
 from magjit_dvm.cuda.loads import Loads
 from magjit_dvm.cuda.parts import WRITE_SUMS
 from magjit_dvm.cuda.ptx import single
 from magjit_dvm.cuda.shell import SHELL
 from magjit_dvm.cuda.short_functions import LARGEST
+from magjit_dvm.cuda.warps import each_of, most_threads
 from magjit_dvm.cuda.words import (
     BY,
     BY_ROW,
@@ -52,23 +56,12 @@ from magjit_dvm.cuda.words import (
 
 __all__ = [
     "CHAINED",
-    "EACH",
-    "EACH_FLAT",
     "inner_loop",
-    "most_threads",
     "source",
 ]
 
-EACH = (8, 16, 24, 32, 64)
-"""Values of R, each with a kernel of its own."""
-EACH_FLAT = (8, 16, 32)
-"""Those of programs without rows."""
 CHAINED = 8
 """That of the kernel of stacks whose blocks run several images; as in ``csrc/cuda_stacks.cpp``."""
-
-_THREADS = {8: 640, 16: 640, 24: 512, 32: 512, 64: 384}
-_THREADS_OF_SMALL = {8: 896, 16: 896, 24: 640, 32: 640, 64: 384}
-"""Of kernels that are small: those of norms, and with adders."""
 
 _OPERANDS = {
     "PC": ("r", "pc", "address of the first word"),
@@ -101,18 +94,14 @@ _KNOWN = {
     FLAT: ["MJ_WHOLE", "MJ_FLAT"],
     WHOLE: ["MJ_WHOLE", "MJ_ROWS"],
     NORMS: ["MJ_WHOLE", "MJ_ROWS"],
+    GRADIENTS: ["MJ_SUMS", "MJ_GRADIENTS", "MJ_WHOLE", "MJ_ROWS"],
 }
 """What each form knows when it is compiled; see ``shell.py``."""
 
 
-def most_threads(each: int, form: int) -> int:
-    """Of a block of the kernel for R: with more, registers would not do."""
-    return (_THREADS_OF_SMALL if form in (ADDING, NORMS) else _THREADS)[each]
-
-
 def source(
     approximate: bool = False,
-    each: tuple[int, ...] = EACH,
+    each: tuple[int, ...] | None = None,
     checked: bool = False,
     form: int = ALONE,
 ) -> str:
@@ -120,19 +109,21 @@ def source(
 
     Args:
         approximate: the GPU's own tanh and quotients (about 11 and 22 bits).
-        each: the values of R to make kernels for.
+        each: the values of R to make kernels for; all by default.
         checked: for checkers of races, see ``EMPTY_ARRIVALS``.
         form: ``ALONE`` or another of ``forms.py``.
     """
     known = ["MJ_CHECKED"] * checked + _KNOWN[form]
     defined = [f"#define {name}" for name in known]
     parts = [*defined, SHELL, WRITE_SUMS * ("MJ_OWN_SUMS" in known), _constants()]
-    for one in each:
+    for one in each_of(form) if each is None else each:
         stacked = OF_CHAINS if one == CHAINED else OF_STACK
         around = stacked if form == STACKED else OF_ONE
         parts += [
             _block(one, approximate, form),
-            adding(one) * (form == ADDING),
+            READS * (form in (ADDING, GRADIENTS)),
+            adding(one) if form == ADDING else "",
+            gradients(one) * (form == GRADIENTS),
             ENTRY.format(
                 each=one,
                 name=kernel_name(one, form),

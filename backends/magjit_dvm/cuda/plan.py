@@ -8,6 +8,7 @@ from magjit_dvm.cuda.adder_code import BESIDE_ADDERS
 from magjit_dvm.cuda.forms import NORMS, form_of
 from magjit_dvm.cuda.parts import MOST_EACH
 from magjit_dvm.cuda.shapes import Operand, Space
+from magjit_dvm.cuda.warps import OF_GRADIENTS, OF_SMALL, WARPS
 from magjit_dvm.cuda.words import (
     HEADER_BYTES,
     IMAGE_BYTES,
@@ -20,10 +21,15 @@ from magjit_dvm.cuda.words import (
 from magjit_dvm.program import NodeKind
 from magjit_dvm.vm import NotEncodable
 
-__all__ = ["LEAST_TILES", "Machine", "arrange", "arrange_beside_adders", "arrange_norms"]
+__all__ = [
+    "LEAST_TILES",
+    "Machine",
+    "arrange",
+    "arrange_beside_adders",
+    "arrange_gradients",
+    "arrange_norms",
+]
 
-_WARPS = {64: 11, 32: 15, 24: 15, 16: 19, 8: 19}
-"""That compute, besides the one that feeds them: what registers allow."""
 _STAGES, _MOST_STAGES, _UNDER_WAY = 3, 6, 96 << 10
 """Of a ring; more where stages are so small that fewer bytes would be under way, and each block has
 as many tiles."""
@@ -33,10 +39,10 @@ more is asked for ahead than hides the way from memory.  And elements of a tile'
 narrower warps are better than more elements."""
 LEAST_TILES = 4
 """Of a block, from which on it keeps vectors, and adders pay."""
-_WARPS_OF_SMALL = {64: 11, 32: 19, 24: 19, 16: 27, 8: 27}
-"""The same of kernels that are small: that with adders, which count, and that of norms."""
-_WARPS_OF_NORMS = {each: most for each, most in _WARPS_OF_SMALL.items() if each >= 24}
+_WARPS_OF_NORMS = {each: most for each, most in OF_SMALL.items() if each >= 24}
 """More warps with fewer elements run more words: a log-softmax took 9 % longer with R = 16."""
+_MEETING = 7
+"""Row registers, and one more, are the 1024 bytes of a warp where rows' warps add up their sums."""
 _SMALL, _LONG, _NARROW = 1 << 17, 1 << 16, 16
 """Elements below which any way is fast enough; columns from which on a row is long, and up to which
 it is narrow: a warp has room for hundreds of them."""
@@ -174,12 +180,14 @@ def _divide(space: Space, image: Image, machine: Machine, widest: int, together:
             image.each //= 2
         slices = -(-image.elements // image.slice)
         wanted = -(-slices // machine.multiprocessors)
-        image.group, image.warps = 1, max(1, min(_WARPS[image.each], wanted))
+        image.group, image.warps = 1, max(1, min(WARPS[image.each], wanted))
     else:
         wanted = -(-image.rows // machine.multiprocessors)
-        image.each = _each_for_rows(space, image, wanted, together, machine, _WARPS) or most
-        image.group = min(_WARPS[image.each], -(-image.cols // image.slice))
-        image.warps = image.group * max(1, min(_WARPS[image.each] // image.group, wanted))
+        image.each = _each_for_rows(space, image, wanted, together, machine, WARPS) or most
+        if image.sums and image.cols > WARPS[image.each] * image.slice:
+            image.each = machine.widest  # words may turn out to have a kernel of their own
+        image.group = min(WARPS[image.each], -(-image.cols // image.slice))
+        image.warps = image.group * max(1, min(WARPS[image.each] // image.group, wanted))
     _count(image, machine)
 
 
@@ -228,10 +236,37 @@ def arrange_beside_adders(image: Image, machine: Machine) -> int:
     each, quads = found[0]
     each = min(each, machine.widest)
     adders = -(-image.cols // (128 * quads))
-    if not _divide_anew(image, machine, each, _WARPS_OF_SMALL[each] - adders):
+    if not _divide_anew(image, machine, each, OF_SMALL[each] - adders):
         return 0
     image.adders = adders
     return quads
+
+
+def arrange_gradients(image: Image, machine: Machine) -> bool:
+    """Divide rows of norms' gradients anew, among warps whose lanes keep sums of own columns.
+
+    Returns: whether it pays, and there is room for two stages.
+    """
+    found = [one for one in OF_GRADIENTS.items() if image.cols <= 32 * one[0] * one[1]]
+    if not found:
+        return False
+    each, most = found[0]
+    lanes = -(-image.cols // (32 * each)) * 32 * each
+    if image.cols <= BESIDE_ADDERS[-1][0] and 8 * image.cols < 7 * lanes:
+        return False
+    before = image.each, image.group, image.warps, image.numbers, image.scratch
+    image.numbers, image.scratch = _MEETING, 0
+    if _divide_anew(image, machine, each, most):
+        while not machine.has_room(image, 1):
+            if image.warps == image.group:
+                break
+            machine.shrink(image)
+        else:
+            image.weights = 0
+            return True
+    image.each, image.group, image.warps, image.numbers, image.scratch = before
+    _count(image, machine)
+    return False
 
 
 def arrange_norms(space: Space, image: Image, machine: Machine) -> None:

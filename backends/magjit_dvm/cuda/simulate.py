@@ -161,7 +161,9 @@ class _Kernel(KeptSums):
             self.stage(start, min(rows_of_tile * cols, h["elements"] - start), row - group)
             there = np.clip(cols - members, 0, self.slice)
             place = self.place_of(tile, blocks)
-            if h["adders"]:
+            if self.is_whole:
+                self.back_row(place, start + group * cols)
+            elif h["adders"]:
                 self.add_row(place, start + group * cols)
                 self.run_words(self.first[0], start, group * cols, there, 0, True)
             else:

@@ -9,7 +9,7 @@ import numpy as np
 from magjit_dvm.cuda.adders import NONE
 from magjit_dvm.cuda.simulate_addresses import Addresses
 from magjit_dvm.cuda.simulate_memory import BYTES, ImageError
-from magjit_dvm.cuda.simulate_rows import standardized
+from magjit_dvm.cuda.simulate_rows import norm_gradient, standardized
 from magjit_dvm.cuda.words import OF_COLUMNS, OF_ROWS, OPCODES
 
 __all__ = ["KeptSums"]
@@ -45,7 +45,7 @@ class KeptSums(Addresses):
 
     def write_sums(self, place: int, places: int) -> None:
         """What warps have added up of a block, or of a run of tiles, to its row of the parts."""
-        if self.h["adders"]:
+        if self.h["adders"] or self.is_whole:
             if place not in self.added:
                 raise ImageError("parts of sums without a tile")
             for number, total in enumerate(self.added[place]):
@@ -73,11 +73,48 @@ class KeptSums(Addresses):
         mean, root = (
             None if one == NONE else self.number_of_row(one) for one in (w1 & 255, w1 >> 8)
         )
-        added = self.added.setdefault(place, np.zeros((self.h["sums"], self.h["cols"]), np.float32))
         with np.errstate(all="ignore"):
-            added[w3 & 255] += g * standardized(x, mean, root)
-            if w3 >> 8 & 255 != NONE:
-                added[w3 >> 8 & 255] += g
+            self.add_norm(place, w3 & 0xFFFF, g, standardized(x, mean, root))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one word is all of a row's gradient."""
+        return OPCODES[int(self.program[self.h["first0"]][0]) & 255] == "norm.back"
+
+    def back_row(self, place: int, first: int) -> None:
+        """What that word makes of a row whose first element is this one."""
+        (head, w1, share, w3), (stores, _, low, high), (loads, weights, _, _) = (
+            [int(one) for one in word] for word in self.program[self.h["first0"] :][:3]
+        )
+        what = OF_COLUMNS[w3]
+        if OPCODES[stores & 255] != f"st.g.{what}" or 4 * self.h["cols"] % 16:
+            raise ImageError("no result of columns by four")
+        g, x = (self.tile_of_stage(head >> shift & 15, first, what) for shift in (16, 20))
+        mean, root = (
+            None if one == NONE else self.number_of_row(one) for one in (w1 & 255, w1 >> 8 & 255)
+        )
+        if OPCODES[loads & 255] != "lt.w":
+            raise ImageError("weights that are not kept")
+        weight = self.kept(weights).view(np.float32).ravel()[: self.h["cols"]]
+        with np.errstate(all="ignore"):
+            norm = standardized(x, mean, root)
+            self.add_norm(place, w1 >> 16, g, norm)
+            part = np.array([share], np.uint32).view(np.float32)
+            back = norm_gradient(g * weight, norm, part, root, mean is not None)
+        addresses = (low | high << 32) + (first + np.arange(self.h["cols"])) * BYTES[what]
+        if addresses[0] % (4 * BYTES[what]):
+            raise ImageError("four elements that are not aligned")
+        self.write(addresses, what, back.astype(np.float32).view(np.uint32))
+
+    def add_norm(self, place: int, numbers: int, g: Array, norm: Array) -> None:
+        """To sums that are kept in registers: G · X, and G, unless nobody asks for its sum."""
+        added = self.added.setdefault(place, np.zeros((self.h["sums"], self.h["cols"]), np.float32))
+        added[numbers & 255] += g * norm
+        if numbers >> 8 != NONE:
+            added[numbers >> 8] += g
+
+    def kept(self, at: int) -> Array:
+        raise NotImplementedError
 
     def tile_of_stage(self, k: int, first: int, what: str) -> Array:
         """A row of an input that stages have."""

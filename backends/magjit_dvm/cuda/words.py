@@ -133,7 +133,7 @@ _ALL: tuple[str, ...] = (
     *(f"i.{name}" for name in INTS if f"i.{name}" not in BY),
     *(f"{kind}k.{name}" for kind, names in WITH_IMMEDIATE.items() for name in names),
     *("swap", "keep", "take", "mask", "select", "save", "acc", "acc.norm", "mad.r", "nmad.r"),
-    *("w.affine", "w.scale", "fk.mad", "add.rows"),
+    *("w.affine", "w.scale", "fk.mad", "add.rows", "norm.back"),
     *(f"lt.{how}.{what}" for how in "suvbe" for what in NARROW),
     *(f"lt.{how}.{what}" for how in "se" for what in LOADED[4:]),
     *(f"lt.{how}.{what}" for how in ("c", "n", "t", "row") for what in OF_COLUMNS),
@@ -181,7 +181,7 @@ OPCODES = tuple(name for name in _ALL if name not in _NEAR) + _NEAR
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 24
+FORM = 25
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4

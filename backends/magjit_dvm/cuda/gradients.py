@@ -1,0 +1,94 @@
+"""Gradients of norms whose sums across rows the same warps add up.
+
+A word ``row.f.back`` makes a row's gradient in A, and ``acc.norm`` adds up what the weight's and
+the bias's gradients are sums of.  Where a program is these and nothing else, one word is the whole
+of it, ``norm.back``: its x and y are G and x, by their numbers among a stage's inputs; w1 says
+which of these have means, if any, and roots, and which sums are added up; w2 is 1 / N, w3 the
+dtype.  Behind it are the store of the result and the load of the weights that are kept, which are
+read, but not run.
+
+It is compiled code (``gradient_code.py``).  Each lane has columns of its own, of all the rows that
+its warp computes, and keeps their sums in registers.  It reads a row's part of the stage twice,
+for the row's sums and for its result: no tile is in registers, so that there is room for the sums
+of rows of 16384 columns, and for loads that are under way.
+
+``csrc/cuda_gradients.cpp`` does the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from magjit_dvm.cuda.adders import NONE, give_to_adders
+from magjit_dvm.cuda.parts import MOST_EACH
+from magjit_dvm.cuda.plan import Machine, arrange_gradients
+from magjit_dvm.cuda.rows import image_arguments
+from magjit_dvm.cuda.sums import NO_SLOT
+from magjit_dvm.cuda.words import OF_COLUMNS, Image, Word
+from magjit_dvm.vm import NotEncodable
+
+__all__ = ["place_sums"]
+
+
+def place_sums(image: Image, machine: Machine) -> None:
+    """Say who adds up sums across rows, if there are any.
+
+    Raises:
+        NotEncodable: a block has no room for them.
+    """
+    if not image.sums or _give_to_gradients(image, machine):
+        return
+    give_to_adders(image, machine)
+    if image.each > MOST_EACH and not image.adders:
+        raise NotEncodable("sums across rows that a block has no room for")
+
+
+def _give_to_gradients(image: Image, machine: Machine) -> bool:
+    """Have one word for all, if that is what the words are; whether it is so."""
+    words = _found(image)
+    if words is None or not arrange_gradients(image, machine):
+        return False
+    image.words = words
+    image.first, image.rest = [0], []
+    return True
+
+
+def _found(image: Image) -> list[Word] | None:
+    at = 0
+    while at < len(image.words) and image.words[at].first == "s.in":
+        at += 1
+    rows, words = image.words[:at], image.words[at:]
+    weights = [word for word in words if word.first.startswith("lt.c.")]
+    if len(words) != 8 or len(weights) != 1 or image.chunks > 1:
+        return None
+    gradient, x, adds = words[:3]
+    again, back, store, end = words[-4:]
+    what = gradient.first.removeprefix("la.s.")
+    expected = [f"la.s.{what}", f"lt.s.{what}", "acc.norm"]
+    expected += [word.first for word in weights]
+    expected += [f"lt.s.{what}", "row.f.back", f"st.g.{what}", "end"]
+    if what not in OF_COLUMNS or [word.first for word in words] != expected:
+        return None
+    if [word.second for word in words] != ["nop"] * 3 + ["f.mul"] * len(weights) + ["nop"] * 4:
+        return None
+    if again != x or (adds.x, adds.y, adds.w3) != (back.x, back.y, back.w3):
+        return None
+    both = adds.w2 != NO_SLOT
+    if image.scratch != image.sums or image.sums != 1 + both:
+        return None
+    place_of = image_arguments(image).index
+    of_rows = {word.x: place_of(word.pointer) for word in rows if not word.y}
+    mean, root = of_rows.get(adds.x) if adds.w3 else NONE, of_rows.get(adds.y)
+    if mean is None or root is None:
+        return None
+    slot = 128 * image.each
+    numbers = adds.w1 // slot | (adds.w2 // slot if both else NONE) << 8
+    word = Word(
+        "norm.back",
+        x=place_of(gradient.pointer),
+        y=place_of(x.pointer),
+        w1=mean | root << 8 | numbers << 16,
+        w2=back.w2,
+        w3=OF_COLUMNS.index(what),
+    )
+    return [word, replace(store), *weights, end]
