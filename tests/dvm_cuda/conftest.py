@@ -21,6 +21,19 @@ COSTLY = frozenset(
     }
 )
 """Tests of which the kernel's own lines take minutes in all dtypes."""
+SIMULATED = frozenset(
+    {
+        "test_a_norm_of_rows",
+        "test_a_softmax_below_the_diagonal",
+        "test_casts_of_rows",
+        "test_columns_with_space_between_them",
+        "test_losses_of_classes",
+        "test_other_sizes_come_element_by_element",
+        "test_second_operands_are_asked_for_ahead",
+        "test_two_transposed_operands_and_several_results",
+    }
+)
+"""Costly tests of words whose lines others run as well: by these they are slow in every dtype."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -34,6 +47,9 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
         if dtype := _dtype_of_lines(item):
             dtypes.setdefault(item.originalname, []).append(dtype)
     for item in items:
+        way = item.callspec.params.get("way") if hasattr(item, "callspec") else None
+        if way == "PTX" and item.originalname in SIMULATED:
+            item.add_marker(pytest.mark.slow)
         dtype = _dtype_of_lines(item)
         found = dtypes.get(item.originalname, []) if dtype else []
         if found and dtype != ("f16" if "f16" in found else found[0]):

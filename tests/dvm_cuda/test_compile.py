@@ -70,11 +70,10 @@ OF_FORMS = {
 SMALL = (FLAT, ADDING, NORMS, GRADIENTS)
 """Those that NVRTC makes in seconds."""
 
-MADE_FORMS = [
-    pytest.param(form, marks=[] if form in OF_FORMS else pytest.mark.slow) for form in FORMS
-]
+MADE_FORMS = [pytest.param(form, marks=[] if form == FLAT else pytest.mark.slow) for form in FORMS]
 
-MADE = [(32, FLAT), (32, ADDING), (32, NORMS), (16, GRADIENTS)]
+MADE = [(32, NORMS), (16, GRADIENTS)]
+"""With R, what is made at each change: cases by one of them, compiled code by the other."""
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
 needs_nvrtc = pytest.mark.skipif(

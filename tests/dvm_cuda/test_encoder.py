@@ -410,7 +410,9 @@ def also_as_words(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Program]]:
     yield seen
 
 
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize(
+    "part", [*range(4), *(pytest.param(one, marks=pytest.mark.slow) for one in (4, 5))]
+)
 def test_random_programs(part: int, also_as_words: list[Program]) -> None:
     for seed in range(part * 25, part * 25 + 25):
         check_seed(seed)

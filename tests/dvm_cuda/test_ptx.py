@@ -71,7 +71,7 @@ def test_rows_of_three_quarters(monkeypatch: pytest.MonkeyPatch) -> None:
     words.test_rows_of_three_quarters((46, 700))
 
 
-@pytest.mark.parametrize("cols", [250, 768, 1024, 4100])
+@pytest.mark.parametrize("cols", [250, 768, 1024, pytest.param(4100, marks=pytest.mark.slow)])
 def test_softmaxes(cols: int) -> None:
     row_words.test_a_softmax_is_one_word(F16, cols)
 
@@ -94,7 +94,7 @@ def test_vectors_of_columns() -> None:
     words.test_vectors_of_columns_that_are_not_aligned()
 
 
-@pytest.mark.parametrize("cols", [96, 1024, 2056, 5000])
+@pytest.mark.parametrize("cols", [96, 1024, 2056, pytest.param(5000, marks=pytest.mark.slow)])
 def test_vectors_that_are_kept(cols: int) -> None:
     """Few rows for the simulation; a single block keeps them all the same."""
     rows = 25 if cols > 2000 else 70

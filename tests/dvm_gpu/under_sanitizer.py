@@ -114,6 +114,10 @@ def cases(tool: str) -> Iterator[tuple[Program, list[Any]]]:
         yield gradient.program(), gradient.arguments(1500, 300)
         if tool != "racecheck":
             yield gradient.program(), gradient.arguments(100, 300)
+        for shape in ((700, 500), (13, 10_000 if dtype is F16 else 4800)):  # in one word
+            gradient = Gradient(dtype, centered, True, shape[1])
+            gradient = gradient.with_sums() if centered else gradient.with_sum()
+            yield gradient.program(), gradient.arguments(*shape)
     yield words.softmax(F16), [words.values(F16, 5, 50001)]
     added = Program(
         2,

@@ -150,7 +150,14 @@ def test_inference(model: Small) -> None:
     check_inference(model)
 
 
-@pytest.mark.parametrize("model", QUICK, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(one, marks=pytest.mark.slow if one.name in ("BERT", "DenseNet") else [])
+        for one in QUICK
+    ],
+    ids=lambda one: one.name,
+)
 def test_training(model: Small) -> None:
     check_training(model)
 

@@ -139,7 +139,7 @@ def test_near_float64(name: str, of: list[str]) -> None:
 
 @has_triton
 @interpreted
-@pytest.mark.parametrize(("name", "of"), shares(CUTS, 6))
+@pytest.mark.parametrize(("name", "of"), shares(CUTS, 12))
 def test_every_cut_computes_the_same(name: str, of: list[str]) -> None:
     passes("cuts", name, of)
 
@@ -195,7 +195,7 @@ places, which the interpreter runs all of."""
 
 
 @has_triton
-@pytest.mark.parametrize(("name", "of"), shares([*SMALL, *TF32, *WHOLE], 3, WHOLE))
+@pytest.mark.parametrize(("name", "of"), shares([*SMALL, *TF32, *WHOLE], 5, WHOLE))
 def test_compiles_for_sm90(name: str, of: list[str]) -> None:
     passes("sm90", name, of)
 

@@ -95,7 +95,8 @@ enum Use : uint8_t {
     OF_FLAT = 2,          /* the kernel of programs without rows has it: see cuda/forms.py */
     OF_WHOLE = 4,         /* that of rows in no chunks has it */
     OF_ADDING = 8,        /* that with adders has it */
-    OF_NORMS = 16         /* that of norms and softmaxes has it */
+    OF_NORMS = 16,        /* that of norms and softmaxes has it */
+    OF_ROWS_REDUCED = 32  /* it reduces a row, or runs along it */
 };
 
 struct Words {
@@ -423,6 +424,7 @@ struct Encoder {
     int64_t wanted_stages();
     int64_t arrange_beside_adders();
     bool arrange_gradients();
+    bool computes_much() const;
     void arrange_norms();
     bool divide_anew(int64_t each, int64_t most);
     void shrink();

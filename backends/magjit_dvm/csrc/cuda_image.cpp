@@ -48,7 +48,8 @@ Form Encoder::form() const
     }
     int uses = uses_of_all();
     if (image.by_rows) {
-        return uses & OF_NORMS ? NORMS : uses & OF_WHOLE ? WHOLE : ALONE;
+        bool norms = uses & OF_NORMS && image.cols % 4 == 0;
+        return norms ? NORMS : uses & OF_WHOLE ? WHOLE : ALONE;
     }
     bool around = image.epilogue != NO_WORD || image.prologue != NO_WORD;
     return !around && uses & OF_FLAT ? FLAT : ALONE;

@@ -32,6 +32,8 @@ struct {
     int64_t each, warps;
 } constexpr OF_GRADIENTS[] = {{16, 19}, {36, 15}};
 constexpr int MEETING = 7;
+constexpr int64_t OF_ROW = 16; /* the most warps of a row there */
+constexpr int64_t FEW = 12; /* warps, below which those of the kernel of norms serve vectors better */
 
 int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -207,7 +209,7 @@ bool Encoder::arrange_gradients()
 {
     int64_t each = 0, most = 0;
     for (const auto &one : OF_GRADIENTS) {
-        if (!each && image.cols <= 32 * one.each * one.warps) {
+        if (!each && image.cols <= 32 * one.each * std::min(one.warps, OF_ROW)) {
             each = one.each;
             most = one.warps;
         }
@@ -241,14 +243,31 @@ bool Encoder::arrange_gradients()
     return false;
 }
 
-/* Divides wide rows anew among the warps that the kernel of norms has registers for. Words are as they
- * were: where nothing is in scratch memory, none of them tells R. A block has to have several tiles; if
- * not, the launch may share the kernel of stacks. */
+/* Whether warps, not memory, are what rows wait for: with several reductions, or several vectors where
+ * there are few warps. */
+bool Encoder::computes_much() const
+{
+    const uint8_t *loads = words.load_few[WAY_columns - N_WAYS];
+    int reductions = 0, vector = -1;
+    bool vectors = false;
+    for (const Word *word = image.words; word != image.words + image.n_words; word++) {
+        reductions += (words.uses[word->first] & OF_ROWS_REDUCED) != 0;
+        if (std::find(loads, loads + N_OF_COLUMNS, word->first) != loads + N_OF_COLUMNS) {
+            vectors |= vector >= 0 && vector != word->pointer;
+            vector = word->pointer;
+        }
+    }
+    return reductions > 1 || (vectors && image.warps <= FEW);
+}
+
+/* Divides rows anew among the warps that the kernel of norms has registers for: wide ones, and those of
+ * which much is computed. Words are as they were: where nothing is in scratch memory, none of them tells
+ * R. A block has to have several tiles; if not, the launch may share the kernel of stacks. */
 void Encoder::arrange_norms()
 {
     int n_tiles = image.n_inputs - image.row_inputs;
-    bool wide = image.each > 32 && image.cols % 4 == 0 && n_tiles;
-    if (!wide || image.scratch || prepared.has_positions || form() != NORMS) {
+    bool of_norms = image.each >= 32 && n_tiles && !image.scratch && !prepared.has_positions;
+    if (!of_norms || form() != NORMS) {
         return;
     }
     int64_t together = 0;
@@ -256,7 +275,13 @@ void Encoder::arrange_norms()
         together += image.inputs[k].size;
     }
     int64_t wanted = quotient_up(image.rows, machine.multiprocessors);
-    if (int64_t each = each_for_rows(wanted, together, most_warps_of_norms)) {
+    int64_t each = 0;
+    if (image.each > 32) {
+        each = each_for_rows(wanted, together, most_warps_of_norms);
+    } else if (image.each == 32 && computes_much()) {
+        each = 32;
+    }
+    if (each) {
         divide_anew(each, most_warps_of_norms(each));
     }
 }

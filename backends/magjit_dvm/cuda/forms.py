@@ -65,7 +65,8 @@ def form_of(image: Image) -> int:
     used = {word.first for word in image.words}
     used |= {word.second for word in image.words if word.first != "by"}
     if image.by_rows:
-        return NORMS if used <= OF_NORMS else WHOLE if used <= OF_WHOLE else ALONE
+        norms = used <= OF_NORMS and image.cols % 4 == 0
+        return NORMS if norms else WHOLE if used <= OF_WHOLE else ALONE
     around = image.epilogue != NO_WORD or image.prologue != NO_WORD
     return FLAT if not around and used <= OF_FLAT else ALONE
 
@@ -101,7 +102,7 @@ have no case beyond ``MAX_DRAWING``, sums across rows none beyond ``MOST_EACH``.
 _OWN = frozenset(
     f"{head}.{name}"
     for head, names in {
-        "f": "neg relu add sub mul minimum maximum rsqrt exp sub_exp",
+        "f": "neg abs relu add sub mul minimum maximum rsqrt exp sub_exp",
         "fk": "add sub rsub mul mad sub_exp sub_exp_small",
         "lt": "s.32 s.f16 s.bf16 u.32 u.f16 u.bf16 scratch k r w",
         "la": "s.32 s.f16 s.bf16 scratch r",
@@ -111,7 +112,7 @@ _OWN = frozenset(
         "row": "f.sum f.max f.squares f.norm f.softmax",
         "red": "f.sum f.max",
         "fin": "f.sum",
-        "s": "add sub mul rsqrt k by",
+        "s": "add sub mul rsqrt by",
         "sk": "add mul scaled_rsqrt",
     }.items()
     for name in names.split()
@@ -164,12 +165,12 @@ OF_NORMS = OF_ADDING | frozenset(
     }
 )
 """What that of norms and softmaxes has: also what often stands before and behind them, as far as
-there are registers for it."""
+there are registers for it.  Elements that do not come by four want more of these."""
 _SHORT = "exp log tanh sigmoid silu gelu gelu_tanh sin cos"
 _OWN_OF_FLAT = (
     _OWN
     | {f"f.{name}_short" for name in _SHORT.split()}
-    | {"nop", "f.abs", "f.exp_short", "f.sigmoid", "f.silu", "f.rsub", "fk.maximum", "fk.minimum"}
+    | {"nop", "f.exp_short", "f.sigmoid", "f.silu", "f.rsub", "fk.maximum", "fk.minimum"}
     | {f"lt.v.{what}" for what in NARROW}
 ) & OF_FLAT
 

@@ -56,15 +56,13 @@ template <u32 WHAT> DEV void store_four(u64 to, const float (&of)[4])
                      ::"l"(to), "r"(bfloat_pair(of[0], of[1])), "r"(bfloat_pair(of[2], of[3])));
     }}
 }}
-/* Two sums over all lanes of a warp, or of each 16 of them. */
-DEV void sum_of_lanes(float &a, float &b, u32 apart)
+/* Two sums over all lanes of a warp, or over each 16 of them. */
+template <u32 APART> DEV void sum_of_lanes(float &a, float &b)
 {{
 #pragma unroll
-    for (u32 by = 16; by; by /= 2) {{
-        if (by <= apart) {{
-            a += __shfl_xor_sync(~0u, a, by);
-            b += __shfl_xor_sync(~0u, b, by);
-        }}
+    for (u32 by = APART; by; by /= 2) {{
+        a += __shfl_xor_sync(~0u, a, by);
+        b += __shfl_xor_sync(~0u, b, by);
     }}
 }}
 /* A row: its gradient to memory, and G · X, and G if it is asked for, to a lane's sums. Of 16 bits,
@@ -93,7 +91,7 @@ DEV void back_row(float (&products)[N][4], float (&plain)[N][4], const Row &row,
             }}
         }}
     }}
-    sum_of_lanes(of_g, of_x, 16);
+    sum_of_lanes<16>(of_g, of_x);
     if (G > 1) {{
         if (lane == 0) {{
             asm volatile("st.volatile.shared.v2.f32 [%0], {{%1, %2}};"
@@ -105,7 +103,7 @@ DEV void back_row(float (&products)[N][4], float (&plain)[N][4], const Row &row,
             asm volatile("ld.volatile.shared.v2.f32 {{%0, %1}}, [%2];"
                          : "=f"(of_g), "=f"(of_x) : "r"(partials + 8 * (lane & 15)) : "memory");
         }}
-        sum_of_lanes(of_g, of_x, 8);
+        sum_of_lanes<8>(of_g, of_x);
     }}
     const Quad word = get_quad(words);
     const bool centered = (word.y & 255) != 255;

@@ -72,6 +72,7 @@ _USES = bytes(
     | (name in OF_WHOLE) << 2
     | (name in OF_ADDING) << 3
     | (name in OF_NORMS) << 4
+    | name.startswith("row.") << 5
     for name in words.OPCODES
 )
 """``Use`` of ``csrc/cuda_encoder.h``, of each operator."""

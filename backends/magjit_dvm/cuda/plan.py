@@ -41,8 +41,11 @@ LEAST_TILES = 4
 """Of a block, from which on it keeps vectors, and adders pay."""
 _WARPS_OF_NORMS = {each: most for each, most in OF_SMALL.items() if each >= 24}
 """More warps with fewer elements run more words: a log-softmax took 9 % longer with R = 16."""
-_MEETING = 7
-"""Row registers, and one more, are the 1024 bytes of a warp where rows' warps add up their sums."""
+_FEW = 12
+"""Warps, below which those of the kernel of norms serve two vectors better."""
+_MEETING, _OF_ROW = 7, 16
+"""Row registers, and one more, are the 1024 bytes of a warp where rows' warps add up their sums;
+and the most warps of a row there."""
 _SMALL, _LONG, _NARROW = 1 << 17, 1 << 16, 16
 """Elements below which any way is fast enough; columns from which on a row is long, and up to which
 it is narrow: a warp has room for hundreds of them."""
@@ -247,7 +250,9 @@ def arrange_gradients(image: Image, machine: Machine) -> bool:
 
     Returns: whether it pays, and there is room for two stages.
     """
-    found = [one for one in OF_GRADIENTS.items() if image.cols <= 32 * one[0] * one[1]]
+    found = [
+        one for one in OF_GRADIENTS.items() if image.cols <= 32 * one[0] * min(one[1], _OF_ROW)
+    ]
     if not found:
         return False
     each, most = found[0]
@@ -270,21 +275,38 @@ def arrange_gradients(image: Image, machine: Machine) -> bool:
 
 
 def arrange_norms(space: Space, image: Image, machine: Machine) -> None:
-    """Divide wide rows anew among the warps that the kernel of norms has registers for.
+    """Divide rows anew among the warps that the kernel of norms has registers for: wide ones, and
+    those of which much is computed.
 
     Those of up to 8192 columns, which are two to a block with R = 64, are so with R = 32 as well,
     in twice the warps.  Words are as they were: where nothing is in scratch memory, none of them
     tells R.  A block has to have several tiles; if not, the launch may share the kernel of stacks.
     """
     tiles = image.inputs[: len(image.inputs) - image.row_inputs]
-    wide = image.each > 32 and image.cols % 4 == 0 and tiles
-    if not wide or image.scratch or space.has_positions or form_of(image) != NORMS:
+    if (
+        image.each < 32
+        or not tiles
+        or image.scratch
+        or space.has_positions
+        or form_of(image) != NORMS
+    ):
         return
     wanted = -(-image.rows // machine.multiprocessors)
     together = sum(size for _, size, _ in tiles)
-    each = _each_for_rows(space, image, wanted, together, machine, _WARPS_OF_NORMS)
+    each = 32 if _computes_much(image) else 0
+    if image.each > 32:
+        each = _each_for_rows(space, image, wanted, together, machine, _WARPS_OF_NORMS)
     if each:
         _divide_anew(image, machine, each, _WARPS_OF_NORMS[each])
+
+
+def _computes_much(image: Image) -> bool:
+    """Whether warps, not memory, are what rows wait for: with several reductions, or several
+    vectors where there are few warps.
+    """
+    vectors = {word.pointer for word in image.words if word.first.startswith("lt.c.")}
+    reductions = sum(word.first.startswith("row.") for word in image.words)
+    return reductions > 1 or (len(vectors) > 1 and image.warps <= _FEW)
 
 
 def _divide_anew(image: Image, machine: Machine, each: int, most: int) -> bool:
