@@ -44,7 +44,7 @@ OF_ADDERS = (
 @pytest.mark.parametrize("shape", OF_ADDERS)
 def test_adders(shape: tuple[int, int], dtype: DType, centered: bool) -> None:
     """Sums of warps that do nothing else, the same to the last bit each time."""
-    one = Gradient(dtype, centered, True, shape[1]).with_sums()
+    one = Gradient(dtype, centered, True, shape[1], added=True).with_sums()
     program, arguments = one.program(), one.arguments(*shape)
     given = [on_gpu(tensor) for tensor in arguments]
     image = encode(program, given, gpu(0).machine).image
