@@ -25,7 +25,7 @@ from magjit_dvm.cuda.rows import image_arguments
 from magjit_dvm.cuda.sums import NO_SLOT
 from magjit_dvm.cuda.words import OF_COLUMNS, Image, Word
 
-__all__ = ["NONE", "give_to_adders"]
+__all__ = ["NONE", "give_to_adders", "inputs_of_norm", "numbers_of_sums"]
 
 NONE = 255
 """In the place of an input or a sum that there is not."""
@@ -73,18 +73,29 @@ def _found(image: Image) -> Found | None:
     used = {word.first for word in words} | {word.second for word in words} - {"nop"}
     if not used - {"acc.norm"} <= OF_ADDING:
         return None
-    place_of = image_arguments(image).index
-    rows = {word.x: place_of(word.pointer) for word in words if word.first == "s.in" and not word.y}
-    mean, root = rows.get(adds.x) if adds.w3 else NONE, rows.get(adds.y)
-    if mean is None or root is None:
+    norm = inputs_of_norm(image, adds)
+    if norm is None:
         return None
-    slot = 128 * image.each
-    numbers = adds.w1 // slot | (adds.w2 // slot if both else NONE) << 8
+    place_of = image_arguments(image).index
     word = Word(
         "add.rows",
         x=place_of(gradient.pointer),
         y=place_of(x.pointer),
-        w1=mean | root << 8,
-        w3=numbers | OF_COLUMNS.index(what) << 16,
+        w1=norm,
+        w3=numbers_of_sums(image, adds) | OF_COLUMNS.index(what) << 16,
     )
     return Found(at, word)
+
+
+def inputs_of_norm(image: Image, adds: Word) -> int | None:
+    """Which inputs of the stages have each row's mean, or none, and root: 8 bits for each."""
+    place_of, words = image_arguments(image).index, image.words
+    rows = {word.x: place_of(word.pointer) for word in words if word.first == "s.in" and not word.y}
+    mean, root = rows.get(adds.x) if adds.w3 else NONE, rows.get(adds.y)
+    return None if mean is None or root is None else mean | root << 8
+
+
+def numbers_of_sums(image: Image, adds: Word) -> int:
+    """Which sums ``acc.norm`` adds to, that of G · X and that of G or none: 8 bits for each."""
+    slot = 128 * image.each
+    return adds.w1 // slot | (NONE if adds.w2 == NO_SLOT else adds.w2 // slot) << 8

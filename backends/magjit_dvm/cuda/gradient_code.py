@@ -143,7 +143,8 @@ template <u32 N> DEV void clear(float (&sums)[N][4])
         }}
     }}
 }}
-/* Where the rows' warps meet to add up their sums: two turns' of four columns a lane. */
+/* What lanes have added up, to a row of the parts. Where a tile has several rows, their warps meet
+ * in shared memory: in each turn with four columns of each lane, in two places by turns. */
 template <u32 N, bool BOTH>
 DEV void write_own(const Head &h, float (&products)[N][4], float (&plain)[N][4], u32 sums,
                    u32 place, u32 blocks, u32 group, u32 member, u32 lane, u32 base)
@@ -153,41 +154,39 @@ DEV void write_own(const Head &h, float (&products)[N][4], float (&plain)[N][4],
     const u32 places = blocks + (h.tiles > h.fixed ? ((h.tiles - h.fixed - 1) >> shift) + 1 : 0);
     const u32 at = base + h.rows_at + 512 * member + 16 * lane;
     const int there = (int)cols - (int)own;
-    u32 who = 0; /* the row's warps that add up a turn */
+    u32 who = 0; /* the row whose warps add up a turn */
 #pragma unroll
     for (u32 k = 0; k < 1 + BOTH; k++) {{
-        {{
-            const u32 sum = sums >> 8 * k & 255;
-            float *to = (float *)h.parts + ((u64)sum * places + place) * cols + own;
+        const u32 sum = sums >> 8 * k & 255;
+        float *to = (float *)h.parts + ((u64)sum * places + place) * cols + own;
 #pragma unroll
-            for (u32 n = 0; n < N; n++) {{
-                float *of = k ? plain[n] : products[n];
-                Quad q = {{__float_as_uint(of[0]), __float_as_uint(of[1]), __float_as_uint(of[2]),
-                          __float_as_uint(of[3])}};
-                const u32 turn = N * k + n, now = at + (turn & 1) * a_turn;
-                bool writes = (int)(128 * n) < there;
-                if (rows > 1) {{
-                    set_quad(now + group * 512 * G, q);
-                    asm volatile("barrier.sync 15, %0;" ::"r"(32 * h.warps) : "memory");
-                    writes = writes && who == group;
-                    who = who + 1 == rows ? 0 : who + 1;
-                    if (writes) {{
-                        float total[4] = {{0, 0, 0, 0}};
-#pragma unroll 4
-                        for (u32 r = 0; r < rows; r++) {{
-                            const Quad one = get_quad(now + r * 512 * G);
-                            total[0] += __uint_as_float(one.x);
-                            total[1] += __uint_as_float(one.y);
-                            total[2] += __uint_as_float(one.z);
-                            total[3] += __uint_as_float(one.w);
-                        }}
-                        q = {{__float_as_uint(total[0]), __float_as_uint(total[1]),
-                             __float_as_uint(total[2]), __float_as_uint(total[3])}};
-                    }}
-                }}
+        for (u32 n = 0; n < N; n++) {{
+            float *of = k ? plain[n] : products[n];
+            Quad q = {{__float_as_uint(of[0]), __float_as_uint(of[1]), __float_as_uint(of[2]),
+                      __float_as_uint(of[3])}};
+            const u32 turn = N * k + n, now = at + (turn & 1) * a_turn;
+            bool writes = (int)(128 * n) < there;
+            if (rows > 1) {{
+                set_quad(now + group * 512 * G, q);
+                asm volatile("barrier.sync 15, %0;" ::"r"(32 * h.warps) : "memory");
+                writes = writes && who == group;
+                who = who + 1 == rows ? 0 : who + 1;
                 if (writes) {{
-                    *(Quad *)(to + 128 * n) = q;
+                    float total[4] = {{0, 0, 0, 0}};
+#pragma unroll 4
+                    for (u32 r = 0; r < rows; r++) {{
+                        const Quad one = get_quad(now + r * 512 * G);
+                        total[0] += __uint_as_float(one.x);
+                        total[1] += __uint_as_float(one.y);
+                        total[2] += __uint_as_float(one.z);
+                        total[3] += __uint_as_float(one.w);
+                    }}
+                    q = {{__float_as_uint(total[0]), __float_as_uint(total[1]),
+                         __float_as_uint(total[2]), __float_as_uint(total[3])}};
                 }}
+            }}
+            if (writes) {{
+                *(Quad *)(to + 128 * n) = q;
             }}
         }}
     }}
@@ -195,7 +194,7 @@ DEV void write_own(const Head &h, float (&products)[N][4], float (&plain)[N][4],
         asm volatile("barrier.sync 15, %0;" ::"r"(32 * h.warps) : "memory");
     }}
 }}
-/* The words are read again for each row: registers are for sums. */
+/* All tiles of a block. The words are read again for each row: registers are for sums. */
 template <u32 N, u32 WHAT, bool BOTH>
 DEV void back_all(const Head &h, u32 group, u32 member, u32 lane, u32 full, u32 base, u32 blocks)
 {{

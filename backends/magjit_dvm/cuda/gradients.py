@@ -17,9 +17,7 @@ of rows of 16384 columns, and for loads that are under way.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from magjit_dvm.cuda.adders import NONE, give_to_adders
+from magjit_dvm.cuda.adders import give_to_adders, inputs_of_norm, numbers_of_sums
 from magjit_dvm.cuda.parts import MOST_EACH
 from magjit_dvm.cuda.plan import Machine, arrange_gradients
 from magjit_dvm.cuda.rows import image_arguments
@@ -57,38 +55,33 @@ def _found(image: Image) -> list[Word] | None:
     at = 0
     while at < len(image.words) and image.words[at].first == "s.in":
         at += 1
-    rows, words = image.words[:at], image.words[at:]
-    weights = [word for word in words if word.first.startswith("lt.c.")]
-    if len(words) != 8 or len(weights) != 1 or image.chunks > 1:
+    words = image.words[at:]
+    if len(words) != 8 or image.chunks > 1:
         return None
-    gradient, x, adds = words[:3]
-    again, back, store, end = words[-4:]
+    gradient, x, adds, weight, again, back, store, end = words
     what = gradient.first.removeprefix("la.s.")
-    expected = [f"la.s.{what}", f"lt.s.{what}", "acc.norm"]
-    expected += [word.first for word in weights]
-    expected += [f"lt.s.{what}", "row.f.back", f"st.g.{what}", "end"]
-    if what not in OF_COLUMNS or [word.first for word in words] != expected:
+    if what not in OF_COLUMNS or weight.first not in (f"lt.c.{one}" for one in OF_COLUMNS):
         return None
-    if [word.second for word in words] != ["nop"] * 3 + ["f.mul"] * len(weights) + ["nop"] * 4:
+    expected = [f"la.s.{what}", f"lt.s.{what}", "acc.norm", weight.first]
+    expected += [f"lt.s.{what}", "row.f.back", f"st.g.{what}", "end"]
+    if [word.first for word in words] != expected:
+        return None
+    if [word.second for word in words] != ["nop"] * 3 + ["f.mul"] + ["nop"] * 4:
         return None
     if again != x or (adds.x, adds.y, adds.w3) != (back.x, back.y, back.w3):
         return None
-    both = adds.w2 != NO_SLOT
-    if image.scratch != image.sums or image.sums != 1 + both:
+    if image.scratch != image.sums or image.sums != 1 + (adds.w2 != NO_SLOT):
+        return None
+    norm = inputs_of_norm(image, adds)
+    if norm is None:
         return None
     place_of = image_arguments(image).index
-    of_rows = {word.x: place_of(word.pointer) for word in rows if not word.y}
-    mean, root = of_rows.get(adds.x) if adds.w3 else NONE, of_rows.get(adds.y)
-    if mean is None or root is None:
-        return None
-    slot = 128 * image.each
-    numbers = adds.w1 // slot | (adds.w2 // slot if both else NONE) << 8
     word = Word(
         "norm.back",
         x=place_of(gradient.pointer),
         y=place_of(x.pointer),
-        w1=mean | root << 8 | numbers << 16,
+        w1=norm | numbers_of_sums(image, adds) << 16,
         w2=back.w2,
         w3=OF_COLUMNS.index(what),
     )
-    return [word, replace(store), *weights, end]
+    return [word, store, weight, end]
