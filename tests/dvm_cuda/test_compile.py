@@ -54,8 +54,11 @@ _SPILLS_OF_SMALL = {
     ("sm_80", 16, NORMS): 4,
     ("sm_80", 32, NORMS): 32,
     ("sm_80", 64, NORMS): 4,
+    ("sm_80", 36, GRADIENTS): 168,
+    ("sm_90", 36, GRADIENTS): 64,
+    ("sm_100", 36, GRADIENTS): 16,
 }
-"""Of small ones, by nvcc; what NVRTC makes, which is what users have, spills nothing."""
+"""Of small ones, by nvcc."""
 
 _SPILLS_OF_NVRTC = {(64, ALONE): 64, (64, WHOLE): 64, (64, STACKED): 64, (36, GRADIENTS): 64}
 """Of the kernels that users have, by R, on sm_90; it has another front end than nvcc.  Norms'
