@@ -86,7 +86,8 @@ struct Operators {
 };
 
 /* Of kernels, as in cuda/forms.py: of one image, several, one that has sums across rows, one that has no
- * rows, one whose rows are in no chunks, one with warps that add up sums, one of norms and softmaxes, one of norms' gradients. */
+ * rows, one whose rows are in no chunks, one with warps that add up sums, one of norms and softmaxes,
+ * one of norms' gradients. */
 enum Form : int { ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, NORMS, GRADIENTS, N_FORMS };
 
 /* What an operator is good for, beside what its name says. */

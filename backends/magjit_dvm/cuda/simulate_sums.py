@@ -87,7 +87,7 @@ class KeptSums(Addresses):
             [int(one) for one in word] for word in self.program[self.h["first0"] :][:3]
         )
         what = OF_COLUMNS[w3]
-        if OPCODES[stores & 255] != f"st.g.{what}" or 4 * self.h["cols"] % 16:
+        if OPCODES[stores & 255] != f"st.g.{what}" or self.h["cols"] % 4:
             raise ImageError("no result of columns by four")
         g, x = (self.tile_of_stage(head >> shift & 15, first, what) for shift in (16, 20))
         mean, root = (
