@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
-from magjit_dvm.cuda.tiling import SIDE
+from magjit_dvm.cuda.tiling import ACROSS, DOWN
 
 __all__ = ["elements", "gains_alone"]
 
@@ -30,8 +30,8 @@ def gains_alone(node: FxNode) -> bool:
     """Whether a kernel of ours beats ATen's at one elementwise operator on a GPU.
 
     One operand and the result lie in memory alike, without gaps; each other one is broadcast along
-    rows or columns whose length is a multiple of four, or is their transposition in squares of
-    64 x 64 elements.  Sizes that only a call tells decide nothing, but for the number of rows.  Of
+    rows or columns whose length is a multiple of four, or is their transposition in stacks of
+    64 x 32 elements.  Sizes that only a call tells decide nothing, but for the number of rows.  Of
     copies, those gain that move runs of elements.
     """
     if node.target is aten.clone.default:
@@ -94,10 +94,10 @@ def _is_broadcast(along: Sequence[int], sizes: Sequence[Any], inner: int) -> boo
 
 def _is_transposed(along: Sequence[int], sizes: Sequence[Any], inner: int) -> bool:
     """Whether squares are read across, in accesses of 16 bytes."""
-    if along[inner] in (0, 1) or sizes[inner] % SIDE:
+    if along[inner] in (0, 1) or sizes[inner] % ACROSS:
         return False
     fast = [d for d, stride in enumerate(along) if stride == 1]
-    within = any(isinstance(sizes[d], int) and sizes[d] % SIDE == 0 for d in fast)
+    within = any(isinstance(sizes[d], int) and sizes[d] % DOWN == 0 for d in fast)
     return within and all(stride % 8 == 0 for d, stride in enumerate(along) if d not in fast)
 
 

@@ -19,6 +19,7 @@ from magjit_dvm.cuda.forms import (
     FORMS,
     GRADIENTS,
     NORMS,
+    SQUARES,
     STACKED,
     SUMMING,
     WHOLE,
@@ -57,20 +58,27 @@ _SPILLS_OF_SMALL = {
     ("sm_80", 36, GRADIENTS): 168,
     ("sm_90", 36, GRADIENTS): 64,
     ("sm_100", 36, GRADIENTS): 16,
+    ("sm_80", 32, FLAT): 16,
+    ("sm_80", 32, SQUARES): 84,
+    ("sm_90", 32, SQUARES): 16,
+    ("sm_100", 32, SQUARES): 16,
 }
 """Of small ones, by nvcc."""
 
-_SPILLS_OF_NVRTC = {(64, ALONE): 64, (64, WHOLE): 64, (64, STACKED): 64, (36, GRADIENTS): 64}
+_SPILLS_OF_NVRTC = {
+    **{(64, ALONE): 64, (64, WHOLE): 64, (64, STACKED): 64},
+    **{(36, GRADIENTS): 64, (32, SQUARES): 16},
+}
 """Of the kernels that users have, by R, on sm_90; it has another front end than nvcc.  Norms'
 gradients spill what a row needs once."""
 
 OF_FORMS = {
     SUMMING: [one for one in each_of(SUMMING) if one <= MOST_EACH],
-    **{form: each_of(form) for form in (FLAT, ADDING, NORMS, GRADIENTS)},
+    **{form: each_of(form) for form in (FLAT, ADDING, NORMS, GRADIENTS, SQUARES)},
 }
 """Values of R that forms have kernels for which nvcc makes in seconds, with the first of them."""
 
-SMALL = (FLAT, ADDING, NORMS, GRADIENTS)
+SMALL = (FLAT, ADDING, NORMS, GRADIENTS, SQUARES)
 """Those that NVRTC makes in seconds."""
 
 MADE_FORMS = [pytest.param(form, marks=[] if form == FLAT else pytest.mark.slow) for form in FORMS]
@@ -237,4 +245,7 @@ def test_cubins_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     with config.override(cache_dir=tmp_path):
         for arch in ("sm_90", "sm_90", "sm_100"):
             assert build.compiled(arch, 8, False) == b"a cubin"
-    assert calls == ["sm_90", "sm_100"]
+        assert calls == ["sm_90", "sm_100"]
+        for form in FORMS:
+            assert build.compiled("sm_90", each_of(form)[0], False, form) == b"a cubin"
+    assert len(calls) == 2 + len(FORMS) - 1

@@ -14,6 +14,7 @@ from magjit_dvm.cuda.forms import (
     FORMS,
     GRADIENTS,
     NORMS,
+    SQUARES,
     STACKED,
     SUMMING,
     WHOLE,
@@ -63,7 +64,29 @@ def test_two_operands() -> None:
         assert image is not None and form_of(image) == FLAT
     square = [values(F16, 256, 256), transposed(F16, 256, 256)]
     image = check_words(binary(F16, ((0, 1), (0, 1)), 2), square, Machine(3))
-    assert image is not None and form_of(image) == FLAT
+    assert image is not None and form_of(image) == SQUARES
+
+
+@pytest.mark.parametrize(("across", "warps"), [(544, 19), (96, 15)])
+def test_squares_have_more_warps(across: int, warps: int) -> None:
+    """Where a block has several tiles: else a launch may be one of a stack."""
+    given = [values(F16, 704, across), transposed(F16, 704, across)]
+    image = check_words(binary(F16, ((0, 1), (0, 1)), 2), given, Machine(1))
+    assert image is not None and form_of(image) == SQUARES
+    assert (image.each, image.warps) == (32, warps)
+    assert image.threads <= most_threads(32, SQUARES if warps == 19 else STACKED)
+
+
+def test_squares_of_functions_of_another_table() -> None:
+    nodes = (
+        *(load(0, F32), load(1, F32), compute("add", F32, 0, 1)),
+        compute("asin", F32, 2),
+    )
+    program = Program(2, (tensor(F32, 0, 1),) * 2, nodes, (output(3, 0, 1),))
+    given = [values(F32, 512, 512), transposed(F32, 512, 512)]
+    image = check_words(program, given, Machine(1))
+    assert image is not None and form_of(image) == ALONE
+    assert image.threads <= most_threads(image.each, ALONE)
 
 
 def test_rows() -> None:
@@ -88,6 +111,13 @@ def test_norms_have_more_warps(cols: int, each: int, warps: int) -> None:
             assert (image.each, image.warps) == (each, warps) and image.draws
         else:
             assert image.threads <= most_threads(image.each, STACKED)
+
+
+def test_rows_that_are_only_read_have_the_largest_R() -> None:
+    nodes = load(0, F16), cast(F32, 0), compute("abs", F32, 1), reduce("max", F32, 2, 1)
+    largest = Program(2, (tensor(F16, 0, 1),), nodes, (output(3, 0),))
+    image = check_words(largest, [values(F16, 50, 8192)], Machine(2))
+    assert image is not None and form_of(image) == NORMS and image.each == 64
 
 
 def test_rows_in_chunks() -> None:
@@ -121,8 +151,8 @@ def test_a_kernel_has_what_its_programs_may_have(form: int) -> None:
             assert {"end", "save", "lt.c.bf16"} < has and not own_tables(form)
             continue
         assert {"end", "nop", "f.add", "st.g.f16"} <= has and "add.rows" not in has
-        assert ("by" in has) == (form not in (FLAT, ADDING, NORMS))
-        assert ("row.f.sum" in has) == (form != FLAT)
+        assert ("by" in has) == (form not in (FLAT, SQUARES, ADDING, NORMS))
+        assert ("row.f.sum" in has) == (form not in (FLAT, SQUARES))
         assert ("red.f.sum" in has) == (form in (ALONE, STACKED, SUMMING))
         assert len(own_tables(form) & has) > 40
 

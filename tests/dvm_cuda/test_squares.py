@@ -1,4 +1,4 @@
-"""Operands that lie in memory across the results: squares of 64 x 64 elements."""
+"""Operands that lie in memory across the results: squares of up to 32 x 32 elements."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SUM = ((0, 1), (0, 1))
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16, I32], ids=lambda one: one.text)
-@pytest.mark.parametrize("shape", [(256, 256), (64, 1024), (1088, 64), (192, 384)])
+@pytest.mark.parametrize("shape", [(256, 256), (64, 1024), (1088, 96), (192, 384)])
 def test_sums(dtype: DType, shape: tuple[int, int]) -> None:
     what = WORDS[dtype]
     wanted = [f"lt.n.{what}", f"lt.t.{what}", f"st.n.{what}"]
@@ -58,7 +58,7 @@ def test_a_result_that_lies_as_the_second_operand(dtype: DType) -> None:
     assert sum(one.startswith("lt.t.") for one in names) == 1
 
 
-@pytest.mark.parametrize("size", [(255, 320), (320, 224), (264, 264), (257, 257)])
+@pytest.mark.parametrize("size", [(255, 320), (320, 240), (264, 264), (257, 257)])
 def test_other_sizes_come_element_by_element(size: tuple[int, int]) -> None:
     x, y = values(F16, *size), transposed(F16, *size)
     _, names = run(binary(F16, SUM, 2), [x, y])

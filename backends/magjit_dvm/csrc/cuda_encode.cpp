@@ -39,7 +39,7 @@ void Encoder::run()
                 refuse("sums across rows that a block has no room for");
             }
         }
-        arrange_norms();
+        arrange_anew();
         keep_weights();
         fit();
     }

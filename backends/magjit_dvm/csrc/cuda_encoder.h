@@ -22,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 25, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 26, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
@@ -87,8 +87,8 @@ struct Operators {
 
 /* Of kernels, as in cuda/forms.py: of one image, several, one that has sums across rows, one that has no
  * rows, one whose rows are in no chunks, one with warps that add up sums, one of norms and softmaxes,
- * one of norms' gradients. */
-enum Form : int { ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, NORMS, GRADIENTS, N_FORMS };
+ * one of norms' gradients, one of squares. */
+enum Form : int { ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, NORMS, GRADIENTS, SQUARES, N_FORMS };
 
 /* What an operator is good for, beside what its name says. */
 enum Use : uint8_t {
@@ -97,7 +97,9 @@ enum Use : uint8_t {
     OF_WHOLE = 4,         /* that of rows in no chunks has it */
     OF_ADDING = 8,        /* that with adders has it */
     OF_NORMS = 16,        /* that of norms and softmaxes has it */
-    OF_ROWS_REDUCED = 32  /* it reduces a row, or runs along it */
+    OF_ROWS_REDUCED = 32, /* it reduces a row, or runs along it */
+    OF_SQUARES = 64,      /* the kernel of squares has it */
+    STORES = 128          /* it writes a tile */
 };
 
 struct Words {
@@ -426,6 +428,7 @@ struct Encoder {
     int64_t arrange_beside_adders();
     bool arrange_gradients();
     bool computes_much() const;
+    void arrange_anew();
     void arrange_norms();
     bool divide_anew(int64_t each, int64_t most);
     void shrink();

@@ -52,7 +52,10 @@ Form Encoder::form() const
         return norms ? NORMS : uses & OF_WHOLE ? WHOLE : ALONE;
     }
     bool around = image.epilogue != NO_WORD || image.prologue != NO_WORD;
-    return !around && uses & OF_FLAT ? FLAT : ALONE;
+    if (around) {
+        return ALONE;
+    }
+    return uses & OF_FLAT ? FLAT : uses & OF_SQUARES ? SQUARES : ALONE;
 }
 
 /* What all of its words are good for. */

@@ -33,6 +33,7 @@ struct {
 } constexpr OF_GRADIENTS[] = {{16, 19}, {36, 15}};
 constexpr int MEETING = 7;
 constexpr int64_t OF_ROW = 16; /* the most warps of a row there */
+constexpr int64_t WARPS_OF_SQUARES = 19;
 constexpr int64_t FEW = 12; /* warps, below which those of the kernel of norms serve vectors better */
 
 int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -260,14 +261,31 @@ bool Encoder::computes_much() const
     return reductions > 1 || (vectors && image.warps <= FEW);
 }
 
-/* Divides rows anew among the warps that the kernel of norms has registers for: wide ones, and those of
- * which much is computed. Words are as they were: where nothing is in scratch memory, none of them tells
- * R. A block has to have several tiles; if not, the launch may share the kernel of stacks. */
+/* Divides norms and squares anew, among the warps that their kernels have registers for. A block has to
+ * have several tiles; if not, the launch may share the kernel of stacks. */
+void Encoder::arrange_anew()
+{
+    Form found = form();
+    if (found == NORMS) {
+        arrange_norms();
+    } else if (found == SQUARES) {
+        int64_t slices = LEAST_TILES * WARPS_OF_SQUARES * machine.multiprocessors;
+        if (image.elements >= slices * image.slice()) {
+            image.warps = WARPS_OF_SQUARES;
+            count();
+        }
+    }
+}
+
+/* Rows that are wide, or of which much is computed. Words are as they were: where nothing is in scratch
+ * memory, none of them tells R. Where tiles are read and none is written, R = 64 is faster. */
 void Encoder::arrange_norms()
 {
     int n_tiles = image.n_inputs - image.row_inputs;
-    bool of_norms = image.each >= 32 && n_tiles && !image.scratch && !prepared.has_positions;
-    if (!of_norms || form() != NORMS) {
+    bool stores = std::any_of(image.words, image.words + image.n_words, [&](const Word &word) {
+        return (words.uses[word.first] & STORES) != 0;
+    });
+    if (image.each < 32 || !n_tiles || !stores || image.scratch || prepared.has_positions) {
         return;
     }
     int64_t together = 0;

@@ -7,8 +7,8 @@ namespace magjit_dvm::cuda {
 
 namespace {
 
-constexpr int64_t SIDE = 64;       /* elements of a square's side */
-constexpr int64_t LEAST = 1 << 16; /* elements from which on squares are worth it */
+constexpr int64_t DOWN = 64, ACROSS = 32; /* rows and columns of a stack */
+constexpr int64_t LEAST = 1 << 16;        /* elements from which on squares are worth it */
 
 bool known(const Operand &one) { return one.size == 2 || one.size == 4; }
 
@@ -34,7 +34,7 @@ void Encoder::in_squares()
         }
         widest = std::max<int>(widest, outputs[o].size);
     }
-    if (size[across] % SIDE) {
+    if (size[across] % ACROSS) {
         return;
     }
     for (int o = 0; o < n_outputs(); o++) {
@@ -86,7 +86,7 @@ int Encoder::down_of(const Operand &one, int64_t lanes_rows) const
     int64_t inner = one.strides[dims_in_order[n_order - 1]];
     for (int k = 0; k < n_order - 1; k++) {
         int d = dims_in_order[k];
-        bool lies = one.strides[d] == one.size && size[d] % SIDE == 0;
+        bool lies = one.strides[d] == one.size && size[d] % DOWN == 0;
         if (lies && inner != 0 && inner != one.size &&
             in_steps(one, dims_in_order, k, lanes_rows * one.size) &&
             in_steps(one, dims_in_order + k + 1, n_order - k - 1, lanes_rows * one.size)) {
@@ -104,12 +104,12 @@ void Encoder::divide_squares(int down, int across)
         int of;
         int64_t size, step; /* in elements of that dimension */
     } parts[SQUARE_PARTS] = {
-        {down, size[down] / SIDE, SIDE},
-        {across, size[across] / SIDE, SIDE},
-        {down, SIDE / (2 * rows), 2 * rows},
+        {down, size[down] / DOWN, DOWN},
+        {across, size[across] / ACROSS, ACROSS},
+        {down, DOWN / (4 * rows), 4 * rows},
         {down, rows, 1},
-        {down, 2, rows},
-        {across, SIDE, 1},
+        {down, 4, rows},
+        {across, ACROSS, 1},
     };
     int8_t *end = std::remove(dims_in_order, dims_in_order + n_order, (int8_t)down);
     end = std::remove(dims_in_order, end, (int8_t)across);

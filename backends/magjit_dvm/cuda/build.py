@@ -21,7 +21,7 @@ import torch
 
 from magjit.plugin import BackendError
 from magjit.plugin.cache import code_digest, disk_cache, fingerprint
-from magjit_dvm.cuda.forms import ALONE
+from magjit_dvm.cuda.forms import ALONE, said_of
 from magjit_dvm.cuda.interpreter import source
 from magjit_dvm.cuda.parts import SUMS, SUMS_SOURCE
 
@@ -32,10 +32,6 @@ log = logging.getLogger("magjit.dvm")
 LEAST = (8, 0)
 """The first compute capability that has the interpreter's instructions."""
 _OPTIONS = ("-std=c++17", "-default-device")
-_OF = (
-    *("", " of stacks", " of sums", " of no rows", " of rows", " of sums beside rows"),
-    *(" of norms and softmaxes", " of norms' gradients"),
-)
 
 
 @cache
@@ -74,7 +70,8 @@ def compiled(arch: str, each: int, approximate: bool, form: int = ALONE) -> byte
     key = fingerprint(code, each, approximate, checked, form, arch, found[0], *_OPTIONS)
 
     def made() -> bytes:
-        what = "the kernel of sums" if each == SUMS else f"the interpreter{_OF[form]}, R = {each},"
+        of_cases = f"the interpreter{said_of(form)}, R = {each},"
+        what = "the kernel of sums" if each == SUMS else of_cases
         log.info("compiling %s for %s; it is kept on disk", what, arch)
         text = SUMS_SOURCE if each == SUMS else source(approximate, (each,), checked, form)
         return make(text, arch)

@@ -21,7 +21,7 @@ from magjit_dvm.cuda.backwards import NormBackward
 from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
 from magjit_dvm.cuda.gradients import place_sums
 from magjit_dvm.cuda.parts import MOST_SUMS
-from magjit_dvm.cuda.plan import Machine, arrange, arrange_norms
+from magjit_dvm.cuda.plan import Machine, arrange, arrange_anew
 from magjit_dvm.cuda.rows import MOST_REGISTERS, MOST_WORDS, REVERSED, WRAPS, image_arguments
 from magjit_dvm.cuda.shapes import Layout, laid_out
 from magjit_dvm.cuda.sums import SumsEncoder
@@ -486,7 +486,7 @@ class _Encoder(SumsEncoder):
     def place(self) -> None:
         """Offsets in shared memory, now that all words are there."""
         place_sums(self.image, self.machine)
-        arrange_norms(self.space, self.image, self.machine)
+        arrange_anew(self.space, self.image, self.machine)
         keep_weights(self.image, self.machine)
         for word in self.image.words:
             if word.first.startswith(_DESCRIBED):

@@ -31,7 +31,9 @@ __all__ = [
     "OF_ADDING",
     "OF_FLAT",
     "OF_NORMS",
+    "OF_SQUARES",
     "OF_WHOLE",
+    "SQUARES",
     "STACKED",
     "SUMMING",
     "WHOLE",
@@ -39,20 +41,41 @@ __all__ = [
     "has_case",
     "kernel_name",
     "own_tables",
+    "said_of",
 ]
 
-FORMS = range(8)
-ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, NORMS, GRADIENTS = FORMS
+FORMS = range(9)
+ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, NORMS, GRADIENTS, SQUARES = FORMS
 """Kernels of one image, of several, of one with sums across rows, of one that has no rows, of one
-whose rows are in no chunks, of one with warps that add up sums, and of one whose rows, in no
-chunks, have little but what norms and softmaxes have.  Code that writes sums would make all others
-slower, and so do cases that a norm does not run."""
+whose rows are in no chunks, of one with warps that add up sums, of one whose rows, in no chunks,
+have little but what norms and softmaxes have, of norms' gradients, and of one without rows whose
+operands may lie across one another.  Code that writes sums would make all others slower, and so do
+cases that a norm does not run.  What comes straight from global memory wants more warps than what
+is in stages, and these fewer registers than all functions have use for."""
+
+
+_NAMES = {
+    ALONE: ("", ""),
+    STACKED: ("stack_", " of stacks"),
+    SUMMING: ("summing_", " of sums"),
+    FLAT: ("flat_", " of no rows"),
+    WHOLE: ("whole_", " of rows"),
+    ADDING: ("adding_", " of sums beside rows"),
+    NORMS: ("norms_", " of norms and softmaxes"),
+    GRADIENTS: ("gradients_", " of norms' gradients"),
+    SQUARES: ("squares_", " of squares"),
+}
+"""In the name of an entry point, and in messages."""
 
 
 def kernel_name(each: int, form: int = ALONE) -> str:
     """The entry point of R elements a lane."""
-    kinds = ("", "stack_", "summing_", "flat_", "whole_", "adding_", "norms_", "gradients_")
-    return f"mj_dvm_{kinds[form]}{each}"
+    return f"mj_dvm_{_NAMES[form][0]}{each}"
+
+
+def said_of(form: int) -> str:
+    """What messages say that an interpreter is of."""
+    return _NAMES[form][1]
 
 
 def form_of(image: Image) -> int:
@@ -68,7 +91,9 @@ def form_of(image: Image) -> int:
         norms = used <= OF_NORMS and image.cols % 4 == 0
         return NORMS if norms else WHOLE if used <= OF_WHOLE else ALONE
     around = image.epilogue != NO_WORD or image.prologue != NO_WORD
-    return FLAT if not around and used <= OF_FLAT else ALONE
+    if around:
+        return ALONE
+    return FLAT if used <= OF_FLAT else SQUARES if used <= OF_SQUARES else ALONE
 
 
 def has_case(name: str, each: int, form: int) -> bool:
@@ -90,10 +115,8 @@ def own_tables(form: int) -> frozenset[str]:
 
 
 _OF_SUMS = ("acc", "acc.norm", "w.scale")
-_SELDOM = (
-    *("lt.e.at", "lt.col.at", "s.ld.at", "at.", "lt.row.", "s.at."),
-    *("lt.t.", "lt.n.", "st.n.", "pf."),
-)
+_IN_SQUARES = ("lt.t.", "lt.n.", "st.n.", "pf.")
+_SELDOM = ("lt.e.at", "lt.col.at", "s.ld.at", "at.", "lt.row.", "s.at.", *_IN_SQUARES)
 """What a program has with ``OF_POSITIONS`` alone: encoders choose one of these for squares and
 tables.  With more cases, fewer registers are left for what goes from tile to tile, which is slow
 where R is 64, and a kernel begins later, which is much of its time where R is 8.  Random numbers
@@ -139,10 +162,12 @@ OF_FLAT = frozenset(
         *(name for name in OPCODES if name.startswith(("f.", "i.", "fk.", "ik.", "la.s."))),
         *(f"lt.{how}.{what}" for how in "suvb" for what in NARROW),
         *(f"st.{how}.{what}" for how in "gu" for what in NARROW),
-        *(name for name in OPCODES if name.startswith(("lt.n.", "lt.t.", "st.n.", "pf."))),
     }
 )
 """What the kernel of programs without rows has."""
+_ACROSS = frozenset(name for name in OPCODES if name.startswith(_IN_SQUARES))
+OF_SQUARES = OF_FLAT | _ACROSS
+"""What that of programs has whose operands lie across one another."""
 OF_WHOLE = frozenset(name for name in OPCODES if not name.startswith(("red.", "fin.")))
 """What that of rows in no chunks has, beside sums."""
 OF_NORMS = OF_ADDING | frozenset(
@@ -183,6 +208,7 @@ _OF = {
     ADDING: OF_ADDING,
     NORMS: OF_NORMS,
     GRADIENTS: _OF_GRADIENTS,
+    SQUARES: OF_SQUARES,
 }
 _OWN_OF = {
     SUMMING: _OWN_OF_SUMS,
@@ -191,4 +217,5 @@ _OWN_OF = {
     ADDING: OF_ADDING,
     NORMS: _OWN & OF_NORMS | {"nop"},
     GRADIENTS: frozenset(),
+    SQUARES: _OWN & OF_SQUARES | {"nop", *_ACROSS},
 }

@@ -31,6 +31,7 @@ from magjit_dvm.cuda.forms import (
     FLAT,
     GRADIENTS,
     NORMS,
+    SQUARES,
     STACKED,
     SUMMING,
     WHOLE,
@@ -95,6 +96,7 @@ _KNOWN = {
     WHOLE: ["MJ_WHOLE", "MJ_ROWS"],
     NORMS: ["MJ_WHOLE", "MJ_ROWS"],
     GRADIENTS: ["MJ_SUMS", "MJ_GRADIENTS", "MJ_WHOLE", "MJ_ROWS"],
+    SQUARES: ["MJ_WHOLE", "MJ_FLAT"],
 }
 """What each form knows when it is compiled; see ``shell.py``."""
 

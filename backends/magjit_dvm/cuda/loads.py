@@ -217,10 +217,11 @@ class Loads(Adding):
             self.put("".join(f"mov.b32 {one},0; " for one in to))
             self.put(*from_global(what, to, at, "@q "))
 
-    def of_square(self, step: int) -> None:
+    def of_square(self, step: int, leave: str = "") -> None:
         """P ← the address of the lane's first element, e ← the stride of that dimension.
 
-        The descriptor has 64 elements, 2 and R / 4 rows first, then three more dimensions or more.
+        The descriptor has 32 elements, 4 and R / 4 rows first, then three more dimensions or more.
+        Of the slice, c0, ``leave`` may say that this is for nothing.
         """
         loop, done = self.label("DIM"), self.label("ALL")
         strides = "".join(f"ld.shared.b32 f{k},[ad+{28 + 16 * k}]; " for k in range(3))
@@ -229,10 +230,11 @@ class Loads(Adding):
             "mov.u32 ad,mj_shared; add.u32 ad,ad,i1; ld.shared.b32 k0,[ad]; mov.b64 p,{{F0,F1}};",
             strides,
             *(f"ld.shared.v4.b32 {{{{{r}0,{r}1,{r}2,{r}3}}}},[ad+{at}];" for r, at in dims),
-            f"cvt.u32.u64 c0,{{EL}}; shr.u32 c0,c0,{(32 * self.R).bit_length() - 1}; "
+            f"cvt.u32.u64 c0,{{EL}}; shr.u32 c0,c0,{(32 * self.R).bit_length() - 1};",
+            leave,
             # The row registers' address tells the lane.
-            "and.b32 u0,{ROWS},60; mad.wide.s32 p,u0,f0,p; "
-            "bfe.u32 u0,{ROWS},6,1; mad.wide.s32 p,u0,f1,p;",
+            "and.b32 u0,{ROWS},28; mad.wide.s32 p,u0,f0,p; "
+            "bfe.u32 u0,{ROWS},5,2; mad.wide.s32 p,u0,f1,p;",
             f"cvt.s64.s32 e,f{step};",
         )
         for r, _ in dims:
@@ -260,10 +262,16 @@ class Loads(Adding):
             self.put("add.u64 p,p,e;" * (j + 1 < self.J))
 
     def ask_ahead(self, how: str) -> None:
-        """What ``near_global`` or ``transposed_global`` will read, to the L2 cache."""
-        self.of_square(2 if how == "n" else 0)
+        """What ``near_global`` or ``transposed_global`` will read, to the L2 cache.
+
+        Of what two slices below one another read of the same 128 bytes of a column, the first asks.
+        """
+        behind = self.label("BEHIND")
+        second = f"and.b32 k1,c0,1; setp.ne.u32 q1,k1,0; @q1 bra.uni {behind};"
+        self.of_square(2 if how == "n" else 0, second if how == "t" else "")
         for k in range(self.J if how == "n" else 4):
             self.put("add.u64 p,p,e; " * (k > 0) + "prefetch.global.L2 [p];")
+        self.put(f"{behind}:")
         self.fetch()
 
     def transposed_global(self, bank: str, what: str) -> None:

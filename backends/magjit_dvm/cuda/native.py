@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from magjit_dvm.cuda import encode, rows, words
-from magjit_dvm.cuda.forms import OF_ADDING, OF_FLAT, OF_NORMS, OF_WHOLE
+from magjit_dvm.cuda.forms import OF_ADDING, OF_FLAT, OF_NORMS, OF_SQUARES, OF_WHOLE
 from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
 from magjit_dvm.cuda.support import reduction_name
 from magjit_dvm.instructions import INSTRUCTIONS, DType
@@ -73,6 +73,8 @@ _USES = bytes(
     | (name in OF_ADDING) << 3
     | (name in OF_NORMS) << 4
     | name.startswith("row.") << 5
+    | (name in OF_SQUARES) << 6
+    | name.startswith("st.") << 7
     for name in words.OPCODES
 )
 """``Use`` of ``csrc/cuda_encoder.h``, of each operator."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from magjit_dvm.cuda.adder_code import BESIDE_ADDERS
-from magjit_dvm.cuda.forms import NORMS, form_of
+from magjit_dvm.cuda.forms import NORMS, SQUARES, form_of
 from magjit_dvm.cuda.parts import MOST_EACH
 from magjit_dvm.cuda.shapes import Operand, Space
-from magjit_dvm.cuda.warps import OF_GRADIENTS, OF_SMALL, WARPS
+from magjit_dvm.cuda.warps import OF_GRADIENTS, OF_SMALL, OF_SQUARES, WARPS
 from magjit_dvm.cuda.words import (
     HEADER_BYTES,
     IMAGE_BYTES,
@@ -25,9 +25,9 @@ __all__ = [
     "LEAST_TILES",
     "Machine",
     "arrange",
+    "arrange_anew",
     "arrange_beside_adders",
     "arrange_gradients",
-    "arrange_norms",
 ]
 
 _STAGES, _MOST_STAGES, _UNDER_WAY = 3, 6, 96 << 10
@@ -274,22 +274,31 @@ def arrange_gradients(image: Image, machine: Machine) -> bool:
     return False
 
 
-def arrange_norms(space: Space, image: Image, machine: Machine) -> None:
-    """Divide rows anew among the warps that the kernel of norms has registers for: wide ones, and
-    those of which much is computed.
+def arrange_anew(space: Space, image: Image, machine: Machine) -> None:
+    """Divide norms and squares anew, among the warps that their kernels have registers for.
+
+    A block has to have several tiles; if not, the launch may share the kernel of stacks.
+    """
+    form = form_of(image)
+    if form == NORMS:
+        _arrange_norms(space, image, machine)
+    elif form == SQUARES:
+        warps = OF_SQUARES[image.each]
+        if image.elements >= LEAST_TILES * warps * image.slice * machine.multiprocessors:
+            image.warps = warps
+            _count(image, machine)
+
+
+def _arrange_norms(space: Space, image: Image, machine: Machine) -> None:
+    """Divide rows anew that are wide, or of which much is computed.
 
     Those of up to 8192 columns, which are two to a block with R = 64, are so with R = 32 as well,
     in twice the warps.  Words are as they were: where nothing is in scratch memory, none of them
-    tells R.  A block has to have several tiles; if not, the launch may share the kernel of stacks.
+    tells R.  Where tiles are read and none is written, R = 64 is faster.
     """
     tiles = image.inputs[: len(image.inputs) - image.row_inputs]
-    if (
-        image.each < 32
-        or not tiles
-        or image.scratch
-        or space.has_positions
-        or form_of(image) != NORMS
-    ):
+    stores = any(word.first.startswith("st.") for word in image.words)
+    if image.each < 32 or not tiles or not stores or image.scratch or space.has_positions:
         return
     wanted = -(-image.rows // machine.multiprocessors)
     together = sum(size for _, size, _ in tiles)

@@ -108,7 +108,7 @@ class Addresses:
         """
         addresses = self.described(self.element)
         count, *sizes = self.program[self.w1 // 16 :][:4, 0].tolist()
-        if not self.valid.all() or count < 6 or sizes != [64, 2, self.each // 4]:
+        if not self.valid.all() or count < 6 or sizes != [32, 4, self.each // 4]:
             raise ImageError("a part of a slice, or squares of another size")
         parts = addresses.reshape(self.group, self.each // 4, 32, 4)
         along, step = (parts.swapaxes(1, 3), 4) if how == "n" else (parts, self.each // 4)

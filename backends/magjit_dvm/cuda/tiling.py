@@ -2,14 +2,15 @@
 
 Where results lie along one dimension in memory and an operand along another, as in ``x + y.t()``,
 a line of elements would read the operand with as many accesses as elements.  The space is then
-divided into squares of 64 x 64 elements, whose parts follow one another; a warp's slice of 32 R
-elements is a part of R / 2 rows of results::
+divided into stacks, 64 rows of 32 elements, and these into slices, the 32 R elements of a warp::
 
-    … x down / 64 x across / 64 x stack x R / 4 x 2 x 64
+    … x down / 64 x across / 32 x 64 / R x R / 4 x 4 x 32
 
-Element 128·j + 64·h + 4·l + i of a slice is in row R / 4·h + j: what a lane has of a column, one
-element for each j, is side by side in the operand, 16 bytes in one access, and the other half of
-32 bytes is the same column of the other h.  Rows of 64 elements are what the others read and write.
+Element 128·j + 32·h + 4·l + i of a slice is in row R / 4·h + j: what a lane has of a column, one
+element for each j, is side by side in the operand, 16 bytes in one access.  With R = 32, of 2 bytes
+an element, a slice is a square of 32 x 32: 64 bytes of a column in the operand, 64 of a row in all
+others.  A request to the L2 cache is for parts of 128 bytes of memory, and these requests, not
+bytes, are what limits a slice that is narrow one way.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from collections.abc import Iterable
 from magjit_dvm.cuda.shapes import Operand, Space
 from magjit_dvm.program import NodeKind
 
-__all__ = ["SIDE", "in_squares", "is_near", "is_transposed"]
+__all__ = ["ACROSS", "DOWN", "in_squares", "is_near", "is_transposed"]
 
-SIDE, PARTS = 64, 6
-"""Elements of a square's side; dimensions that take the place of two."""
+DOWN, ACROSS, PARTS = 64, 32, 6
+"""Rows and columns of a stack; dimensions that take the place of two."""
 _LEAST = 1 << 16
 """Elements from which on squares are worth it; fewer stay in caches."""
 
@@ -39,7 +40,7 @@ def in_squares(space: Space) -> None:
     if not sizes <= {2, 4} or not space.outputs:
         return
     across, each = space.order[-1], 64 // max(sizes)
-    if space.size[across] % SIDE:
+    if space.size[across] % ACROSS:
         return
     fits = all(
         one.strides[across] == one.size and _in_steps(one, space.order[:-1], 4 * one.size)
@@ -73,7 +74,7 @@ def _down(space: Space, one: Operand, each: int) -> int:
     """The dimension along which an operand lies in memory, across the results; −1 without one."""
     for d in space.order[:-1]:
         others = [other for other in space.order if other != d]
-        lies = one.strides[d] == one.size and space.size[d] % SIDE == 0
+        lies = one.strides[d] == one.size and space.size[d] % DOWN == 0
         across = one.strides[space.order[-1]] not in (0, one.size)
         if lies and across and _in_steps(one, others, each // 4 * one.size):
             return d
@@ -84,12 +85,12 @@ def _divide(space: Space, down: int, across: int, each: int) -> None:
     """Dimensions for parts of two; the two keep their sizes, which numbers of elements ask for."""
     rows = each // 4  # of a lane
     parts = (  # of which dimension, its size, its stride in elements of that
-        (down, space.size[down] // SIDE, SIDE),
-        (across, space.size[across] // SIDE, SIDE),
-        (down, SIDE // (2 * rows), 2 * rows),
+        (down, space.size[down] // DOWN, DOWN),
+        (across, space.size[across] // ACROSS, ACROSS),
+        (down, DOWN // (4 * rows), 4 * rows),
         (down, rows, 1),
-        (down, 2, rows),
-        (across, SIDE, 1),
+        (down, 4, rows),
+        (across, ACROSS, 1),
     )
     space.order = [d for d in space.order if d not in (down, across)]
     for d, size, step in parts:
