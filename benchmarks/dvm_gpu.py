@@ -186,6 +186,7 @@ def square(how: str) -> Make:
             "transposed": lambda: _drawn((n, n), dtype).t(),
             "a row": lambda: _drawn((n,), dtype),
             "a column": lambda: _drawn((n, 1), dtype),
+            "a part": lambda: _drawn((n, 3 * n), dtype)[:, n : 2 * n],
         }
         return [x, other[how]()]
 
@@ -266,7 +267,7 @@ def cases() -> Iterator[Case]:
     yield Case("reductions", "the norm of x - y", distance, line(2))
     yield Case("reductions", "log_softmax of 4 rows", log_softmax, few(4))
     yield Case("reductions", "layer_norm of 8 rows", standardized, few(8))
-    for how in ("transposed", "a row", "a column"):
+    for how in ("transposed", "a row", "a column", "a part"):
         yield Case("views", f"add, {how}", add, square(how))
     yield Case("offsets", "4 operators, from element 1", chain(4), line(1, 1))
     yield Case("offsets", "add, from element 3", add, line(2, 3))

@@ -48,7 +48,7 @@ def compile_kernels() -> None:
     arch, compiled = f"sm_{major}{minor}", dvm("cuda.build").compiled
     with ThreadPoolExecutor() as pool:
         forms, each_of = dvm("cuda.forms"), dvm("cuda.warps").each_of
-        used = forms.WHOLE, forms.ADDING, forms.NORMS, forms.FLAT, forms.GRADIENTS
+        used = forms.WHOLE, forms.ADDING, forms.NORMS, forms.FLAT, forms.GRADIENTS, forms.SQUARES
         kernels = [(each, one) for one in used for each in each_of(one)]
         made = [pool.submit(compiled, arch, each, False, form) for each, form in kernels]
         for one in made:

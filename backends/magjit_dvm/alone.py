@@ -4,7 +4,8 @@ Where all tensors lie in memory alike, ATen's kernel for a single elementwise op
 fast as a copy, and nothing is left to gain.  It divides indices of every element where operands are
 broadcast or lie otherwise: on an H200, adding a row or a column to 256 MB takes 2.4 times as long
 as a copy of as many bytes, adding a transposed matrix 5 times, putting the heads of 64 elements of
-a layer side by side 1.5 times.
+a layer side by side 1.5 times.  Of a third of a layer's columns, 64 MB in 16 bits, ours takes half
+the time to be cast or to have another function applied, 0.6 of it to be added to what has no gaps.
 """
 
 from __future__ import annotations
@@ -29,36 +30,44 @@ _OF_SQUARES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.int
 def gains_alone(node: FxNode) -> bool:
     """Whether a kernel of ours beats ATen's at one elementwise operator on a GPU.
 
-    One operand and the result lie in memory alike, without gaps; each other one is broadcast along
-    rows or columns whose length is a multiple of four, or is their transposition in stacks of
-    64 x 32 elements.  Sizes that only a call tells decide nothing, but for the number of rows.  Of
-    copies, those gain that move runs of elements.
+    The result has no gaps, and rows, or columns, whose length is a multiple of four.  Each operand
+    lies as it does, or has rows of the same elements side by side in memory, but elsewhere, or is
+    broadcast along them, or is its transposition in stacks of 64 x 32 elements; one at least is not
+    as the result, and one is not broadcast.  Of copies, those gain that move runs of elements.
+
+    Sizes that only a call tells are taken to be as the example's.  At others, which no four nor
+    stacks fit, ours took 0.7 to 1.09 times as long as ATen's on an H200, and 1.33 times where rows
+    are elsewhere.
     """
     if node.target is aten.clone.default:
         return _moves_runs(node)
     result = node.meta.get("val")
     operands = [one.meta.get("val") for one in node.all_input_nodes]
     tensors = [one for one in operands if isinstance(one, torch.Tensor) and one.dim()]
-    if not isinstance(result, torch.Tensor) or result.dim() < 2 or len(tensors) < 2:
+    if not isinstance(result, torch.Tensor) or result.dim() < 2 or not tensors:
         return False
-    sizes, strides = list(result.shape), _along(result, result.shape)
+    sizes, strides = [_magnitude(one) for one in result.shape], _along(result, result.shape)
     inner = next((d for d, stride in enumerate(strides) if stride == 1), -1)
-    if inner < 0 or not isinstance(sizes[inner], int) or sizes[inner] % 4:
+    if inner < 0 or sizes[inner] % 4:
         return False
     if result.itemsize > 4 or any(one.itemsize > 4 for one in tensors):
         return False
     if elements(sizes) * result.itemsize < _LEAST_BYTES or elements(sizes) >= 1 << 31:
         return False
-    along = [_along(one, sizes) for one in tensors]
-    alike = [one == strides for one in along]
-    others = [one for one, same in zip(along, alike, strict=True) if not same]
-    if not any(alike) or not others:
-        return False
     in_squares = {one.dtype for one in (result, *tensors)} <= _OF_SQUARES
-    return all(
-        _is_broadcast(one, sizes, inner) or (in_squares and _is_transposed(one, sizes, inner))
-        for one in others
-    )
+    alike = shared = 0
+    for one in tensors:
+        along = _along(one, sizes)
+        if along == strides:
+            alike += 1
+        elif _is_broadcast(along, sizes, inner):
+            shared += 1
+        elif not (
+            _has_rows_elsewhere(one, along, inner)
+            or (in_squares and _is_transposed(along, sizes, inner))
+        ):
+            return False
+    return alike < len(tensors) and shared < len(tensors)
 
 
 def _moves_runs(copy: FxNode) -> bool:
@@ -83,21 +92,27 @@ def _along(tensor: torch.Tensor, sizes: Sequence[Any]) -> list[int]:
     return found
 
 
-def _is_broadcast(along: Sequence[int], sizes: Sequence[Any], inner: int) -> bool:
+def _is_broadcast(along: Sequence[int], sizes: Sequence[int], inner: int) -> bool:
     """Whether four elements side by side are one, or lie side by side, and some are used again."""
     if along[inner] == 0:
         return True
     steps = all(stride % 4 == 0 for d, stride in enumerate(along) if d != inner)
-    again = any(along[d] == 0 for d, n in enumerate(sizes) if _magnitude(n) != 1)
+    again = any(along[d] == 0 for d, n in enumerate(sizes) if n != 1)
     return along[inner] == 1 and steps and again
 
 
-def _is_transposed(along: Sequence[int], sizes: Sequence[Any], inner: int) -> bool:
+def _has_rows_elsewhere(one: torch.Tensor, along: Sequence[int], inner: int) -> bool:
+    """Whether four elements side by side are so in memory, and aligned."""
+    rest = [stride for d, stride in enumerate(along) if d != inner]
+    return along[inner] == 1 and not any(n % 4 for n in (*rest, _magnitude(one.storage_offset())))
+
+
+def _is_transposed(along: Sequence[int], sizes: Sequence[int], inner: int) -> bool:
     """Whether squares are read across, in accesses of 16 bytes."""
     if along[inner] in (0, 1) or sizes[inner] % ACROSS:
         return False
     fast = [d for d, stride in enumerate(along) if stride == 1]
-    within = any(isinstance(sizes[d], int) and sizes[d] % DOWN == 0 for d in fast)
+    within = any(sizes[d] % DOWN == 0 for d in fast)
     return within and all(stride % 8 == 0 for d, stride in enumerate(along) if d not in fast)
 
 

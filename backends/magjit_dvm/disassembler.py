@@ -1,4 +1,7 @@
-"""Shows fused operators as DVM's Figure 6 does: before tiling, after it, and as bytecode."""
+"""Shows fused operators as DVM's Figure 6 does: before tiling, after it, and as bytecode.
+
+On a GPU, those are the program and the words of the image that is launched.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 import torch
 
+from magjit_dvm.cuda.launch import DeviceFused
 from magjit_dvm.instructions import DTYPES, INSTRUCTIONS, DType
 from magjit_dvm.program import InputKind, Program
 from magjit_dvm.vm import NotEncodable, observe
@@ -52,11 +56,15 @@ def disassemble(compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 
 def text_of(fused: Any, arguments: Sequence[Any]) -> str:
     """One fused operator for these arguments."""
-    program: Program = fused.source
+    on_gpu = isinstance(fused, DeviceFused)
+    program: Program = fused.program if on_gpu else fused.source
     try:
-        code = fused.encode(*arguments)
+        code = fused.words(*arguments) if on_gpu else fused.encode(*arguments)
     except NotEncodable as reason:
         return f"{program}\n\n// runs operator by operator: {reason}"
+    if on_gpu:
+        before = ["***** program *****", _before(program, arguments), "", "***** words *****"]
+        return "\n".join([*before, code])
     lines = ["***** before tiling *****", _before(program, arguments), ""]
     if code.get("empty"):
         return "\n".join([*lines, "// nothing to compute: a size is 0"])

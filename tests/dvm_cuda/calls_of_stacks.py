@@ -16,6 +16,7 @@ from magjit_dvm.cuda.encode import encode
 from magjit_dvm.cuda.parts import SUMS
 from magjit_dvm.cuda.simulate import run_image
 from magjit_dvm.cuda.words import COUNTER_AT, HEADER_BYTES, Image
+from magjit_dvm.disassembler import observed
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Program
 from magjit_dvm.vm import DeviceError
@@ -199,6 +200,15 @@ def test_small_operators_that_depend_on_one_another_share_a_block() -> None:
     # One that many take, and one that takes many.
     ends = [(negated(), (0,)), (by_rows(), (x, 1)), (by_rows(), (2, 1))]
     chained([(summed(), (x,)), *ends], (0, 1, 2, 3), [1, 0, 0, 0])
+
+
+def test_members_of_a_stack_are_shown_with_what_they_take() -> None:
+    x, before = values(F32, 12, 50), KEPT[0]
+    operators = OnCpu(summed()), OnCpu(by_rows())
+    with observed() as seen:
+        results = vm.run_stacked(operators, x, x, 0)
+    assert [one[0] for one in seen] == list(operators) and KEPT[0] == before + 2
+    assert seen[0][1] is x and seen[1][1] is x and seen[1][2] is results[0]
 
 
 def test_in_a_graph_each_has_a_launch() -> None:

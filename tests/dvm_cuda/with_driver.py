@@ -13,11 +13,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import astuple
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from magjit_dvm import reference, vm
+from magjit_dvm.cuda import launch
 from magjit_dvm.cuda.encode import encode
 from magjit_dvm.cuda.forms import STACKED
 from magjit_dvm.cuda.launch import DeviceFused, _allocate
@@ -25,9 +27,10 @@ from magjit_dvm.cuda.native import as_lists
 from magjit_dvm.cuda.parts import SUMS
 from magjit_dvm.cuda.simulate import run_image
 from magjit_dvm.cuda.words import COUNTER_AT, HEADER_BYTES
+from magjit_dvm.disassembler import disassemble, observed, text_of
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Input, InputKind, Node, NodeKind, Output, Program
-from magjit_dvm.vm import CudaFused, DeviceError
+from magjit_dvm.vm import CudaFused, DeviceError, NotEncodable
 from tests.dvm.checking import compute, load, output, require_results, tensor
 from tests.dvm_cuda.agreeing import memory
 from tests.dvm_cuda.checking import BIG
@@ -72,6 +75,14 @@ class OnCpu(DeviceFused):
         self = CudaFused.__new__(cls, as_lists(program), fallback, approximate, 0)
         self.program, self.approximate = program, approximate
         return self
+
+    def _device(self, arguments: Any) -> int:
+        if not any(isinstance(one, torch.Tensor) for one in arguments):
+            raise NotEncodable("no tensor to say which GPU")
+        return 0
+
+
+launch._gpus[0] = SimpleNamespace(machine=BIG)  # type: ignore[assignment]
 
 
 def launched(arguments: Any, results: Any) -> None:
@@ -347,6 +358,18 @@ def test_new_shapes_leave_nothing_behind() -> None:
     assert KEPT[0] == alive + 10_000
     assert len(gc.get_objects()) - objects < 50 and sys.getrefcount(whole) == references
     assert memory() - resident < 1 << 20
+
+
+def test_calls_are_shown() -> None:
+    fused, x = OnCpu(softmax(F32)), values(F32, 5, 700)
+    with observed() as seen:
+        fused(x)
+    assert [(one[0], one[1] is x) for one in seen] == [(fused, True)]
+    text = text_of(fused, [x])
+    assert "kernel mj_dvm_norms_" in text and "row.f.sum" in text and "d0 = 5" in text
+    assert "nothing to compute" in text_of(fused, [x[:0]])
+    assert "runs operator by operator: no tensor" in text_of(fused, [3])
+    assert "neg" in disassemble(OnCpu(negated()), values(F32, 100))
 
 
 def test_spans_of_a_launch_are_told_while_it_is_timed() -> None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import magjit
+import magjit_dvm
+from magjit_dvm.disassembler import observed, text_of
 from magjit_dvm.instructions import DType
 from tests.dvm_cuda.test_broadcasts import binary
 from tests.dvm_cuda.test_encoder import log_softmax, values
@@ -89,6 +91,62 @@ def test_single_operators(dtype: torch.dtype, n: int) -> None:
         for _ in range(3):
             assert torch.equal(compiled(x, other), x + other)
             assert compiled(x, other).stride() == (x + other).stride()
+
+
+@pytest.mark.parametrize("what", ["row", "column", "transposed"])
+def test_single_operators_of_any_size(what: str) -> None:
+    """Ours where the example's sizes suit, and then at all sizes."""
+
+    def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+    compiled: Any = magjit.compile(add, backend="dvm", dynamic=True)
+    for n in (2048, 3008, 3004, 3001, 64):
+        x = torch.randn(n, n, dtype=torch.float16, device="cuda")
+        other = kinds(x)[what]
+        for _ in range(2):
+            assert torch.equal(compiled(x, other), x + other)
+    assert magjit.stats(compiled).captures == 1
+    with observed() as seen:
+        compiled(x, other)
+    ((fused, *arguments),) = seen
+    assert "kernel mj_dvm_" in text_of(fused, arguments)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("n", [1024, 1028, 1022])
+def test_single_operators_of_parts(dtype: torch.dtype, n: int) -> None:
+    """Some of a matrix's columns: ours where they are aligned, bit by bit as in eager mode."""
+    x, y, _ = torch.randn(4160, 3 * n, dtype=dtype, device="cuda").chunk(3, -1)
+    whole, row = torch.randn_like(x, memory_format=torch.contiguous_format), x[5]
+    heads = torch.randn(65, 64, n, dtype=dtype, device="cuda").transpose(0, 1)
+
+    def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+    for one, other in ((x, y), (whole, y), (y, row), (whole.view(64, 65, n), heads)):
+        compiled: Any = magjit.compile(add, backend="dvm")
+        for _ in range(3):
+            assert torch.equal(compiled(one, other), one + other)
+        assert compiled(one, other).stride() == (one + other).stride()
+
+    def rectified(x: torch.Tensor) -> torch.Tensor:
+        return x.relu()
+
+    compiled = magjit.compile(rectified, backend="dvm")
+    for _ in range(3):
+        assert torch.equal(compiled(y), y.relu())
+    with observed() as seen:
+        assert compiled(y).stride() == y.relu().stride()
+    assert len(seen) == (n % 4 == 0)
+
+
+def test_words_are_shown() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.softmax(-1) * 2
+
+    x = torch.randn(700, 512, device="cuda")
+    assert "row.f.softmax" in magjit_dvm.disassemble(magjit.compile(function, backend="dvm"), x)
 
 
 def test_masks_of_all_heads() -> None:

@@ -46,6 +46,7 @@ from tests.dvm_cuda import test_sums as sums
 from tests.dvm_cuda import test_tables as tables
 from tests.dvm_cuda import test_whole_numbers as whole
 from tests.dvm_cuda.test_backwards import Gradient
+from tests.dvm_cuda.test_broadcasts import binary
 from tests.dvm_cuda.test_weights import scaled
 from tests.dvm_gpu.test_gpu import chain, on_gpu, require_reference
 
@@ -128,6 +129,8 @@ def cases(tool: str) -> Iterator[tuple[Program, list[Any]]]:
     for n in (256, 200):
         yield added, [words.values(F32, n, n), words.values(F32, n, n).t()]
         yield added, [words.values(F32, n, 2 * n)[:, ::2], words.values(F32, n, n)]
+    across = words.values(F16, 512, 512).t()  # more warps than other programs have
+    yield binary(F16, ((0, 1), (0, 1)), 2), [words.values(F16, 512, 512), across]
 
 
 def main(tool: str) -> None:

@@ -306,6 +306,21 @@ PyObject *raise(int status)
 
 } // namespace
 
+int tell_observer(PyObject *object, PyObject *const *args, Py_ssize_t n)
+{
+    PyObject *seen = PyTuple_New(n + 1);
+    if (!seen) {
+        return -1;
+    }
+    PyTuple_SET_ITEM(seen, 0, Py_NewRef(object));
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyTuple_SET_ITEM(seen, i + 1, Py_NewRef(args[i]));
+    }
+    int failed = PyList_Append(observer, seen);
+    Py_DECREF(seen);
+    return failed;
+}
+
 PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *keywords)
 {
     Fused *self = (Fused *)object;
@@ -314,20 +329,8 @@ PyObject *fused_call(PyObject *object, PyObject *const *args, size_t nargsf, PyO
         PyErr_SetString(PyExc_TypeError, "a fused operator takes no keywords");
         return nullptr;
     }
-    if (observer) {
-        PyObject *seen = PyTuple_New(n + 1);
-        if (!seen) {
-            return nullptr;
-        }
-        PyTuple_SET_ITEM(seen, 0, Py_NewRef(object));
-        for (Py_ssize_t i = 0; i < n; i++) {
-            PyTuple_SET_ITEM(seen, i + 1, Py_NewRef(args[i]));
-        }
-        int failed = PyList_Append(observer, seen);
-        Py_DECREF(seen);
-        if (failed) {
-            return nullptr;
-        }
+    if (observer && tell_observer(object, args, n)) {
+        return nullptr;
     }
     Given given[MAX_INPUTS];
     CodeClaim claim;

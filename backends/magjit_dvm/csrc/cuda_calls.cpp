@@ -266,6 +266,9 @@ PyObject *cuda_call(PyObject *object, PyObject *const *args, size_t nargsf, PyOb
         PyErr_SetString(PyExc_TypeError, "a fused operator takes no keywords");
         return nullptr;
     }
+    if (observer && tell_observer(object, args, n)) {
+        return nullptr;
+    }
     pass(CALLED);
     Argument given[MAX_INPUTS];
     int device;

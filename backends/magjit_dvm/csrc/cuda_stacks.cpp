@@ -228,7 +228,7 @@ private:
             member.own[j] = member.sources[j] < 0 ? member.args[j] : made[member.sources[j]];
         }
         CudaResults &results = member.results;
-        if (!encode_member(member)) {
+        if (observer || !encode_member(member)) {
             if (PyErr_Occurred() || flush() || call_alone(member)) {
                 return -1;
             }
@@ -329,7 +329,8 @@ private:
         n_launches = 0;
         return 0;
     }
-    /* One without words, or on another GPU; the launches that it may read results of are under way. */
+    /* One without words, or on another GPU, or that somebody wants to see; the launches that it may read
+     * results of are under way. */
     int call_alone(Member &member)
     {
         CudaResults &results = member.results;

@@ -30,6 +30,7 @@ extern std::vector<int64_t> *timings;
 
 /* A list that gets (fused operator, arguments) of each call, while somebody wants to know. */
 extern PyObject *observer;
+int tell_observer(PyObject *object, PyObject *const *args, Py_ssize_t n);
 
 /* The thread's memory for programs of bytecode, for as long as one call needs it. A call within the
  * call (allocating an object may collect garbage, whose finalizers may call anything) has its own. */

@@ -184,6 +184,17 @@ class DeviceFused(CudaFused):
         with torch.cuda.device(index):
             return self._run(encoded, arguments, index)
 
+    def words(self, *arguments: Any) -> str:
+        """What a call with these arguments runs: kernel, words and descriptors, as text.
+
+        Raises:
+            NotEncodable: there are no words for these arguments.
+        """
+        image = encode(self.program, arguments, gpu(self._device(arguments)).machine).image
+        if image is None:
+            return "// nothing to compute: a size is 0"
+        return f"kernel {kernel_name(image.each, form_of(image))}\n{image}"
+
     def _device(self, arguments: Sequence[Any]) -> int:
         index = -1
         for given, value in zip(self.program.inputs, arguments, strict=True):
