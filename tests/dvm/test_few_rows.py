@@ -143,7 +143,7 @@ def test_schedules_call_it_where_rows_may_be_few() -> None:
         assert (vm.linear in made._globals.values()) is own
 
 
-@pytest.mark.parametrize("level", ["1", "3", "4"])
+@pytest.mark.parametrize("level", [pytest.param("1", marks=pytest.mark.slow), "3", "4"])
 def test_every_level_agrees(level: str) -> None:
     program = (
         "import torch; from magjit_dvm import vm; torch.manual_seed(0)\n"

@@ -44,11 +44,19 @@ def _claims(info: Any) -> bool:
 SHORT = [info for info in op_db if _claims(info)]
 
 
-def _pairs(infos: list[Any]) -> list[Any]:
+def _pairs(infos: list[Any], quick: bool = False) -> list[Any]:
+    """Operators with their dtypes; if quick, all but float32 and every second other are slow."""
     return [
-        pytest.param(info, dtype, id=f"{info.formatted_name}-{str(dtype)[6:]}")
-        for info in infos
-        for dtype in DTYPES
+        pytest.param(
+            info,
+            dtype,
+            id=f"{info.formatted_name}-{str(dtype)[6:]}",
+            marks=pytest.mark.slow
+            if quick and dtype != torch.float32 and (number + place) % 2
+            else [],
+        )
+        for number, info in enumerate(infos)
+        for place, dtype in enumerate(DTYPES)
         if dtype in info.dtypes
     ]
 
@@ -75,7 +83,7 @@ def _check(info: Any, dtype: torch.dtype, most: int) -> Counts:
     return counts
 
 
-@pytest.mark.parametrize(("info", "dtype"), _pairs(SHORT))
+@pytest.mark.parametrize(("info", "dtype"), _pairs(SHORT, quick=True))
 def test_claimed(info: Any, dtype: torch.dtype) -> None:
     _check(info, dtype, 2)
 

@@ -160,7 +160,7 @@ def test_gradients() -> None:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("level", ["1", "3", "4"])
+@pytest.mark.parametrize("level", [pytest.param("1", marks=pytest.mark.slow), "3", "4"])
 def test_every_level_agrees(level: str) -> None:
     program = (
         "import torch; from magjit_dvm import vm; torch.manual_seed(0)\n"

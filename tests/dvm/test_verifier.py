@@ -263,7 +263,7 @@ def _check_mutations(seed: int, count: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_mutations(seed: int) -> None:
-    _check_mutations(seed, 80)
+    _check_mutations(seed, 40)
 
 
 @pytest.mark.slow

@@ -167,7 +167,7 @@ def test_drawn_programs(seed: int) -> None:
     steps_of(random_program(seed), torch.randn(8, 8), torch.randn(8, 8) * 0.1)
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_models(training: bool) -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.1 * training, batch_first=True)

@@ -55,7 +55,13 @@ def check_step(
     assert found is None, f"{left.name}: {found}"
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.name, marks=pytest.mark.slow if number % 3 else [])
+        for number, row in enumerate(ROWS)
+    ],
+)
 def test_results_with_rehearsals(row: Row) -> None:
     eager, jit = row.make(), row.make()
     compiled = magjit.compile(jit.fn, backend="eager")

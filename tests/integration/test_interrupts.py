@@ -20,7 +20,7 @@ from magjit.observe import capture_lock
 
 from ..conftest import ROOT, process_state
 
-INTERRUPTS = 150
+INTERRUPTS = 90
 
 
 class Net(nn.Module):

@@ -190,6 +190,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(macro_kernels.subprocess, "Popen", started)
 
 
+@pytest.mark.slow
 def test_choices_of_the_shipped_kernels_are_recorded(commands: None, tmp_path: Path) -> None:
     path, table = tmp_path / "rows.json", tmp_path / "linear.json"
     arguments = ["--parts", "select", "--shapes", "9", "--dtypes", "float16", "--force"]
@@ -221,6 +222,7 @@ def test_where_ours_is_chosen_it_is_told_by_how_much() -> None:
     assert rows["selector_fraction"].magjit == pytest.approx((1 + 0.8 + 1) / 3)
 
 
+@pytest.mark.slow
 def test_tables_for_fitting_again(commands: None, tmp_path: Path) -> None:
     arguments = ["--parts", "tables", "--shapes", "2", "--dtypes", "float16", "--force"]
     files = ["--table", str(tmp_path / "linear.json"), "--json", str(tmp_path / "rows.json")]

@@ -35,7 +35,10 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.slow if one == "DenseNet-121" else []) for one in CASES],
+)
 def test_two_captures_serve_all_sizes(name: str) -> None:
     torch.manual_seed(0)
     model, kind = CASES[name]()

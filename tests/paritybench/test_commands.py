@@ -92,6 +92,7 @@ def test_a_run_goes_on_where_it_stopped(results: Path) -> None:
     assert "another run: steps 6, not 3" in told
 
 
+@pytest.mark.slow
 def test_later_steps_alone(tmp_path: Path) -> None:
     """The reports say what was tested, and nothing of what was not."""
     corpus, out = tmp_path / "corpus", tmp_path / "results"

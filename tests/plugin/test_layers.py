@@ -78,7 +78,7 @@ def stepped(model: nn.Module, call: Callable[[Tensor], Any], x: Tensor) -> list[
     return [*flat, x.grad, *(one.grad for one in model.parameters())]
 
 
-LIKE_ANOTHER = {  # Where sizes are symbols, they are cut as the model named is, and take long.
+LIKE_ANOTHER = {  # They are cut as the model named is, and take long.
     "attention": "blocks",
     "one frozen in the middle": "first frozen",
     "all but one frozen": "first frozen",
@@ -90,6 +90,10 @@ LIKE_ANOTHER = {  # Where sizes are symbols, they are cut as the model named is,
     "gradient of one element": "gradient of a mean",
 }
 LIKE_ANOTHER_WITHOUT_GRADIENTS = {
+    "attention": "blocks",
+    "shared weights": "blocks",
+    "no_grad in each layer": "blocks",
+    "no_grad for some layers": "blocks",
     "one frozen in the middle": "first frozen",
     "all but one frozen": "first frozen",
     "gradient of a transposed": "gradient of a mean",
@@ -109,7 +113,7 @@ def models(alike: Collection[str], kinds: Collection[bool]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("name", "dynamic"), models(LIKE_ANOTHER, [True]))
+@pytest.mark.parametrize(("name", "dynamic"), models(LIKE_ANOTHER, [False, True]))
 def test_the_same_graphs(
     name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -64,7 +64,7 @@ def test_the_scope_is_whole() -> None:
     assert set(SCOPE) >= {"torch", "outside", "Box", "reads"}
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=LENIENT, derandomize=True)
+@settings(max_examples=15, deadline=None, suppress_health_check=LENIENT, derandomize=True)
 @given(sources(), changes)
 def test_programs(source: str, between: list[str]) -> None:
     check(source, between)
@@ -77,7 +77,7 @@ def check_cut_loops(source: str, between: list[str]) -> None:
         check(source.replace("range(3)", "range(x.size(0))"), between)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=LENIENT, derandomize=True)
+@settings(max_examples=10, deadline=None, suppress_health_check=LENIENT, derandomize=True)
 @given(sources(), changes)
 def test_programs_whose_loops_are_too_long(source: str, between: list[str]) -> None:
     check_cut_loops(source, between)

@@ -25,8 +25,8 @@ def strides_of(chain: Chain) -> tuple[int, ...] | None:
 
 
 def seeds(first: int) -> list[Any]:
-    """Two hundred, of which all but the first eighty are slow."""
-    return [pytest.param(first + k, marks=[] if k < 80 else pytest.mark.slow) for k in range(200)]
+    """Two hundred, of which all but the first forty are slow."""
+    return [pytest.param(first + k, marks=[] if k < 40 else pytest.mark.slow) for k in range(200)]
 
 
 @pytest.mark.parametrize("seed", seeds(0))

@@ -153,7 +153,9 @@ def test_inference(model: Small) -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        pytest.param(one, marks=pytest.mark.slow if one.name in ("BERT", "DenseNet") else [])
+        pytest.param(
+            one, marks=pytest.mark.slow if one.name in ("BERT", "DenseNet", "ResNet") else []
+        )
         for one in QUICK
     ],
     ids=lambda one: one.name,

@@ -131,7 +131,7 @@ def shares(names: Sequence[str], of: int, quick: Collection[str] = ()) -> list[A
 
 @has_triton
 @interpreted
-@pytest.mark.parametrize(("name", "of"), shares(each_dtype(PRODUCTS), len(DTYPES)))
+@pytest.mark.parametrize(("name", "of"), shares(each_dtype(PRODUCTS), 2 * len(DTYPES)))
 def test_near_float64(name: str, of: list[str]) -> None:
     """In one dtype, or with those that are slow in each."""
     passes("interpret", name, of)
@@ -195,7 +195,7 @@ places, which the interpreter runs all of."""
 
 
 @has_triton
-@pytest.mark.parametrize(("name", "of"), shares([*SMALL, *TF32, *WHOLE], 5, WHOLE))
+@pytest.mark.parametrize(("name", "of"), shares([*SMALL, *TF32, *WHOLE], 10, WHOLE))
 def test_compiles_for_sm90(name: str, of: list[str]) -> None:
     passes("sm90", name, of)
 

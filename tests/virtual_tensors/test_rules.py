@@ -26,8 +26,8 @@ CASES = [
         *sample,
         symbolic,
         id=f"{name}-{'symbolic' if symbolic else 'static'}",
-        # With symbols, an operator's first sample and every fourth one.
-        marks=pytest.mark.slow if symbolic and (number - FIRST[sample[0]]) % 4 else [],
+        # With symbols, an operator's first sample and every eighth one.
+        marks=pytest.mark.slow if symbolic and (number - FIRST[sample[0]]) % 8 else [],
     )
     for number, (sample, name) in enumerate(zip(SAMPLES, NAMES, strict=True))
     for symbolic in (False, True)
