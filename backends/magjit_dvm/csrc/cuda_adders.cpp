@@ -17,6 +17,34 @@ uint32_t Encoder::input_of_register(int number) const
     return NONE;
 }
 
+/* Of a norm's gradients that `adds` adds to sums, behind loads of G and x, what is where; without a
+ * dtype if it is not all that is added, or not all in stages. */
+NormOfSums Encoder::norm_of_sums(const Word &gradient, const Word &x, const Word &adds) const
+{
+    NormOfSums found;
+    int what = 0;
+    while (what < N_OF_COLUMNS && gradient.first != words.load_a[what]) {
+        what++;
+    }
+    bool both = adds.w2 != NO_SLOT, all = image.sums == 1 + both && image.scratch == image.sums;
+    bool loads = what < N_OF_COLUMNS && x.first == words.load[WAY_staged][what] &&
+                 gradient.second == words.nop && x.second == words.nop;
+    if (!all || !loads || image.chunks > 1) {
+        return found;
+    }
+    uint32_t mean = adds.w3 ? input_of_register(adds.x) : NONE, root = input_of_register(adds.y);
+    if (root == NONE || (adds.w3 && mean == NONE)) {
+        return found;
+    }
+    uint32_t slot = (uint32_t)(128 * image.each), beside = both ? adds.w2 / slot : NONE;
+    found.what = what;
+    found.gradient = (uint8_t)stage_of(gradient.pointer);
+    found.x = (uint8_t)stage_of(x.pointer);
+    found.inputs = mean | root << 8;
+    found.sums = adds.w1 / slot | beside << 8;
+    return found;
+}
+
 /* Where a norm's gradients are added to sums, if nothing else is; −1 without them. `adds` is what
  * adders run. */
 int Encoder::find_added_rows(Word &adds) const
@@ -26,37 +54,20 @@ int Encoder::find_added_rows(Word &adds) const
         return one.first == words.add_up || one.first == words.add_up_norm;
     };
     const Word *sum = std::find_if(image.words, end, is_sum);
-    if (std::count_if(image.words, end, is_sum) != 1 || sum->first != words.add_up_norm ||
-        image.scratch != image.sums) {
-        return -1;
-    }
     int at = (int)(sum - image.words);
-    bool both = sum->w2 != NO_SLOT;
-    if (at < 2 || image.sums != 1 + both || image.chunks > 1) {
-        return -1;
-    }
-    const Word &gradient = sum[-2], &x = sum[-1];
-    int what = 0;
-    while (what < N_OF_COLUMNS && gradient.first != words.load_a[what]) {
-        what++;
-    }
-    if (what == N_OF_COLUMNS || x.first != words.load[WAY_staged][what] ||
-        gradient.second != words.nop || x.second != words.nop) {
+    if (std::count_if(image.words, end, is_sum) != 1 || sum->first != words.add_up_norm || at < 2) {
         return -1;
     }
     bool known = std::all_of(image.words, end, [sum](const Word &one) {
         return &one == sum || (words.uses[one.first] & words.uses[one.second] & OF_ADDING);
     });
-    uint32_t mean = sum->w3 ? input_of_register(sum->x) : NONE, root = input_of_register(sum->y);
-    if (!known || root == NONE || (sum->w3 && mean == NONE)) {
+    NormOfSums norm = norm_of_sums(sum[-2], sum[-1], *sum);
+    if (!known || norm.what < 0) {
         return -1;
     }
-    uint32_t slot = (uint32_t)(128 * image.each), beside = both ? sum->w2 / slot : NONE;
-    adds = {words.add_rows, words.nop, 0, 0, false, false, false, -1, 0, 0, 0, 0};
-    adds.x = (uint8_t)stage_of(gradient.pointer);
-    adds.y = (uint8_t)stage_of(x.pointer);
-    adds.w1 = mean | root << 8;
-    adds.w3 = sum->w1 / slot | beside << 8 | (uint32_t)what << 16;
+    adds = {words.add_rows, words.nop, norm.gradient, norm.x, false, false, false, -1, 0, 0, 0, 0};
+    adds.w1 = norm.inputs;
+    adds.w3 = norm.sums | (uint32_t)norm.what << 16;
     return at;
 }
 

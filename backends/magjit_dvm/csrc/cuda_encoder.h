@@ -343,6 +343,15 @@ struct Product {
     Standardized norm;
 };
 
+/* Of a norm's gradients whose sums are added up: the dtype's number among those of columns, −1 where
+ * they are something else; places of G and x in a stage; 8 bits each of the inputs that have mean and
+ * root, and of the two sums. */
+struct NormOfSums {
+    int what = -1;
+    uint8_t gradient = 0, x = 0;
+    uint32_t inputs = 0, sums = 0;
+};
+
 struct Encoder {
     const Prepared &prepared;
     const Program &program;
@@ -444,6 +453,7 @@ struct Encoder {
 
     /* cuda_adders.cpp */
     uint32_t input_of_register(int number) const;
+    NormOfSums norm_of_sums(const Word &gradient, const Word &x, const Word &adds) const;
     int find_added_rows(Word &adds) const;
     void give_to_adders();
 

@@ -23,22 +23,19 @@ int Encoder::find_gradients(Word &whole) const
     const Word *end = image.words + image.n_words;
     const Word *rows = std::find_if(image.words, end,
                                     [](const Word &one) { return one.first != words.row_in; });
-    if (end - rows != ROW_WORDS || image.chunks > 1) {
+    if (end - rows != ROW_WORDS) {
         return -1;
     }
     const Word &gradient = rows[0], &x = rows[1], &adds = rows[2], &weight = rows[3];
-    const Word &again = rows[4], &back = rows[5], &store = rows[6];
-    int what = 0;
-    while (what < N_OF_COLUMNS && gradient.first != words.load_a[what]) {
-        what++;
-    }
-    if (what == N_OF_COLUMNS) {
+    const Word &again = rows[4], &back = rows[5];
+    NormOfSums norm = norm_of_sums(gradient, x, adds);
+    if (norm.what < 0) {
         return -1;
     }
-    uint8_t load = words.load[WAY_staged][what];
-    const int first[ROW_WORDS] = {gradient.first,      load, words.add_up_norm,          weight.first,
-                                  load,                words.row_back, words.store[STORE_aligned][what],
-                                  words.end};
+    const int first[ROW_WORDS] = {
+        gradient.first, x.first,        words.add_up_norm,
+        weight.first,   x.first,        words.row_back,
+        words.store[STORE_aligned][norm.what], words.end};
     uint8_t mul = words.of[OP_mul][REGISTERS_f].plain;
     for (int k = 0; k < ROW_WORDS; k++) {
         if (rows[k].first != first[k] || rows[k].second != (k == 3 ? mul : words.nop)) {
@@ -50,22 +47,10 @@ int Encoder::find_gradients(Word &whole) const
     if (!weighted || again.pointer != x.pointer || !same_norm(adds, back)) {
         return -1;
     }
-    bool both = adds.w2 != NO_SLOT;
-    if (image.scratch != image.sums || image.sums != 1 + both) {
-        return -1;
-    }
-    uint32_t mean = adds.w3 ? input_of_register(adds.x) : NONE, root = input_of_register(adds.y);
-    if (root == NONE || (adds.w3 && mean == NONE)) {
-        return -1;
-    }
-    uint32_t slot = (uint32_t)(128 * image.each);
-    uint32_t product = adds.w1 / slot, plain = both ? adds.w2 / slot : NONE;
-    whole = {words.norm_back, words.nop, 0, 0, false, false, false, -1, 0, 0, 0, 0};
-    whole.x = (uint8_t)stage_of(gradient.pointer);
-    whole.y = (uint8_t)stage_of(x.pointer);
-    whole.w1 = mean | root << 8 | product << 16 | plain << 24;
+    whole = {words.norm_back, words.nop, norm.gradient, norm.x, false, false, false, -1, 0, 0, 0, 0};
+    whole.w1 = norm.inputs | norm.sums << 16;
     whole.w2 = back.w2;
-    whole.w3 = (uint32_t)what;
+    whole.w3 = (uint32_t)norm.what;
     return (int)(rows - image.words);
 }
 

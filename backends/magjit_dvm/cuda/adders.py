@@ -25,7 +25,7 @@ from magjit_dvm.cuda.rows import image_arguments
 from magjit_dvm.cuda.sums import NO_SLOT
 from magjit_dvm.cuda.words import OF_COLUMNS, Image, Word
 
-__all__ = ["NONE", "give_to_adders", "inputs_of_norm", "numbers_of_sums"]
+__all__ = ["NONE", "give_to_adders", "norm_of_sums"]
 
 NONE = 255
 """In the place of an input or a sum that there is not."""
@@ -58,44 +58,58 @@ def give_to_adders(image: Image, machine: Machine) -> None:
 
 def _found(image: Image) -> Found | None:
     words, sums = image.words, [word for word in image.words if word.first.startswith("acc")]
-    if len(sums) != 1 or sums[0].first != "acc.norm" or image.scratch != image.sums:
+    if len(sums) != 1 or sums[0].first != "acc.norm":
         return None
     (adds,) = sums
-    at, both = words.index(adds), adds.w2 != NO_SLOT
-    if at < 2 or image.sums != 1 + both or image.chunks > 1:
+    at = words.index(adds)
+    used = {word.first for word in words} | {word.second for word in words} - {"nop"}
+    if at < 2 or not used - {"acc.norm"} <= OF_ADDING:
         return None
-    gradient, x = words[at - 2], words[at - 1]
-    what = gradient.first.removeprefix("la.s.")
+    norm = norm_of_sums(image, *words[at - 2 : at + 1])
+    if norm is None:
+        return None
+    word = Word("add.rows", x=norm.gradient, y=norm.x, w1=norm.inputs)
+    word.w3 = norm.sums | norm.what << 16
+    return Found(at, word)
+
+
+@dataclass(frozen=True, slots=True)
+class NormOfSums:
+    """Of a norm's gradients whose sums are added up, what is where.
+
+    Attributes:
+        what: the dtype's number among those of columns.
+        gradient, x: places of G and x in a stage.
+        inputs: which inputs of the stages have each row's mean, or none, and root: 8 bits for each.
+        sums: which are added to, that of G · x and that of G or none: 8 bits for each.
+    """
+
+    what: int
+    gradient: int
+    x: int
+    inputs: int
+    sums: int
+
+
+def norm_of_sums(image: Image, gradient: Word, x: Word, adds: Word) -> NormOfSums | None:
+    """What ``acc.norm`` adds to sums, behind loads of G and x; if it is all, and all in stages."""
+    both, what = adds.w2 != NO_SLOT, gradient.first.removeprefix("la.s.")
+    if image.sums != 1 + both or image.scratch != image.sums or image.chunks > 1:
+        return None
     if what not in OF_COLUMNS or (gradient.first, x.first) != (f"la.s.{what}", f"lt.s.{what}"):
         return None
     if (gradient.second, x.second) != ("nop", "nop"):
         return None
-    used = {word.first for word in words} | {word.second for word in words} - {"nop"}
-    if not used - {"acc.norm"} <= OF_ADDING:
-        return None
-    norm = inputs_of_norm(image, adds)
-    if norm is None:
-        return None
-    place_of = image_arguments(image).index
-    word = Word(
-        "add.rows",
-        x=place_of(gradient.pointer),
-        y=place_of(x.pointer),
-        w1=norm,
-        w3=numbers_of_sums(image, adds) | OF_COLUMNS.index(what) << 16,
-    )
-    return Found(at, word)
-
-
-def inputs_of_norm(image: Image, adds: Word) -> int | None:
-    """Which inputs of the stages have each row's mean, or none, and root: 8 bits for each."""
-    place_of, words = image_arguments(image).index, image.words
-    rows = {word.x: place_of(word.pointer) for word in words if word.first == "s.in" and not word.y}
+    place_of, slot = image_arguments(image).index, 128 * image.each
+    given = [word for word in image.words if word.first == "s.in" and not word.y]
+    rows = {word.x: place_of(word.pointer) for word in given}
     mean, root = rows.get(adds.x) if adds.w3 else NONE, rows.get(adds.y)
-    return None if mean is None or root is None else mean | root << 8
-
-
-def numbers_of_sums(image: Image, adds: Word) -> int:
-    """Which sums ``acc.norm`` adds to, that of G · X and that of G or none: 8 bits for each."""
-    slot = 128 * image.each
-    return adds.w1 // slot | (NONE if adds.w2 == NO_SLOT else adds.w2 // slot) << 8
+    if mean is None or root is None:
+        return None
+    return NormOfSums(
+        what=OF_COLUMNS.index(what),
+        gradient=place_of(gradient.pointer),
+        x=place_of(x.pointer),
+        inputs=mean | root << 8,
+        sums=adds.w1 // slot | (adds.w2 // slot if both else NONE) << 8,
+    )

@@ -17,11 +17,9 @@ of rows of 16384 columns, and for loads that are under way.
 
 from __future__ import annotations
 
-from magjit_dvm.cuda.adders import give_to_adders, inputs_of_norm, numbers_of_sums
+from magjit_dvm.cuda.adders import give_to_adders, norm_of_sums
 from magjit_dvm.cuda.parts import MOST_EACH
 from magjit_dvm.cuda.plan import Machine, arrange_gradients
-from magjit_dvm.cuda.rows import image_arguments
-from magjit_dvm.cuda.sums import NO_SLOT
 from magjit_dvm.cuda.words import OF_COLUMNS, Image, Word
 from magjit_dvm.vm import NotEncodable
 
@@ -56,32 +54,20 @@ def _found(image: Image) -> list[Word] | None:
     while at < len(image.words) and image.words[at].first == "s.in":
         at += 1
     words = image.words[at:]
-    if len(words) != 8 or image.chunks > 1:
+    if len(words) != 8:
         return None
     gradient, x, adds, weight, again, back, store, end = words
-    what = gradient.first.removeprefix("la.s.")
-    if what not in OF_COLUMNS or weight.first not in (f"lt.c.{one}" for one in OF_COLUMNS):
+    norm = norm_of_sums(image, gradient, x, adds)
+    if norm is None or weight.first not in (f"lt.c.{one}" for one in OF_COLUMNS):
         return None
-    expected = [f"la.s.{what}", f"lt.s.{what}", "acc.norm", weight.first]
-    expected += [f"lt.s.{what}", "row.f.back", f"st.g.{what}", "end"]
+    expected = [gradient.first, x.first, "acc.norm", weight.first]
+    expected += [x.first, "row.f.back", f"st.g.{OF_COLUMNS[norm.what]}", "end"]
     if [word.first for word in words] != expected:
         return None
     if [word.second for word in words] != ["nop"] * 3 + ["f.mul"] + ["nop"] * 4:
         return None
     if again != x or (adds.x, adds.y, adds.w3) != (back.x, back.y, back.w3):
         return None
-    if image.scratch != image.sums or image.sums != 1 + (adds.w2 != NO_SLOT):
-        return None
-    norm = inputs_of_norm(image, adds)
-    if norm is None:
-        return None
-    place_of = image_arguments(image).index
-    word = Word(
-        "norm.back",
-        x=place_of(gradient.pointer),
-        y=place_of(x.pointer),
-        w1=norm | numbers_of_sums(image, adds) << 16,
-        w2=back.w2,
-        w3=OF_COLUMNS.index(what),
-    )
+    word = Word("norm.back", x=norm.gradient, y=norm.x, w1=norm.inputs | norm.sums << 16)
+    word.w2, word.w3 = back.w2, norm.what
     return [word, store, weight, end]
