@@ -11,6 +11,7 @@ the time to be cast or to have another function applied, 0.6 of it to be added t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -52,7 +53,8 @@ def gains_alone(node: FxNode) -> bool:
         return False
     if result.itemsize > 4 or any(one.itemsize > 4 for one in tensors):
         return False
-    if elements(sizes) * result.itemsize < _LEAST_BYTES or elements(sizes) >= 1 << 31:
+    count = prod(sizes)
+    if count * result.itemsize < _LEAST_BYTES or count >= 1 << 31:
         return False
     in_squares = {one.dtype for one in (result, *tensors)} <= _OF_SQUARES
     alike = shared = 0
@@ -62,10 +64,10 @@ def gains_alone(node: FxNode) -> bool:
             alike += 1
         elif _is_broadcast(along, sizes, inner):
             shared += 1
-        elif not (
-            _has_rows_elsewhere(one, along, inner)
-            or (in_squares and _is_transposed(along, sizes, inner))
-        ):
+        elif _lies_in_fours(along, inner):  # in rows that are elsewhere
+            if _magnitude(one.storage_offset()) % 4:
+                return False
+        elif not in_squares or not _is_transposed(along, sizes, inner):
             return False
     return alike < len(tensors) and shared < len(tensors)
 
@@ -96,15 +98,14 @@ def _is_broadcast(along: Sequence[int], sizes: Sequence[int], inner: int) -> boo
     """Whether four elements side by side are one, or lie side by side, and some are used again."""
     if along[inner] == 0:
         return True
-    steps = all(stride % 4 == 0 for d, stride in enumerate(along) if d != inner)
     again = any(along[d] == 0 for d, n in enumerate(sizes) if n != 1)
-    return along[inner] == 1 and steps and again
+    return again and _lies_in_fours(along, inner)
 
 
-def _has_rows_elsewhere(one: torch.Tensor, along: Sequence[int], inner: int) -> bool:
-    """Whether four elements side by side are so in memory, and aligned."""
-    rest = [stride for d, stride in enumerate(along) if d != inner]
-    return along[inner] == 1 and not any(n % 4 for n in (*rest, _magnitude(one.storage_offset())))
+def _lies_in_fours(along: Sequence[int], inner: int) -> bool:
+    """Whether four elements side by side are so in memory, and as aligned as the first ones."""
+    steps = (stride for d, stride in enumerate(along) if d != inner)
+    return along[inner] == 1 and all(stride % 4 == 0 for stride in steps)
 
 
 def _is_transposed(along: Sequence[int], sizes: Sequence[int], inner: int) -> bool:

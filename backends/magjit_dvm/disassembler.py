@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from magjit_dvm.cuda.launch import DeviceFused
 from magjit_dvm.instructions import DTYPES, INSTRUCTIONS, DType
 from magjit_dvm.program import InputKind, Program
-from magjit_dvm.vm import NotEncodable, observe
+from magjit_dvm.vm import CudaFused, NotEncodable, observe
 
 __all__ = ["disassemble", "observed", "text_of"]
 
@@ -56,7 +55,7 @@ def disassemble(compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 
 def text_of(fused: Any, arguments: Sequence[Any]) -> str:
     """One fused operator for these arguments."""
-    on_gpu = isinstance(fused, DeviceFused)
+    on_gpu = isinstance(fused, CudaFused)
     program: Program = fused.program if on_gpu else fused.source
     try:
         code = fused.words(*arguments) if on_gpu else fused.encode(*arguments)

@@ -261,9 +261,9 @@ def _check_mutations(seed: int, count: int) -> None:
     assert outcomes.count("rejected") > count and outcomes.count("in bounds") > count
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_mutations(seed: int) -> None:
-    _check_mutations(seed, 40)
+@pytest.mark.parametrize(("seed", "count"), [(0, 40), pytest.param(1, 80, marks=pytest.mark.slow)])
+def test_mutations(seed: int, count: int) -> None:
+    _check_mutations(seed, count)
 
 
 @pytest.mark.slow

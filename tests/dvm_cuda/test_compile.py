@@ -246,6 +246,6 @@ def test_cubins_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         for arch in ("sm_90", "sm_90", "sm_100"):
             assert build.compiled(arch, 8, False) == b"a cubin"
         assert calls == ["sm_90", "sm_100"]
-        for form in FORMS:
+        for form in FORMS:  # that of all, R = 8, is there
             assert build.compiled("sm_90", each_of(form)[0], False, form) == b"a cubin"
     assert len(calls) == 2 + len(FORMS) - 1

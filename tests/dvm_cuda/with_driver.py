@@ -11,16 +11,14 @@ import gc
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from magjit_dvm import reference, vm
-from magjit_dvm.cuda import launch
-from magjit_dvm.cuda.encode import encode
+from magjit_dvm.cuda.encode import Encoded, encode
 from magjit_dvm.cuda.forms import STACKED
 from magjit_dvm.cuda.launch import DeviceFused, _allocate
 from magjit_dvm.cuda.native import as_lists
@@ -30,7 +28,7 @@ from magjit_dvm.cuda.words import COUNTER_AT, HEADER_BYTES
 from magjit_dvm.disassembler import disassemble, observed, text_of
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Input, InputKind, Node, NodeKind, Output, Program
-from magjit_dvm.vm import CudaFused, DeviceError, NotEncodable
+from magjit_dvm.vm import CudaFused, DeviceError
 from tests.dvm.checking import compute, load, output, require_results, tensor
 from tests.dvm_cuda.agreeing import memory
 from tests.dvm_cuda.checking import BIG
@@ -76,13 +74,8 @@ class OnCpu(DeviceFused):
         self.program, self.approximate = program, approximate
         return self
 
-    def _device(self, arguments: Any) -> int:
-        if not any(isinstance(one, torch.Tensor) for one in arguments):
-            raise NotEncodable("no tensor to say which GPU")
-        return 0
-
-
-launch._gpus[0] = SimpleNamespace(machine=BIG)  # type: ignore[assignment]
+    def _encoded(self, arguments: Sequence[Any]) -> tuple[int, Encoded]:
+        return 0, encode(self.program, arguments, BIG)
 
 
 def launched(arguments: Any, results: Any) -> None:
@@ -368,7 +361,7 @@ def test_calls_are_shown() -> None:
     text = text_of(fused, [x])
     assert "kernel mj_dvm_norms_" in text and "row.f.sum" in text and "d0 = 5" in text
     assert "nothing to compute" in text_of(fused, [x[:0]])
-    assert "runs operator by operator: no tensor" in text_of(fused, [3])
+    assert "runs operator by operator: a tensor of another dtype" in text_of(fused, [x.double()])
     assert "neg" in disassemble(OnCpu(negated()), values(F32, 100))
 
 

@@ -78,42 +78,36 @@ def stepped(model: nn.Module, call: Callable[[Tensor], Any], x: Tensor) -> list[
     return [*flat, x.grad, *(one.grad for one in model.parameters())]
 
 
-LIKE_ANOTHER = {  # They are cut as the model named is, and take long.
+_LIKE_ANOTHER = {
     "attention": "blocks",
     "one frozen in the middle": "first frozen",
     "all but one frozen": "first frozen",
     "shared weights": "blocks",
     "no_grad in each layer": "blocks",
     "no_grad for some layers": "blocks",
+    "gradient of one element": "gradient of a mean",
+}
+"""They are cut as the model named is, and take long."""
+LIKE_ANOTHER = _LIKE_ANOTHER | {
     "results on the way": "two values carried",
     "gradient of a transposed": "gradient of a transposed, but for the last",
-    "gradient of one element": "gradient of a mean",
 }
-LIKE_ANOTHER_WITHOUT_GRADIENTS = {
-    "attention": "blocks",
-    "shared weights": "blocks",
-    "no_grad in each layer": "blocks",
-    "no_grad for some layers": "blocks",
-    "one frozen in the middle": "first frozen",
-    "all but one frozen": "first frozen",
+LIKE_ANOTHER_WITHOUT_GRADIENTS = _LIKE_ANOTHER | {
     "gradient of a transposed": "gradient of a mean",
     "gradient of a transposed, but for the last": "gradient of a mean",
-    "gradient of one element": "gradient of a mean",
 }
 
 
-def models(alike: Collection[str], kinds: Collection[bool]) -> list[Any]:
-    """Names of all models, with fixed sizes and with symbols; of kinds, those alike are slow."""
+def models(alike: Collection[str]) -> list[Any]:
+    """Names of all models, with fixed sizes and with symbols; those alike are slow."""
     return [
-        pytest.param(
-            name, dynamic, marks=[pytest.mark.slow] if name in alike and dynamic in kinds else []
-        )
+        pytest.param(name, dynamic, marks=[pytest.mark.slow] if name in alike else [])
         for name in MODELS
         for dynamic in (False, True)
     ]
 
 
-@pytest.mark.parametrize(("name", "dynamic"), models(LIKE_ANOTHER, [False, True]))
+@pytest.mark.parametrize(("name", "dynamic"), models(LIKE_ANOTHER))
 def test_the_same_graphs(
     name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -189,7 +183,7 @@ RECORDED = {
 }
 
 
-@pytest.mark.parametrize(("name", "dynamic"), models(LIKE_ANOTHER_WITHOUT_GRADIENTS, [False, True]))
+@pytest.mark.parametrize(("name", "dynamic"), models(LIKE_ANOTHER_WITHOUT_GRADIENTS))
 def test_the_same_recorded(name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without gradients: node by node as without, and eager mode's results."""
     model = MODELS[name][0]().eval()

@@ -131,7 +131,7 @@ def shares(names: Sequence[str], of: int, quick: Collection[str] = ()) -> list[A
 
 @has_triton
 @interpreted
-@pytest.mark.parametrize(("name", "of"), shares(each_dtype(PRODUCTS), 2 * len(DTYPES)))
+@pytest.mark.parametrize(("name", "of"), shares(each_dtype(PRODUCTS), len(DTYPES)))
 def test_near_float64(name: str, of: list[str]) -> None:
     """In one dtype, or with those that are slow in each."""
     passes("interpret", name, of)

@@ -53,7 +53,6 @@ operands may lie across one another.  Code that writes sums would make all other
 cases that a norm does not run.  What comes straight from global memory wants more warps than what
 is in stages, and these fewer registers than all functions have use for."""
 
-
 _NAMES = {
     ALONE: ("", ""),
     STACKED: ("stack_", " of stacks"),

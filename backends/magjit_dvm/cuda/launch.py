@@ -175,8 +175,7 @@ class DeviceFused(CudaFused):
     def by_reference(self, *arguments: Any) -> Any:
         """A call by the encoder in Python: of what the one in C++ leaves to it."""
         try:
-            index = self._device(arguments)
-            encoded = encode(self.program, arguments, gpu(index).machine)
+            index, encoded = self._encoded(arguments)
         except NotEncodable:
             if self.fallback is None:
                 raise
@@ -190,10 +189,15 @@ class DeviceFused(CudaFused):
         Raises:
             NotEncodable: there are no words for these arguments.
         """
-        image = encode(self.program, arguments, gpu(self._device(arguments)).machine).image
+        image = self._encoded(arguments)[1].image
         if image is None:
             return "// nothing to compute: a size is 0"
         return f"kernel {kernel_name(image.each, form_of(image))}\n{image}"
+
+    def _encoded(self, arguments: Sequence[Any]) -> tuple[int, Encoded]:
+        """The GPU that a call runs on, and what it runs there."""
+        index = self._device(arguments)
+        return index, encode(self.program, arguments, gpu(index).machine)
 
     def _device(self, arguments: Sequence[Any]) -> int:
         index = -1

@@ -221,7 +221,7 @@ class Loads(Adding):
         """P ← the address of the lane's first element, e ← the stride of that dimension.
 
         The descriptor has 32 elements, 4 and R / 4 rows first, then three more dimensions or more.
-        Of the slice, c0, ``leave`` may say that this is for nothing.
+        ``leave`` are instructions that go elsewhere where slice c0 needs no address.
         """
         loop, done = self.label("DIM"), self.label("ALL")
         strides = "".join(f"ld.shared.b32 f{k},[ad+{28 + 16 * k}]; " for k in range(3))

@@ -8,7 +8,7 @@ from magjit_dvm.cuda.adder_code import BESIDE_ADDERS
 from magjit_dvm.cuda.forms import NORMS, SQUARES, form_of
 from magjit_dvm.cuda.parts import MOST_EACH
 from magjit_dvm.cuda.shapes import Operand, Space
-from magjit_dvm.cuda.warps import OF_GRADIENTS, OF_SMALL, OF_SQUARES, WARPS
+from magjit_dvm.cuda.warps import OF_GRADIENTS, OF_SMALL, WARPS, WARPS_OF_SQUARES
 from magjit_dvm.cuda.words import (
     HEADER_BYTES,
     IMAGE_BYTES,
@@ -283,9 +283,9 @@ def arrange_anew(space: Space, image: Image, machine: Machine) -> None:
     if form == NORMS:
         _arrange_norms(space, image, machine)
     elif form == SQUARES:
-        warps = OF_SQUARES[image.each]
-        if image.elements >= LEAST_TILES * warps * image.slice * machine.multiprocessors:
-            image.warps = warps
+        slices = LEAST_TILES * WARPS_OF_SQUARES * machine.multiprocessors
+        if image.elements >= slices * image.slice:
+            image.warps = WARPS_OF_SQUARES
             _count(image, machine)
 
 

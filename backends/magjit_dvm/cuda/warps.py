@@ -5,7 +5,7 @@ from __future__ import annotations
 from magjit_dvm.cuda.forms import ADDING, FLAT, GRADIENTS, NORMS, SQUARES
 from magjit_dvm.cuda.words import OF_POSITIONS
 
-__all__ = ["OF_GRADIENTS", "OF_SMALL", "OF_SQUARES", "WARPS", "each_of", "most_threads"]
+__all__ = ["OF_GRADIENTS", "OF_SMALL", "WARPS", "WARPS_OF_SQUARES", "each_of", "most_threads"]
 
 WARPS = {64: 11, 32: 15, 24: 15, 16: 19, 8: 19}
 """By R."""
@@ -14,8 +14,8 @@ OF_SMALL = {64: 11, 32: 19, 24: 19, 16: 27, 8: 27}
 OF_GRADIENTS = {16: 19, 36: 15}
 """The same of the kernel of norms' gradients, most of whose registers are sums: with more warps, it
 would spill them.  Rows have the first R that they fit with."""
-OF_SQUARES = dict.fromkeys(OF_POSITIONS, 19)
-"""The same of the kernel of squares: nothing else has so much under way in global memory."""
+WARPS_OF_SQUARES = 19
+"""The same of the kernel of squares, for each R: nothing else has as much under way in memory."""
 
 
 def each_of(form: int) -> tuple[int, ...]:
@@ -26,5 +26,6 @@ def each_of(form: int) -> tuple[int, ...]:
 
 def most_threads(each: int, form: int) -> int:
     """Of a block of the kernel for R: with more, registers would not do."""
-    others = {GRADIENTS: OF_GRADIENTS, ADDING: OF_SMALL, NORMS: OF_SMALL, SQUARES: OF_SQUARES}
-    return 32 * (others.get(form, WARPS)[each] + 1)
+    others = {GRADIENTS: OF_GRADIENTS, ADDING: OF_SMALL, NORMS: OF_SMALL}
+    warps = WARPS_OF_SQUARES if form == SQUARES else others.get(form, WARPS)[each]
+    return 32 * (warps + 1)
