@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from magjit_dvm.cuda.cases import ABSENT
+from magjit_dvm.cuda.forms import LANES
 from magjit_dvm.cuda.functions import tables
 from magjit_dvm.cuda.interpreter import inner_loop
 from magjit_dvm.cuda.ptx import outcome
@@ -31,11 +33,12 @@ _ALL = np.ones(32, bool)
 
 
 @cache
-def program(each: int) -> tuple[list[tuple[Any, ...]], dict[str, int]]:
+def program(each: int, lanes: int) -> tuple[list[tuple[Any, ...]], dict[str, int]]:
     """Statements (negated, guard, opcode, its parts, operands), and where labels are."""
     statements: list[tuple[Any, ...]] = []
     labels: dict[str, int] = {}
-    for line in inner_loop(each):
+    narrow = [form for form, count in LANES.items() if count == lanes]
+    for line in inner_loop(each, form=narrow[0]) if narrow else inner_loop(each):
         text = line.partition(" // ")[0].strip()
         for part in text.split(";"):
             rest = part.strip()
@@ -71,7 +74,13 @@ class _PtxKernel(_Kernel):
         self.shared[: len(raw)] = raw
         self.ring = h["ring_at"] + (h["stages"] - 1) * h["stage_bytes"]  # whose end is the end
         self.kept_at = h["scratch_at"] + h["warps"] * h["scratch_bytes"]
+        self.lanes = self.slice // each
         self.each_rows = 128 * (1 + h["numbers"] + 2 * h["accumulators"])
+
+    def run_row(self, tile: int, group: int, row: int, rows_of_tile: int, blocks: int) -> None:
+        """A warp that has several rows runs them together."""
+        if group % (32 // self.lanes) == 0:
+            super().run_row(tile, group, row, rows_of_tile, blocks)
 
     def begin_row(self, group: int, row: int) -> None:
         super().begin_row(group, row)
@@ -124,11 +133,18 @@ class _PtxKernel(_Kernel):
         if word == h["prologue"]:
             scratch_at, scratch_bytes = self.kept_at, 128 * self.each
         for member, count in enumerate(there):
-            own = local + member * self.slice + 4 * _LANES
-            owns = (_LANES == 0) & (member == 0) & bool(owner)
+            of_row, apart = _LANES % self.lanes, _LANES // self.lanes
+            own = local + member * self.slice + 4 * of_row + apart * h["cols"]
+            row = self.row + apart
+            owns = (of_row == 0) & (member == 0) & bool(owner) & (row < h["rows"])
             group = local // h["cols"] if h["by_rows"] and h["chunks"] == 1 else 0
-            facts = len(there) | member << 8 | group << 16
+            facts = len(there) | member << 8 | (group + apart) << 16
             facts |= h["numbers"] << 24 | (more != 0) << 30
+            if word != h["prologue"]:
+                facts |= (row >= h["rows"]) * ABSENT
+                row = np.where(row < h["rows"], row, self.row)
+            else:
+                row, own = np.full(32, self.row), own - apart * h["cols"]
             operands = [
                 np.full(32, 16 * word),
                 np.full(32, self.ring),
@@ -137,7 +153,7 @@ class _PtxKernel(_Kernel):
                 np.full(32, count),
                 h["rows_at"] + member * self.each_rows + 128 + 4 * _LANES,
                 facts | owns.astype(np.int64) << 31,
-                np.full(32, self.row),
+                row,
                 scratch_at + member * scratch_bytes + 16 * _LANES,
             ]
             warps.append(_Warp(self, operands).run())
@@ -177,7 +193,7 @@ class _Warp:
             self.state[register] = np.full(32, _ANYTHING, np.uint64)
 
     def run(self) -> Generator[str, None, None]:
-        statements, labels = program(self.kernel.each)
+        statements, labels = program(self.kernel.each, self.kernel.lanes)
         at = 0
         while at < len(statements):
             negated, guard, opcode, parts, operands = statements[at]
@@ -276,7 +292,8 @@ class _Warp:
             return np.bitwise_or.reduce(made)
         if name == "shf":
             both = low[0].astype(np.uint64) | low[1].astype(np.uint64) << np.uint64(32)
-            return both >> (values[2] & 31) & 0xFFFFFFFF
+            by = np.minimum(values[2], 32) if "clamp" in parts else values[2] & 31
+            return both >> by & 0xFFFFFFFF
         if name == "shfl" and parts[2] == "up":
             return low[0][np.maximum(_LANES - int(low[1][0]), 0)]
         if name == "shfl" and parts[2] == "idx":
@@ -284,7 +301,7 @@ class _Warp:
         if name == "shfl":
             return low[0][_LANES ^ int(low[1][0])]
         if name == "vote":
-            return np.full(32, bool(values[0].any()))
+            return np.full(32, bool(values[0].all() if "all" in parts else values[0].any()))
         if name == "mul" and parts[1] == "hi":
             return values[0].astype(np.uint32).astype(np.uint64) * low[1] >> np.uint64(32)
         if parts == ["mul", "wide", "u32"]:
@@ -297,7 +314,8 @@ class _Warp:
         if name == "mad":
             return low[0] * low[1] + low[2]
         if kind == "u64" and name in ("add", "sub", "mul"):
-            return values[0] + values[1] if name == "add" else values[0] * values[1]
+            by = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+            return by[name](values[0], values[1])
         if name == "cvt" and parts[-2:] in (["u64", "u32"], ["u32", "u16"], ["u32", "u64"]):
             return low[0]
         if name == "cvt" and parts[-2:] == ["s64", "s32"]:
@@ -349,11 +367,16 @@ class _Warp:
         for k, register in enumerate(registers):
             places = addresses + k * size if k else addresses
             if parts[0] == "ld":
-                self.set(register, self.loaded(parts[1], places, size, mask), mask)
+                beyond = 0 if parts[1] != "global" else k * size
+                self.set(register, self.loaded(parts[1], places, size, mask, beyond), mask)
             elif mask.any():
                 self.stored(parts[1], places[mask], size, self.get(register)[mask])
 
-    def loaded(self, space: str, places: Array, size: int, mask: Array) -> Array:
+    def loaded(self, space: str, places: Array, size: int, mask: Array, beyond: int = 0) -> Array:
+        """Elements of memory; ``beyond`` bytes before them are aligned bytes that share a tensor's.
+
+        What lies beyond the end of a tensor and within the same aligned bytes is anything.
+        """
         made = np.zeros(32, np.uint64)
         if mask is not _ALL and not mask.any():
             return made
@@ -365,8 +388,9 @@ class _Warp:
                 raise ImageError("shared memory that is not there")
             raw = self.kernel.shared[places[mask][:, None] + np.arange(size)]
         else:
-            memory, at = self.kernel.places(places[mask], size)
-            raw = memory.data[at]
+            memory, at = self.kernel.places(places[mask] - beyond, 1)
+            at = at + np.arange(beyond, beyond + size)
+            raw = memory.data[np.minimum(at, len(memory.data) - 1)]
         made[mask] = np.ascontiguousarray(raw).view(_BITS[size])[:, 0]
         return made
 

@@ -13,6 +13,7 @@ from magjit_dvm.cuda.forms import (
     FLAT,
     FORMS,
     GRADIENTS,
+    LANES,
     NORMS,
     SQUARES,
     STACKED,
@@ -151,7 +152,7 @@ def test_a_kernel_has_what_its_programs_may_have(form: int) -> None:
             assert {"end", "save", "lt.c.bf16"} < has and not own_tables(form)
             continue
         assert {"end", "nop", "f.add", "st.g.f16"} <= has and "add.rows" not in has
-        assert ("by" in has) == (form not in (FLAT, SQUARES, ADDING, NORMS))
+        assert ("by" in has) == (form not in (FLAT, SQUARES, ADDING, NORMS, *LANES))
         assert ("row.f.sum" in has) == (form not in (FLAT, SQUARES))
         assert ("red.f.sum" in has) == (form in (ALONE, STACKED, SUMMING))
         assert len(own_tables(form) & has) > 40

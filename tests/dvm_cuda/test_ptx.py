@@ -16,6 +16,7 @@ from tests.dvm_cuda import checking
 from tests.dvm_cuda import test_draws as draws
 from tests.dvm_cuda import test_encoder as words
 from tests.dvm_cuda import test_row_words as row_words
+from tests.dvm_cuda import test_several_rows as rows
 from tests.dvm_cuda import test_weights as kept
 from tests.dvm_cuda.ptx_machine import run_ptx
 
@@ -162,3 +163,20 @@ def test_rows_that_are_not_aligned(dtype: DType, cols: int) -> None:
     program = Program(2, (tensor(dtype, 0, 1),), nodes, (output(1, 0, 1),))
     x = torch.randint(0, 99, (1, cols + 3)).to(dtype.torch)[:, 3:]
     checking.check_words(program, [x])
+
+
+@pytest.mark.parametrize("cols", [31, 49, 67, 130, 254, 301])
+def test_several_rows_of_a_warp(cols: int) -> None:
+    """Some of the last warp are not there."""
+    for dtype in (F16, F32):
+        x, weight = words.values(dtype, rows.many(cols), cols), words.values(dtype, cols)
+        rows.narrow(words.softmax(dtype), [x])
+        rows.narrow(words.layer_norm(dtype), [x, weight, weight])
+        whole = words.values(dtype, x.numel() + 1)[1:].view(x.shape)
+        rows.narrow(words.log_softmax(dtype), [whole])
+
+
+def test_numbers_and_masks_of_several_rows() -> None:
+    rows.test_numbers_of_rows(45)
+    rows.test_masks(61)
+    rows.test_masks(20)

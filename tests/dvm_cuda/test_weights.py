@@ -47,7 +47,7 @@ def run(program: Program, rows: int, cols: int, machine: Machine = ONE) -> Image
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize("cols", [8, 100, 256, 768, 1024, 2048, 5000])
 def test_layer_norms(cols: int, dtype: DType) -> None:
-    image = run(layer_norm(dtype), 150, cols)
+    image = run(layer_norm(dtype), 650 if cols < 512 else 150, cols)
     assert image.prologue != NO_WORD and image.weights == 2
     assert words_of(image).count("w.affine") == 1 and "lt.w" not in words_of(image)
     assert image.stages >= 2 and image.group == -(-cols // image.slice)
@@ -88,10 +88,9 @@ def test_parts_of_a_vector() -> None:
         (layer_norm(F16), 20, 1024, ONE),  # few rows: a prologue would not pay
         (scaled(F16, *["mul"] * 5), 100, 512, ONE),  # too many vectors
         (layer_norm(F32), 60, 4096, TIGHT),  # no room
-        (layer_norm(F16), 100, 1023, ONE),  # not loaded by columns
         (layer_norm(F32), 30, 70000, ONE),  # rows that come in chunks
     ],
-    ids=["few rows", "many vectors", "no room", "odd", "chunks"],
+    ids=["few rows", "many vectors", "no room", "chunks"],
 )
 def test_vectors_that_are_not_kept(
     program: Program, rows: int, cols: int, machine: Machine

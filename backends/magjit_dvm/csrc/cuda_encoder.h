@@ -22,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 26, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 29, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
@@ -87,11 +87,25 @@ struct Operators {
 
 /* Of kernels, as in cuda/forms.py: of one image, several, one that has sums across rows, one that has no
  * rows, one whose rows are in no chunks, one with warps that add up sums, one of norms and softmaxes,
- * one of norms' gradients, one of squares. */
-enum Form : int { ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, NORMS, GRADIENTS, SQUARES, N_FORMS };
+ * one of norms' gradients, one of squares, three with eight, four, and two rows a warp. */
+enum Form : int {
+    ALONE,
+    STACKED,
+    SUMMING,
+    FLAT,
+    WHOLE,
+    ADDING,
+    NORMS,
+    GRADIENTS,
+    SQUARES,
+    EIGHTH,
+    QUARTER,
+    HALF,
+    N_FORMS
+};
 
 /* What an operator is good for, beside what its name says. */
-enum Use : uint8_t {
+enum Use : uint16_t {
     OF_ROW_REGISTERS = 1, /* s.by and sk.by do it */
     OF_FLAT = 2,          /* the kernel of programs without rows has it: see cuda/forms.py */
     OF_WHOLE = 4,         /* that of rows in no chunks has it */
@@ -99,7 +113,8 @@ enum Use : uint8_t {
     OF_NORMS = 16,        /* that of norms and softmaxes has it */
     OF_ROWS_REDUCED = 32, /* it reduces a row, or runs along it */
     OF_SQUARES = 64,      /* the kernel of squares has it */
-    STORES = 128          /* it writes a tile */
+    STORES = 128,         /* it writes a tile */
+    OF_SEVERAL = 256      /* the kernel with several rows a warp has it */
 };
 
 struct Words {
@@ -122,7 +137,7 @@ struct Words {
     uint8_t row_norm, row_softmax, row_back, add_up_norm, add_rows, norm_back;
     uint8_t row_running[2][2]; /* sums and products, of each kind of registers; 0: none */
     uint8_t by_row, by_row_number, and_ints; /* s.by and sk.by; i.bitwise_and */
-    uint8_t uses[256];                       /* of each operator, see Use */
+    uint16_t uses[256];                      /* of each operator, see Use */
     uint8_t scaled_rsqrt, sub_exp_small, sub_exp_small_number;
     uint8_t row_number, row_take, row_in, row_load[N_LOADED], row_store[N_STORED];
     uint8_t to_half, to_bfloat, to_int, to_byte, to_bool, int_to_float, int_to_bool, low_bits;
@@ -259,8 +274,10 @@ struct Stage {
     int64_t at;
 };
 
+constexpr int64_t LANES_OF_WARP = 32;
+
 struct Image {
-    int64_t each = 32, warps = 1, group = 1, stages = 1, stage_bytes = 0;
+    int64_t each = 32, warps = 1, group = 1, lanes = LANES_OF_WARP, stages = 1, stage_bytes = 0;
     int64_t cols = 1, rows = 1, elements = 1, chunks = 1, tiles = 1, blocks = 1;
     bool by_rows = false;
     int n_first = 0, n_rest = 0, n_inputs = 0, n_words = 0, n_descriptors = 0, n_described = 0;
@@ -284,7 +301,8 @@ struct Image {
         int32_t size, stride; /* bytes */
     } described[MAX_DESCRIBED];
 
-    int64_t slice() const { return 32 * each; } /* elements of a warp */
+    int64_t slice() const { return lanes * each; } /* elements of a warp, or of a row that it has */
+    int64_t rows_of_tile() const { return warps * LANES_OF_WARP / (group * lanes); }
     int64_t weight_bytes() const { return 128 * each * group; } /* of a vector that is kept */
     int64_t program_bytes() const { return 16 * (n_words + n_descriptors + n_described); }
 };
@@ -397,6 +415,8 @@ struct Encoder {
 
     /* cuda_tables.cpp */
     void rows_of_positions();
+    void rows_of_vectors();
+    bool is_vector(const Operand &one, uint32_t dims, const Operand &like) const;
     uint32_t dims_of_positions() const;
     bool has_rows(const Operand &one) const;
     Operand line(int d) const;
@@ -438,6 +458,7 @@ struct Encoder {
     bool arrange_gradients();
     bool computes_much() const;
     void arrange_anew();
+    bool arrange_several();
     void arrange_norms();
     bool divide_anew(int64_t each, int64_t most);
     void shrink();

@@ -47,6 +47,9 @@ Form Encoder::form() const
         return ALONE;
     }
     int uses = uses_of_all();
+    if (image.by_rows && image.lanes < LANES_OF_WARP) {
+        return image.lanes == 4 ? EIGHTH : image.lanes == 8 ? QUARTER : HALF;
+    }
     if (image.by_rows) {
         bool norms = uses & OF_NORMS && image.cols % 4 == 0;
         return norms ? NORMS : uses & OF_WHOLE ? WHOLE : ALONE;
@@ -85,7 +88,7 @@ void Encoder::pack_header()
                                 image.cols,
                                 image.chunks,
                                 image.tiles,
-                                image.by_rows ? image.warps / image.group : 0,
+                                image.by_rows ? image.rows_of_tile() : 0,
                                 image.n_first,
                                 image.epilogue,
                                 passes[0],

@@ -135,7 +135,7 @@ Way Encoder::way_of(int number, Where &where)
 bool Encoder::of_columns(const Operand &one) const
 {
     bool known = one.size == 2 || one.size == 4;
-    if (!reduced || !known || image.cols % 4 || one.low % (4 * one.size)) {
+    if (!reduced || !known || one.low % (4 * one.size)) {
         return false;
     }
     return contiguous(one, reduced);

@@ -13,6 +13,13 @@ constexpr int64_t STAGES_OF_ROWS = 2, UNDER_WAY_OF_ROWS = 80 << 10, ENOUGH = 12 
 constexpr int64_t SMALL = 1 << 17, LONG = 1 << 16, NARROW = 16; /* see cuda/plan.py */
 constexpr int64_t LARGE = 1 << 24;
 
+/* Of narrow rows up to so many columns, R, and how many lanes of a warp each has. */
+struct {
+    int64_t cols, lanes, each;
+} constexpr OF_NARROW_ROWS[] = {{32, 4, 8},   {64, 4, 16},  {96, 4, 24},   {128, 8, 16},
+                                {192, 8, 24}, {256, 8, 32}, {384, 16, 24}, {480, 16, 32}};
+constexpr int64_t LEAST_OF_NARROW = 2; /* tiles of a block */
+
 /* Warps that compute, besides the one that feeds them: what registers allow. */
 int64_t most_warps(int64_t each) { return each == 64 ? 11 : each >= 24 ? 15 : 19; }
 
@@ -265,6 +272,9 @@ bool Encoder::computes_much() const
  * have several tiles; if not, the launch may share the kernel of stacks. */
 void Encoder::arrange_anew()
 {
+    if (arrange_several()) {
+        return;
+    }
     Form found = form();
     if (found == NORMS) {
         arrange_norms();
@@ -275,6 +285,42 @@ void Encoder::arrange_anew()
             count();
         }
     }
+}
+
+/* Gives rows that leave lanes without elements a part of a warp each; whether that is so. */
+bool Encoder::arrange_several()
+{
+    int64_t each = 0, lanes = LANES_OF_WARP;
+    for (const auto &one : OF_NARROW_ROWS) {
+        if (!each && image.cols <= one.cols) {
+            each = one.each;
+            lanes = one.lanes;
+        }
+    }
+    bool around = image.epilogue != NO_WORD || prepared.has_positions || prepared.draws || image.sums;
+    if (!image.by_rows || image.chunks > 1 || !each || around) {
+        return false;
+    }
+    Form found = form();
+    if ((found != NORMS && found != WHOLE) || !(uses_of_all() & OF_SEVERAL)) {
+        return false;
+    }
+    int64_t rows = most_warps(each) * (LANES_OF_WARP / lanes);
+    if (image.rows < LEAST_OF_NARROW * rows * machine.multiprocessors) {
+        return false;
+    }
+    for (Word *word = image.words; word != image.words + image.n_words; word++) {
+        uint8_t first = word->first;
+        if (first == words.scratch[0] || first == words.scratch[1] || first == words.save) {
+            word->w1 = (uint32_t)(word->w1 / image.each * each);
+        }
+    }
+    image.each = each;
+    image.group = 1;
+    image.lanes = lanes;
+    image.warps = most_warps(each);
+    count();
+    return true;
 }
 
 /* Rows that are wide, or of which much is computed. Words are as they were: where nothing is in scratch
@@ -323,7 +369,7 @@ void Encoder::count()
 {
     if (image.by_rows) {
         image.chunks = quotient_up(image.cols, image.group * image.slice());
-        image.tiles = quotient_up(image.rows, image.warps / image.group);
+        image.tiles = quotient_up(image.rows, image.rows_of_tile());
     } else {
         image.tiles = quotient_up(image.elements, image.warps * image.slice());
     }
@@ -356,8 +402,8 @@ void Encoder::measure(int64_t program_bytes)
     int64_t width = image.warps * image.slice(), reach = width;
     if (image.by_rows && image.chunks == 1) {
         /* Loads read whole slices: of the last row of a tile, beyond the stage. */
-        width = image.warps / image.group * image.cols;
-        reach = (image.warps / image.group - 1) * image.cols + image.group * image.slice();
+        width = image.rows_of_tile() * image.cols;
+        reach = (image.rows_of_tile() - 1) * image.cols + image.group * image.slice();
     }
     int64_t at = 0, seen = 0;
     for (int k = 0; k < image.n_inputs; k++) {
@@ -366,7 +412,7 @@ void Encoder::measure(int64_t program_bytes)
         bool of_rows = k >= image.n_inputs - image.row_inputs;
         seen = of_rows ? seen : std::max(seen, at + reach * stage.size + 48);
         /* To 16-byte boundaries, and what unaligned loads see. */
-        at = rounded(at + (of_rows ? image.warps / image.group : width) * stage.size + 48);
+        at = rounded(at + (of_rows ? image.rows_of_tile() : width) * stage.size + 48);
     }
     image.stage_bytes = at;
     image.barriers_at = rounded(program_bytes + 32);
@@ -403,7 +449,7 @@ int64_t Encoder::wanted_stages()
     }
     measure(image.program_bytes());
     int64_t most = std::min(MOST_STAGES, image.tiles / image.blocks * image.chunks);
-    bool of_rows = image.by_rows && image.warps > image.group && !image.sums;
+    bool of_rows = image.by_rows && image.rows_of_tile() > 1 && !image.sums;
     int64_t under_way = of_rows ? UNDER_WAY_OF_ROWS : UNDER_WAY;
     return std::max(of_rows ? STAGES_OF_ROWS : STAGES,
                     std::min(most, quotient_up(under_way, image.stage_bytes)));

@@ -312,8 +312,7 @@ PyObject *py_cuda_words(PyObject *, PyObject *args)
         return nullptr;
     }
     Words found{};
-    Py_ssize_t known = std::min<Py_ssize_t>(uses.len, 256);
-    std::copy((const char *)uses.buf, (const char *)uses.buf + known, found.uses);
+    memcpy(found.uses, uses.buf, std::min<size_t>((size_t)uses.len, sizeof found.uses));
     PyBuffer_Release(&uses);
     if (!std::equal(limits, limits + 12, expected)) {
         PyErr_SetString(PyExc_ValueError, "an image of another form");

@@ -70,6 +70,7 @@ void Encoder::lay_out()
     }
     if (!stopped()) {
         rows_of_positions();
+        rows_of_vectors();
         order();
         check_draws();
     }

@@ -7,7 +7,8 @@ namespace magjit_dvm::cuda {
 
 namespace {
 
-constexpr int64_t LEAST_ROW = 64; /* columns from which on what shares a position is a row */
+constexpr int64_t LEAST_ROW = 64; /* columns from which on what shares a position, or a vector, is a row */
+constexpr int64_t MOST_OF_VECTOR = 8192, FEW_ELEMENTS = 1 << 17; /* see cuda/shapes.py */
 
 } // namespace
 
@@ -51,6 +52,53 @@ void Encoder::rows_of_positions()
     }
     if (found != active && bytes >= LEAST_ROW * like->size) {
         reduced = found;
+    }
+}
+
+/* Whether an operand lies in memory along these dimensions as results do, and varies along no others. */
+bool Encoder::is_vector(const Operand &one, uint32_t dims, const Operand &like) const
+{
+    bool by_four = (one.size == 2 || one.size == 4) && one.low % (4 * one.size) == 0;
+    for (int d = 0; d < program.rank && by_four; d++) {
+        by_four = !(dims >> d & 1) || one.strides[d] == like.strides[d] / like.size * one.size;
+    }
+    return by_four;
+}
+
+/* Without reductions, the vector of columns that do not come by four makes rows of them. */
+void Encoder::rows_of_vectors()
+{
+    const Operand *like = nullptr;
+    for (int o = 0; o < n_outputs() && !like; o++) {
+        like = has[program.outputs[o].node] == active ? &outputs[o] : nullptr;
+    }
+    if (reduced || !like || prepared.has_positions || prepared.draws) {
+        return;
+    }
+    int64_t elements = 1;
+    for (int d = 0; d < program.rank; d++) {
+        elements = std::min(elements, FEW_ELEMENTS) * size[d];
+    }
+    uint32_t found = 0;
+    for (int64_t cols = 1; cols <= MOST_OF_VECTOR;) {
+        int inner = -1;
+        for (int d = 0; d < program.rank; d++) {
+            inner = active >> d & 1 && like->strides[d] == like->size * cols ? d : inner;
+        }
+        uint32_t next = inner < 0 ? active : found | 1u << inner;
+        if (next == active) {
+            return;
+        }
+        found = next;
+        multiply(cols, size[inner]);
+        bool alone = cols >= LEAST_ROW && cols <= MOST_OF_VECTOR && cols % 4;
+        for (int n = 0; n < n_nodes() && alone; n++) {
+            bool load = program.nodes[n].kind == NODE_load && has[n] == found;
+            if (load && is_vector(inputs[program.nodes[n].aux], found, *like)) {
+                reduced = elements >= FEW_ELEMENTS ? found : 0;
+                return;
+            }
+        }
     }
 }
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from magjit_dvm.cuda.ptx import Body
 from magjit_dvm.cuda.words import NUMBER
 
-__all__ = ["QUADS", "Cases", "vector"]
+__all__ = ["ABSENT", "QUADS", "Cases", "vector"]
 
 QUADS = [
     [f"{bank}{first + i}" for i in range(4)]
@@ -17,13 +17,20 @@ QUADS = [
 """Registers that a case may load quads to, in turn."""
 
 
+ABSENT = 1 << 29
+"""Beside a lane's row's facts: there is no such row."""
+
+
 class Cases:
     """Lines of PTX as they are made.
 
     Attributes:
         R, J: elements a lane, groups of four of them.
+        lanes: of a warp that have parts of the same row.
         own_table: whether the case that is written jumps through a table of its own.
     """
+
+    lanes = 32
 
     def __init__(self, each: int, approximate: bool) -> None:
         self.R, self.J = each, each // 4
@@ -31,6 +38,16 @@ class Cases:
         self.made: list[str] = []
         self.n = 0
         self.own_table = False
+
+    @property
+    def across(self) -> int:
+        """Elements from a lane's four to its next four."""
+        return 4 * self.lanes
+
+    @property
+    def slice(self) -> int:
+        """Elements of a row that a warp has room for."""
+        return self.lanes * self.R
 
     def put(self, *lines: str) -> None:
         self.made += lines
@@ -123,7 +140,9 @@ class Cases:
 
         Row registers' address tells the lane.
         """
-        self.put("and.b32 nvl,{ROWS},124; sub.s32 nvl,{NV},nvl;")
+        self.put(f"and.b32 nvl,{{ROWS}},{self.across - 4}; sub.s32 nvl,{{NV}},nvl;")
+        if self.lanes < 32:  # of a row that is not there, none
+            self.put(f"and.b32 k1,{{GW}},{ABSENT}; sub.s32 nvl,nvl,k1;")
 
     def row_register(self, to: str, shift: int) -> None:
         self.put(f"bfe.u32 d,i0,{shift},4; shl.b32 d,d,7; add.u32 d,d,{{ROWS}};")

@@ -19,6 +19,7 @@ __all__ = [
     "from_shared",
     "one_from_global",
     "one_to_global",
+    "packed",
     "to_global",
 ]
 
@@ -105,7 +106,8 @@ def one_from_global(what: str, to: str, at: str, test: str) -> Iterator[str]:
         yield from_long(what, to)
 
 
-def _packed(what: str, a: list[str]) -> str:
+def packed(what: str, a: list[str]) -> str:
+    """Four elements of 1 or 2 bytes to u0, or u0 and u1."""
     if what in ("f16", "bf16"):
         pair = f"cvt.rn.{what}x2.f32"
         return f"{pair} u0,{a[1]},{a[0]}; {pair} u1,{a[3]},{a[2]};"
@@ -115,9 +117,9 @@ def _packed(what: str, a: list[str]) -> str:
     )
 
 
-def to_global(what: str, a: list[str], j: int, guard: str) -> Iterator[str]:
-    """Four elements to ``p``, in one piece but for those of 8 bytes."""
-    at = 128 * BYTES[what] * j
+def to_global(what: str, a: list[str], apart: int, guard: str) -> Iterator[str]:
+    """Four elements to so many behind ``p``, in one piece but for those of 8 bytes."""
+    at = BYTES[what] * apart
     if what == "32":
         yield f"{guard}st.global.v4.b32 [p+{at}],{{{{{','.join(a)}}}}};"
     elif BYTES[what] == 8:
@@ -125,7 +127,7 @@ def to_global(what: str, a: list[str], j: int, guard: str) -> Iterator[str]:
             yield _to_long(what, a[half], "e") + " " + _to_long(what, a[half + 1], "z")
             yield f"{guard}st.global.v2.b64 [p+{at + 8 * half}],{{{{e,z}}}};"
     else:
-        yield _packed(what, a)
+        yield packed(what, a)
         vector = "b32 [p+{}],u0" if what == "u8" else "v2.b32 [p+{}],{{{{u0,u1}}}}"
         yield f"{guard}st.global.{vector.format(at)};"
 

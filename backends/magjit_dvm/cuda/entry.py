@@ -11,7 +11,7 @@ ENTRY = r"""
 extern "C" __global__ void __launch_bounds__({threads}, 1)
 {name}({parameter})
 {{
-    constexpr u32 SLICE = 32 * {each};
+    constexpr u32 LANES = {lanes}, SLICE = LANES * {each}; /* lanes of a row, a warp's part of it */
 {image}    const Head &h = image.h;
     const u32 lane = threadIdx.x & 31, warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), W = h.warps;
     const u32 P = W + adders_of(h); /* the producer */
@@ -189,17 +189,21 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         {leave}
     }}
 #endif
-    const u32 group = group_of_warp, member = in_rows ? warp - group * G : 0;
+#ifdef MJ_SEVERAL
+    const u32 group = warp * (32 / LANES) + lane / LANES, first = warp * (32 / LANES), member = 0;
+#else
+    const u32 group = group_of_warp, first = group, member = in_rows ? warp - group * G : 0;
+#endif
     const u32 own = (in_rows ? member : warp) * SLICE; /* the warp's first column */
     const bool whole_rows = in_rows && chunks == 1;
-    const bool owner = lane == 0 && own == 0;
+    const bool owner = lane % LANES == 0 && own == 0;
     u32 scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
     /* What all tiles ask for is in registers: ptxas would load it from constant memory each time.
      * Of what a stage has, rows or elements, those from `mine` on are the warp's. */
     const u32 rowfile =
         kept(UNLESS_FLAT(base + h.rows_at + warp * each_rows + 128, 0) + 4 * lane);
     u32 facts = kept(G | member << 8 | group << 16 | h.numbers << 24 | (owner ? OWNS : 0));
-    const u32 local = kept(own + 4 * lane + (whole_rows ? group * h.cols : 0));
+    const u32 local = kept(own + 4 * (lane % LANES) + (whole_rows ? group * h.cols : 0));
     const u32 mine = kept(whole_rows ? group : own), every = whole_rows ? SLICE : 1;
     const u32 columns = h.cols > own ? h.cols - own : 0;
     const u32 most = kept(whole_rows && columns < SLICE ? columns : SLICE);
@@ -243,9 +247,16 @@ next_tile:
             }}
             start = tile.x | (u64)tile.y << 32;
             row = tile.w + group;
+#ifdef MJ_SEVERAL
+            there = most;
+            runs = first < tile.z;
+            facts = (facts & ~(OWNS | ABSENT)) | (mine >= tile.z ? ABSENT : owner ? OWNS : 0);
+            row = mine < tile.z ? row : tile.w; /* where something is */
+#else
             there = tile.z - mine;
             runs = mine < tile.z;
             there = there * every < most ? there * every : most;
+#endif
             if (chunks > 1) {{
                 const u32 pass = turn / A_PASS, later = turn % A_PASS != 0;
                 there = runs ? there : 0;
@@ -260,7 +271,7 @@ next_tile:
             const bool prologue = turn == PROLOGUE * A_PASS;
             start = (u64)(row - (whole_rows ? group : 0)) * h.cols;
             there = columns < SLICE ? columns : SLICE;
-            runs = !prologue || group == 0;
+            runs = !prologue || first == 0;
             word = base + 16 * (prologue ? h.prologue : epilogue_of(h));
             facts &= ~LATER;
         }}

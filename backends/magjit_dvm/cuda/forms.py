@@ -24,34 +24,48 @@ from magjit_dvm.cuda.words import (
 __all__ = [
     "ADDING",
     "ALONE",
+    "EIGHTH",
     "FLAT",
     "FORMS",
     "GRADIENTS",
+    "HALF",
+    "LANES",
     "NORMS",
     "OF_ADDING",
     "OF_FLAT",
     "OF_NORMS",
+    "OF_SEVERAL",
     "OF_SQUARES",
     "OF_WHOLE",
+    "QUARTER",
     "SQUARES",
     "STACKED",
     "SUMMING",
+    "WARP",
     "WHOLE",
     "form_of",
     "has_case",
     "kernel_name",
+    "lanes_of",
+    "may_be_several",
     "own_tables",
     "said_of",
 ]
 
-FORMS = range(9)
-ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, NORMS, GRADIENTS, SQUARES = FORMS
+FORMS = range(12)
+ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, NORMS, GRADIENTS, SQUARES = FORMS[:9]
+EIGHTH, QUARTER, HALF = FORMS[9:]
 """Kernels of one image, of several, of one with sums across rows, of one that has no rows, of one
 whose rows are in no chunks, of one with warps that add up sums, of one whose rows, in no chunks,
-have little but what norms and softmaxes have, of norms' gradients, and of one without rows whose
-operands may lie across one another.  Code that writes sums would make all others slower, and so do
-cases that a norm does not run.  What comes straight from global memory wants more warps than what
-is in stages, and these fewer registers than all functions have use for."""
+have little but what norms and softmaxes have, of norms' gradients, of one without rows whose
+operands may lie across one another, and of narrow rows, each of which has a part of a warp.  Code
+that writes sums would make all others slower, and so do cases that a norm does not run.  What comes
+straight from global memory wants more warps than what is in stages, and these fewer registers than
+all functions have use for."""
+
+WARP = 32
+LANES = {EIGHTH: 4, QUARTER: 8, HALF: 16}
+"""Of a row, by forms whose warps have several."""
 
 _NAMES = {
     ALONE: ("", ""),
@@ -63,6 +77,9 @@ _NAMES = {
     NORMS: ("norms_", " of norms and softmaxes"),
     GRADIENTS: ("gradients_", " of norms' gradients"),
     SQUARES: ("squares_", " of squares"),
+    EIGHTH: ("eighth_", " of eight rows a warp"),
+    QUARTER: ("quarter_", " of four rows a warp"),
+    HALF: ("half_", " of two rows a warp"),
 }
 """In the name of an entry point, and in messages."""
 
@@ -84,9 +101,10 @@ def form_of(image: Image) -> int:
         return GRADIENTS if whole else ADDING if image.adders else SUMMING
     if image.chunks > 1 or len(image.first) > 1:
         return ALONE
-    used = {word.first for word in image.words}
-    used |= {word.second for word in image.words if word.first != "by"}
+    used = _used(image)
     if image.by_rows:
+        if image.lanes < WARP:
+            return next(form for form, lanes in LANES.items() if lanes == image.lanes)
         norms = used <= OF_NORMS and image.cols % 4 == 0
         return NORMS if norms else WHOLE if used <= OF_WHOLE else ALONE
     around = image.epilogue != NO_WORD or image.prologue != NO_WORD
@@ -106,6 +124,21 @@ def has_case(name: str, each: int, form: int) -> bool:
     if name in _OF_SUMS and (form not in (STACKED, SUMMING) or each > MOST_EACH):
         return False
     return name in _OF.get(form, OPCODES)
+
+
+def lanes_of(form: int) -> int:
+    """Lanes of a warp that have parts of the same row."""
+    return LANES.get(form, WARP)
+
+
+def may_be_several(image: Image) -> bool:
+    """Whether the kernel of several rows a warp has all of an image's words; as C++ has it."""
+    return form_of(image) in (NORMS, WHOLE) and _used(image) <= OF_SEVERAL
+
+
+def _used(image: Image) -> set[str]:
+    used = {word.first for word in image.words}
+    return used | {word.second for word in image.words if word.first != "by"}
 
 
 def own_tables(form: int) -> frozenset[str]:
@@ -190,6 +223,8 @@ OF_NORMS = OF_ADDING | frozenset(
 )
 """What that of norms and softmaxes has: also what often stands before and behind them, as far as
 there are registers for it.  Elements that do not come by four want more of these."""
+OF_SEVERAL = OF_NORMS | OF_FLAT | {f"lt.e.{what}" for what in NARROW}
+"""What that of rows has of which a warp has several: also masks that are not aligned."""
 _SHORT = "exp log tanh sigmoid silu gelu gelu_tanh sin cos"
 _OWN_OF_FLAT = (
     _OWN
@@ -208,6 +243,7 @@ _OF = {
     NORMS: OF_NORMS,
     GRADIENTS: _OF_GRADIENTS,
     SQUARES: OF_SQUARES,
+    **dict.fromkeys(LANES, OF_SEVERAL),
 }
 _OWN_OF = {
     SUMMING: _OWN_OF_SUMS,
@@ -217,4 +253,5 @@ _OWN_OF = {
     NORMS: _OWN & OF_NORMS | {"nop"},
     GRADIENTS: frozenset(),
     SQUARES: _OWN & OF_SQUARES | {"nop", *_ACROSS},
+    **dict.fromkeys(LANES, _OWN & OF_SEVERAL | {"nop"}),
 }

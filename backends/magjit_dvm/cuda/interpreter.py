@@ -16,7 +16,7 @@ import numpy as np
 
 from magjit_dvm.cuda.adder_code import OF_STAGE as READS
 from magjit_dvm.cuda.adder_code import adding
-from magjit_dvm.cuda.cases import vector
+from magjit_dvm.cuda.cases import ABSENT, vector
 from magjit_dvm.cuda.elements import (
     BYTES,
     from_long,
@@ -30,6 +30,7 @@ from magjit_dvm.cuda.forms import (
     ALONE,
     FLAT,
     GRADIENTS,
+    LANES,
     NORMS,
     SQUARES,
     STACKED,
@@ -37,15 +38,16 @@ from magjit_dvm.cuda.forms import (
     WHOLE,
     has_case,
     kernel_name,
+    lanes_of,
     own_tables,
 )
 from magjit_dvm.cuda.functions import elementwise, is_binary, tables
 from magjit_dvm.cuda.gradient_code import gradients
-from magjit_dvm.cuda.loads import Loads
 from magjit_dvm.cuda.parts import WRITE_SUMS
 from magjit_dvm.cuda.ptx import single
 from magjit_dvm.cuda.shell import SHELL
 from magjit_dvm.cuda.short_functions import LARGEST
+from magjit_dvm.cuda.storing import Storing
 from magjit_dvm.cuda.warps import each_of, most_threads
 from magjit_dvm.cuda.words import (
     BY,
@@ -75,8 +77,8 @@ _OPERANDS = {
         "r",
         "group",
         "warps of a row | warp in the row << 8 | number of the row in the tile << 16 | row "
-        "registers << 24 | whether accumulators have a value << 30 | whether this lane stores what "
-        "there is one of for a row << 31",
+        "registers << 24 | whether the lane's row is not there << 29 | whether accumulators have a "
+        "value << 30 | whether this lane stores what there is one of for a row << 31",
     ),
     "ROW": ("r", "row", "number of the row"),
     "SCR": ("r", "scratch", "address of the lane's part of scratch memory"),
@@ -97,6 +99,7 @@ _KNOWN = {
     NORMS: ["MJ_WHOLE", "MJ_ROWS"],
     GRADIENTS: ["MJ_SUMS", "MJ_GRADIENTS", "MJ_WHOLE", "MJ_ROWS"],
     SQUARES: ["MJ_WHOLE", "MJ_FLAT"],
+    **{form: ["MJ_WHOLE", "MJ_ROWS", "MJ_SEVERAL"] for form in LANES},
 }
 """What each form knows when it is compiled; see ``shell.py``."""
 
@@ -128,6 +131,7 @@ def source(
             gradients(one) * (form == GRADIENTS),
             ENTRY.format(
                 each=one,
+                lanes=lanes_of(form),
                 name=kernel_name(one, form),
                 threads=most_threads(one, form),
                 **around,
@@ -159,11 +163,11 @@ def _block(each: int, approximate: bool, form: int) -> str:
 def inner_loop(each: int, approximate: bool = False, form: int = SUMMING) -> list[str]:
     """The PTX of the inner loop of a kernel of this form, a statement list a line."""
     loop = _Loop(each, approximate)
-    loop.form = form
+    loop.form, loop.lanes = form, lanes_of(form)
     return loop.lines()
 
 
-class _Loop(Loads):
+class _Loop(Storing):
     made_by_row = False
     form = SUMMING
 
@@ -175,9 +179,11 @@ class _Loop(Loads):
             tiles,
             ".reg .b32 pc,i0,i1,F0,F1,d,ad,nvl,k0,k1,c0,c1; .reg .b32 u<4>; .reg .b32 w<4>;",
             ".reg .b32 n<4>; .reg .b32 y<4>; .reg .b64 o<4>; .reg .b64 p,e,z; .reg .b16 h<4>;",
-            ".reg .pred q,q1,full,whole; .reg .b32 S0,S1,f<8>,M<2>;",
+            ".reg .pred q,q1,q2,full,whole; .reg .b32 S0,S1,f<8>,M<2>;",
             "TABLE: .branchtargets " + ", ".join(f"L{k}" for k in range(len(OPCODES))) + ";",
-            f"setp.eq.u32 full,{{NV}},{32 * self.R}; mov.b32 pc,{{PC}};",
+            f"setp.eq.u32 full,{{NV}},{self.slice}; mov.b32 pc,{{PC}};",
+            f"and.b32 k0,{{GW}},{ABSENT}; setp.eq.and.u32 full,k0,0,full; "
+            "vote.sync.all.pred full,full,-1;" * (self.lanes < 32),
             "mov.b32 M0,0; mov.b32 M1,0; mov.b32 F1,0;",
             "ld.shared.v4.b32 {{i0,i1,F0,F1}},[pc]; and.b32 d,i0,255; brx.idx.uni d,TABLE;",
         )
@@ -344,8 +350,7 @@ class _Loop(Loads):
         if how == "e":
             self.from_lane()
             with self.turning("A"):
-                self.put("shl.b32 c0,c1,5; cvt.u32.u64 u3,{EL}; add.u32 u3,u3,c0;")
-                self.put("sub.s32 u2,nvl,c0;")
+                self.of_turn()
                 self.addresses([(f"n{i}", f"o{i}", i) for i in range(4)], "u3")
                 for i in range(4):
                     self.put(f"setp.gt.s32 q,u2,{i};")
@@ -355,44 +360,8 @@ class _Loop(Loads):
         self.put(f"mov.b64 p,{{{{F0,F1}}}}; mul.lo.u64 e,{{EL}},{size}; add.u64 p,p,e;")
         if how == "g":
             self.store_aligned(what)
-            return
-        self.from_lane()
-        for j in range(self.J):
-            self.store_each(what, j)
-        self.fetch()
-
-    def store_aligned(self, what: str) -> None:
-        """Four elements at a time, but for those of the last block that is there."""
-        tail, done = self.label("TAIL"), self.label("STORED")
-        parts = [self.label("PART") for _ in range(self.J)]
-        tiles = [[f"A{4 * j + i}" for i in range(4)] for j in range(self.J)]
-        self.put(f"@!full bra.uni {tail};")
-        self.next_word()  # behind stores it would wait until they are under way
-        for j, a in enumerate(tiles):
-            self.put(*to_global(what, a, j, ""))
-        self.jump()
-        self.own_table = False  # a tail is rare
-        self.put(f"{tail}:")
-        self.from_lane()
-        for j, a in enumerate(tiles):
-            self.put(f"setp.lt.u32 q,{{NV}},{128 * j + 128}; @q bra.uni {parts[j]};")
-            self.put(*to_global(what, a, j, ""))
-        for j, a in enumerate(tiles):
-            self.put(f"{parts[j]}: setp.gt.s32 whole,nvl,{128 * j + 3};")
-            self.put(*to_global(what, a, j, "@whole "))
-            self.put(f"and.b32 k0,{{NV}},3; setp.eq.u32 q,k0,0; @q bra.uni {done};")
-            self.store_each(what, j, unless=",!whole")
-            self.put(f"bra.uni {done};")
-        self.put(f"{done}:")
-        self.fetch()
-
-    def store_each(self, what: str, j: int, unless: str = "") -> None:
-        """The elements of a lane's four that are there, one by one."""
-        also = ".and" if unless else ""
-        for i in range(3 if unless else 4):
-            self.put(f"setp.gt{also}.s32 q,nvl,{128 * j + i}{unless};")
-            at = f"p+{BYTES[what] * (128 * j + i)}"
-            self.put(*one_to_global(what, f"A{4 * j + i}", at, "@q "))
+        else:
+            self.store_unaligned(what)
 
     # -- row registers --
 

@@ -115,7 +115,7 @@ class Loads(Adding):
             self.put("and.b32 k0,ad,3; shl.b32 k0,k0,3; and.b32 ad,ad,-4;")
         for j in range(self.J):
             to = [f"{bank}{4 * j + i}" for i in range(4)]
-            at = 128 * size * j
+            at = self.across * size * j
             if size >= 4:
                 self.put(from_shared(what, to, at, aligned))
             elif aligned:
@@ -147,9 +147,9 @@ class Loads(Adding):
             for j in range(self.J):
                 to = [f"{bank}{4 * j + i}" for i in range(4)]
                 if guarded:
-                    self.put(f"setp.gt.s32 q,nvl,{128 * j}; mov.b32 u0,0; mov.b32 u1,0;")
+                    self.put(f"setp.gt.s32 q,nvl,{self.across * j}; mov.b32 u0,0; mov.b32 u1,0;")
                     self.put("".join(f"mov.b32 {one},0; " for one in to))
-                self.put(*from_global(what, to, f"p+{128 * size * j}", "@q " * guarded))
+                self.put(*from_global(what, to, f"p+{self.across * size * j}", "@q " * guarded))
             self.put(f"bra.uni {head};" if guarded else f"{head}:")
             if not guarded:
                 self.second_or_next()
@@ -165,7 +165,7 @@ class Loads(Adding):
         self.put(
             "cvt.u32.u64 c0,{EL}; mov.u32 ad,mj_shared; add.u32 ad,ad,i1;",
             "ld.shared.v4.b32 {{w0,w1,w2,w3}},[ad+16];",
-            f"setp.gt.u32 q,{32 * self.R},w0; @q bra.uni {short};",
+            f"setp.gt.u32 q,{self.slice},w0; @q bra.uni {short};",
         )
         self.four_of_two_runs(bank, what, vector)
         self.put(f"{made}:")
@@ -173,10 +173,10 @@ class Loads(Adding):
         self.put(f"{short}:")
         for first in range(0, self.J, 4):
             group = range(first, min(first + 4, self.J))
-            self.addresses([(f"n{j - first}", f"o{j - first}", 128 * j) for j in group])
+            self.addresses([(f"n{j - first}", f"o{j - first}", self.across * j) for j in group])
             for j in group:
                 to = [f"{bank}{4 * j + i}" for i in range(4)]
-                self.put(f"setp.gt.s32 q,nvl,{128 * j}; mov.b32 u0,0; mov.b32 u1,0;")
+                self.put(f"setp.gt.s32 q,nvl,{self.across * j}; mov.b32 u0,0; mov.b32 u1,0;")
                 self.put("".join(f"mov.b32 {one},0; " for one in to))
                 at = f"o{j - first}"
                 if vector:
@@ -202,18 +202,19 @@ class Loads(Adding):
             self.put("setp.gt.s32 q,nvl,0; mov.b32 S0,0;", *one_from_global(what, "S0", "o0", "q"))
             self.put("setp.gt.s32 q,nvl,c1; mov.b32 S1,0;", *one_from_global(what, "S1", "o1", "q"))
             for j in range(self.J):
-                self.put(f"setp.gt.s32 q,c1,{128 * j}; selp.b32 {bank}{4 * j},S0,S1,q;")
+                self.put(f"setp.gt.s32 q,c1,{self.across * j}; selp.b32 {bank}{4 * j},S0,S1,q;")
                 self.put("".join(f"mov.b32 {bank}{4 * j + i},{bank}{4 * j}; " for i in (1, 2, 3)))
             return
         self.put(f"mad.wide.s32 o1,c1,-{size},o1;")
         for j in range(self.J):
             to = [f"{bank}{4 * j + i}" for i in range(4)]
-            at = f"p+{128 * size * j}"
-            self.put(f"setp.gt.s32 q1,c1,{128 * j}; mov.b64 p,o1; @q1 mov.b64 p,o0;")
+            apart = self.across * j
+            at = f"p+{size * apart}"
+            self.put(f"setp.gt.s32 q1,c1,{apart}; mov.b64 p,o1; @q1 mov.b64 p,o0;")
             if size == 8:  # each element has an offset of its own
-                self.put(f"add.u64 p,p,{128 * size * j};")
+                self.put(f"add.u64 p,p,{size * apart};")
                 at = "p"
-            self.put(f"setp.gt.s32 q,nvl,{128 * j}; mov.b32 u0,0; mov.b32 u1,0;")
+            self.put(f"setp.gt.s32 q,nvl,{apart}; mov.b32 u0,0; mov.b32 u1,0;")
             self.put("".join(f"mov.b32 {one},0; " for one in to))
             self.put(*from_global(what, to, at, "@q "))
 
@@ -296,7 +297,7 @@ class Loads(Adding):
         """Each element has an address of its own."""
         self.from_lane()
         with self.turning(bank):
-            self.put("shl.b32 c0,c1,5; cvt.u32.u64 u3,{EL}; add.u32 u3,u3,c0; sub.s32 u2,nvl,c0;")
+            self.of_turn()
             self.addresses([(f"n{i}", f"o{i}", i) for i in range(4)], "u3")
             for i in range(4):
                 if what == "at":
@@ -304,6 +305,11 @@ class Loads(Adding):
                     continue
                 self.put(f"setp.gt.s32 q,u2,{i}; mov.b32 {bank}{i},0;")
                 self.put(*one_from_global(what, f"{bank}{i}", f"o{i}", "q"))
+
+    def of_turn(self) -> None:
+        """Within ``turning``: u3 ← the first of four elements, u2 ← how many are there from it."""
+        by = self.lanes.bit_length() - 1  # c1 counts elements of the lane
+        self.put(f"shl.b32 c0,c1,{by}; cvt.u32.u64 u3,{{EL}}; add.u32 u3,u3,c0; sub.s32 u2,nvl,c0;")
 
     def drawn(self, bank: str) -> None:
         """Uniform in (0, 1], four elements by one block of Philox4x32-10: see ``philox.py``.
@@ -397,7 +403,7 @@ class Loads(Adding):
         """A ← the table's elements at positions A, each by itself; T is lost."""
         self.from_lane()
         with self.turning("A"):
-            self.put("shl.b32 c0,c1,5; cvt.u32.u64 u3,{EL}; add.u32 u3,u3,c0; sub.s32 u2,nvl,c0;")
+            self.of_turn()
             self.addresses([(f"n{i}", f"o{i}", i) for i in range(4)], "u3")
             self.table()
             for i in range(4):

@@ -6,10 +6,18 @@ the ones that C++ was written for, or a program is none that it knows, calls go 
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 from magjit_dvm.cuda import encode, rows, words
-from magjit_dvm.cuda.forms import OF_ADDING, OF_FLAT, OF_NORMS, OF_SQUARES, OF_WHOLE
+from magjit_dvm.cuda.forms import (
+    OF_ADDING,
+    OF_FLAT,
+    OF_NORMS,
+    OF_SEVERAL,
+    OF_SQUARES,
+    OF_WHOLE,
+)
 from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
 from magjit_dvm.cuda.support import reduction_name
 from magjit_dvm.instructions import INSTRUCTIONS, DType
@@ -66,17 +74,21 @@ def _operators(name: str, kind: str, dtype: DType) -> tuple[int, ...]:
     return (*numbers, int(known and is_binary(name, kind)), number)
 
 
-_USES = bytes(
-    (name in words.BY_ROW)
-    | (name in OF_FLAT) << 1
-    | (name in OF_WHOLE) << 2
-    | (name in OF_ADDING) << 3
-    | (name in OF_NORMS) << 4
-    | name.startswith("row.") << 5
-    | (name in OF_SQUARES) << 6
-    | name.startswith("st.") << 7
-    for name in words.OPCODES
-)
+_USES = array(
+    "H",
+    (
+        (name in words.BY_ROW)
+        | (name in OF_FLAT) << 1
+        | (name in OF_WHOLE) << 2
+        | (name in OF_ADDING) << 3
+        | (name in OF_NORMS) << 4
+        | name.startswith("row.") << 5
+        | (name in OF_SQUARES) << 6
+        | name.startswith("st.") << 7
+        | (name in OF_SEVERAL) << 8
+        for name in words.OPCODES
+    ),
+).tobytes()
 """``Use`` of ``csrc/cuda_encoder.h``, of each operator."""
 
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from magjit_dvm.cuda.adder_code import BESIDE_ADDERS
-from magjit_dvm.cuda.forms import NORMS, SQUARES, form_of
+from magjit_dvm.cuda.forms import LANES, NORMS, SQUARES, WARP, form_of, may_be_several
 from magjit_dvm.cuda.parts import MOST_EACH
 from magjit_dvm.cuda.shapes import Operand, Space
-from magjit_dvm.cuda.warps import OF_GRADIENTS, OF_SMALL, WARPS, WARPS_OF_SQUARES
+from magjit_dvm.cuda.warps import (
+    OF_GRADIENTS,
+    OF_NARROW_ROWS,
+    OF_SMALL,
+    WARPS,
+    WARPS_OF_SQUARES,
+)
 from magjit_dvm.cuda.words import (
     HEADER_BYTES,
     IMAGE_BYTES,
     MAX_DRAWING,
     MAX_INPUTS,
     MAX_PASSES,
+    NO_WORD,
     OF_POSITIONS,
     Image,
 )
@@ -37,8 +44,9 @@ _STAGES_OF_ROWS, _UNDER_WAY_OF_ROWS, _ENOUGH = 2, 80 << 10, 12 << 10
 """The same where a tile has several rows and no sums across them: these are served best when little
 more is asked for ahead than hides the way from memory.  And elements of a tile's rows from which on
 narrower warps are better than more elements."""
-LEAST_TILES = 4
-"""Of a block, from which on it keeps vectors, and adders pay."""
+LEAST_TILES, _LEAST_OF_NARROW = 4, 2
+"""Of a block, from which on it keeps vectors, and adders pay; and from which on warps have several
+rows: with fewer, a launch may share the kernel of stacks."""
 _WARPS_OF_NORMS = {each: most for each, most in OF_SMALL.items() if each >= 24}
 """More warps with fewer elements run more words: a log-softmax took 9 % longer with R = 16."""
 _FEW = 12
@@ -279,6 +287,8 @@ def arrange_anew(space: Space, image: Image, machine: Machine) -> None:
 
     A block has to have several tiles; if not, the launch may share the kernel of stacks.
     """
+    if _arrange_several(space, image, machine):
+        return
     form = form_of(image)
     if form == NORMS:
         _arrange_norms(space, image, machine)
@@ -287,6 +297,26 @@ def arrange_anew(space: Space, image: Image, machine: Machine) -> None:
         if image.elements >= slices * image.slice:
             image.warps = WARPS_OF_SQUARES
             _count(image, machine)
+
+
+def _arrange_several(space: Space, image: Image, machine: Machine) -> bool:
+    """Give rows that leave lanes without elements a part of a warp each; whether that is so."""
+    lanes, each = next(
+        ((LANES[form], each) for most, form, each in OF_NARROW_ROWS if image.cols <= most),
+        (WARP, 0),
+    )
+    around = image.epilogue != NO_WORD or space.has_positions or space.draws or image.sums
+    if not image.by_rows or image.chunks > 1 or not each or around or not may_be_several(image):
+        return False
+    rows = WARPS[each] * (WARP // lanes)
+    if image.rows < _LEAST_OF_NARROW * rows * machine.multiprocessors:
+        return False
+    for word in image.words:
+        if word.first.endswith(".scratch") or word.first == "save":
+            word.w1 = word.w1 // image.each * each
+    image.each, image.group, image.lanes, image.warps = each, 1, lanes, WARPS[each]
+    _count(image, machine)
+    return True
 
 
 def _arrange_norms(space: Space, image: Image, machine: Machine) -> None:
@@ -333,7 +363,7 @@ def _count(image: Image, machine: Machine) -> None:
     """Chunks, tiles and blocks for these warps."""
     if image.by_rows:
         image.chunks = -(-image.cols // (image.group * image.slice))
-        image.tiles = -(-image.rows // (image.warps // image.group))
+        image.tiles = -(-image.rows // image.rows_of_tile)
     else:
         image.tiles = -(-image.elements // (image.warps * image.slice))
     if image.tiles >= 1 << 31:
@@ -366,12 +396,12 @@ def _measure(image: Image, program_bytes: int) -> None:
 
     width = image.warps * image.slice
     if image.by_rows and image.chunks == 1:
-        width = image.warps // image.group * image.cols
+        width = image.rows_of_tile * image.cols
     at, inputs = 0, []
     tiles = len(image.inputs) - image.row_inputs
     for number, (argument, size, _) in enumerate(image.inputs):
         inputs.append((argument, size, at))
-        count = width if number < tiles else image.warps // image.group
+        count = width if number < tiles else image.rows_of_tile
         at = rounded(at + count * size + 48)  # to 16-byte boundaries, and what unaligned loads see
     image.inputs, image.stage_bytes = inputs, at
     image.barriers_at = rounded(program_bytes + 32)
@@ -384,7 +414,7 @@ def _measure(image: Image, program_bytes: int) -> None:
     # Loads read whole slices: of the last row of a tile, beyond the stage.
     reach = width
     if image.by_rows and image.chunks == 1:
-        reach = (image.warps // image.group - 1) * image.cols + image.group * image.slice
+        reach = (image.rows_of_tile - 1) * image.cols + image.group * image.slice
     seen = max((first + reach * size + 48 for _, size, first in inputs[:tiles]), default=0)
     last = image.ring_at + (image.stages - 1) * image.stage_bytes
     image.shared_bytes = rounded(last + max(image.stage_bytes, seen))

@@ -84,6 +84,11 @@ class Reductions(Cases):
 
     # -- parts --
 
+    @property
+    def distances(self) -> tuple[int, ...]:
+        """Of the exchanges between the lanes of a row."""
+        return tuple(by for by in (16, 8, 4, 2, 1) if by < self.lanes)
+
     def of_warp(self, name: str) -> tuple[str, str]:
         """f0 ← the reduction of the warp's elements; labels for ``where_absent``."""
         labels = self.label("TAIL"), self.label("HEAD")
@@ -101,16 +106,16 @@ class Reductions(Cases):
             self.put(*(f"{opcode} f{i},A{i},A{i + ways};" for i in range(ways)))
             self.put(*(f"{opcode} f{r % 4},f{r % 4},A{r};" for r in range(2 * ways, self.R)))
         self.put(f"{opcode} f0,f0,f1; {opcode} f2,f2,f3; {opcode} f0,f0,f2;")
-        self.exchange("f0", "f1", opcode, (16, 8, 4, 2, 1))
+        self.exchange("f0", "f1", opcode, self.distances)
 
     def where_absent(self, labels: tuple[str, str], value: str, banks: str = "A") -> None:
         """Put a value into the elements of A, or of several tiles, that are not there; go back."""
         self.put(f"{labels[0]}:")
         self.from_lane()
         for j in reversed(range(self.J)):  # all before a block that is there are, too
-            self.put(f"setp.ge.u32 q,{{NV}},{128 * j + 128}; @q bra.uni {labels[1]};")
+            self.put(f"setp.ge.u32 q,{{NV}},{self.across * (j + 1)}; @q bra.uni {labels[1]};")
             for i in range(4):
-                self.put(f"setp.gt.s32 q,nvl,{128 * j + i};")
+                self.put(f"setp.gt.s32 q,nvl,{self.across * j + i};")
                 self.put("".join(f"@!q mov.b32 {bank}{4 * j + i},{value}; " for bank in banks))
         self.put(f"bra.uni {labels[1]};")
 
@@ -179,7 +184,7 @@ class Reductions(Cases):
                 else f"fma.rn.f32 {to},{away},{away},{to};"
             )
         self.put("add.rn.f32 f1,f1,f2; add.rn.f32 f3,f3,f5; add.rn.f32 f1,f1,f3;")
-        self.exchange("f1", "f2", "add.rn.f32", (16, 8, 4, 2, 1))
+        self.exchange("f1", "f2", "add.rn.f32", self.distances)
         self.put(f"and.b32 k0,{{GW}},255; setp.le.u32 q,k0,1; @q bra.uni {one};")
         self.meet("st.shared.v2.b32 [u0],{{f0,f1}};")
         # Of the warp whose place it is: f2 elements, about f3.
@@ -272,7 +277,7 @@ class Reductions(Cases):
         self.put(*(f"add.rn.f32 {sums[r % 4]},{sums[r % 4]},A{r};" for r in range(8, self.R)))
         self.put("add.rn.f32 f1,f1,f5; add.rn.f32 f6,f6,u0; add.rn.f32 f1,f1,f6;")
         self.put(f"{alone}:")
-        self.exchange_both((16, 8, 4, 2, 1))
+        self.exchange_both(self.distances)
         self.put(f"and.b32 k0,{{GW}},255; setp.le.u32 q,k0,1; @q bra.uni {one};")
         self.meet("st.shared.v2.b32 [u0],{{f0,f1}};")
         self.put(

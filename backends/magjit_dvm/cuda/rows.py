@@ -268,7 +268,7 @@ class RowEncoder(Backwards):
     def of_columns(self, one: Operand) -> bool:
         """Whether an operand is the same in all rows, and lies in memory as their columns do."""
         space = self.space
-        by_four = one.size in (2, 4) and space.cols % 4 == 0 and one.low % (4 * one.size) == 0
+        by_four = one.size in (2, 4) and one.low % (4 * one.size) == 0
         return bool(space.reduced) and by_four and space.contiguous(one, space.reduced)
 
     def viewed(

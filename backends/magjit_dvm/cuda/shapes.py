@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -30,7 +31,9 @@ from magjit_dvm.vm import NotEncodable
 __all__ = ["Layout", "Operand", "Space", "laid_out"]
 
 _LEAST_ROW = 64
-"""Columns from which on what shares a position is a row."""
+"""Columns from which on what shares a position, or a vector, is a row."""
+_MOST_OF_VECTOR, _FEW_ELEMENTS = 8192, 1 << 17
+"""Columns up to which what shares a vector is, and elements below which nothing is gained."""
 
 
 @dataclass(slots=True)
@@ -173,6 +176,7 @@ def laid_out(program: Program, arguments: Sequence[Any]) -> Space:
     for number in range(len(program.outputs)):
         _place(space, number, arguments)
     _rows_of_positions(space)
+    _rows_of_vectors(space)
     _order(space)
     _check_draws(space)
     return space
@@ -207,6 +211,43 @@ def _rows_of_positions(space: Space) -> None:
         size *= space.size[inner[size]]
     if len(found) < len(space.active) and size >= _LEAST_ROW * like.size:
         space.reduced = frozenset(found)
+
+
+def _rows_of_vectors(space: Space) -> None:
+    """Without reductions, the vector of columns that do not come by four makes rows of them.
+
+    Its elements would have an address each; a row's are side by side.
+    """
+    program = space.program
+    full = (k for k, one in enumerate(program.outputs) if space.has[one.node] == space.active)
+    like = next((space.outputs[k] for k in full), None)
+    if space.reduced or like is None or space.has_positions or space.draws:
+        return
+    vectors: dict[frozenset[int], list[Operand]] = {}
+    for n, node in enumerate(program.nodes):
+        one = space.inputs[node.aux] if node.kind is NodeKind.LOAD else None
+        if one is not None and one.size in (2, 4) and one.low % (4 * one.size) == 0:
+            vectors.setdefault(space.has[n], []).append(one)
+    found, cols = frozenset[int](), 1
+    inner = {stride: d for d, stride in enumerate(like.strides) if d in space.active}
+    steps = {d: stride // like.size for stride, d in inner.items()}
+    while like.size * cols in inner and len(found) + 1 < len(space.active):
+        d = inner[like.size * cols]
+        found |= {d}
+        cols *= space.size[d]
+        if cols > _MOST_OF_VECTOR:
+            return
+        if (
+            cols >= _LEAST_ROW
+            and cols % 4
+            and any(
+                all(one.strides[k] == steps[k] * one.size for k in found)
+                for one in vectors.get(found, ())
+            )
+        ):
+            if prod(space.size) >= _FEW_ELEMENTS:
+                space.reduced = found
+            return
 
 
 def _dims_of_positions(space: Space) -> set[int]:

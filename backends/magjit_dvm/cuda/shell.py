@@ -271,6 +271,7 @@ DEV bool has_one_tile(const Head &h, u32 blocks)
 #define PROLOGUE 0xffu /* in the place of a pass */
 #define LATER 0x40000000u /* of a warp: the chunk is not a row's first */
 #define OWNS 0x80000000u  /* the lane stores what there is one of for a row */
+#define ABSENT 0x20000000u /* of a lane, where a warp has several rows: there is none for it */
 
 /* Of numbers below 64: a division would be twenty instructions, and as many lines of cold code. */
 DEV u32 quotient(u32 a, u32 b)

@@ -90,10 +90,10 @@ class _Kernel(KeptSums):
             raise ImageError("a program of another length")
         if self.h["ring_at"] + self.h["stages"] * self.h["stage_bytes"] > shared_bytes:
             raise ImageError("stages beyond shared memory")
-        self.each, self.slice, self.memories = each, 32 * each, memories
+        rows_of_warp = max(self.h["by_rows"] * self.h["group"] // self.h["warps"], 1)
+        self.each, self.slice, self.memories = each, 32 * each // rows_of_warp, memories
         self.first = [self.h[f"first{k}"] for k in range(4)]
         self.rest = [self.h[f"rest{k}"] for k in range(4)]
-        self.lanes = np.arange(self.slice) % 128 // 4
         self.weights: dict[int, Array] = {}
         self.staged: dict[int, Any] = {}
         self.weights_at = 0
@@ -198,7 +198,7 @@ class _Kernel(KeptSums):
             low, high = address + start * size, address + (start + count) * size
             if size & OF_ROWS:
                 size -= OF_ROWS
-                rows = min(self.h["warps"] // self.h["group"], self.h["rows"] - row)
+                rows = min(self.h["by_rows"], self.h["rows"] - row)
                 low, high = address + row * size, address + (row + rows) * size
             if at + (-(-high // 16) * 16 - low // 16 * 16) > self.h["stage_bytes"]:
                 raise ImageError("a stage that is too small")

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from magjit_dvm.cuda.forms import ADDING, FLAT, GRADIENTS, NORMS, SQUARES
+from magjit_dvm.cuda.forms import (
+    ADDING,
+    EIGHTH,
+    FLAT,
+    GRADIENTS,
+    HALF,
+    LANES,
+    NORMS,
+    QUARTER,
+    SQUARES,
+)
 from magjit_dvm.cuda.words import OF_POSITIONS
 
-__all__ = ["OF_GRADIENTS", "OF_SMALL", "WARPS", "WARPS_OF_SQUARES", "each_of", "most_threads"]
+__all__ = [
+    "OF_GRADIENTS",
+    "OF_NARROW_ROWS",
+    "OF_SMALL",
+    "WARPS",
+    "WARPS_OF_SQUARES",
+    "each_of",
+    "most_threads",
+]
 
 WARPS = {64: 11, 32: 15, 24: 15, 16: 19, 8: 19}
 """By R."""
@@ -17,10 +35,19 @@ would spill them.  Rows have the first R that they fit with."""
 WARPS_OF_SQUARES = 19
 """The same of the kernel of squares, for each R: nothing else has as much under way in memory."""
 
+OF_NARROW_ROWS = (
+    *((32, EIGHTH, 8), (64, EIGHTH, 16), (96, EIGHTH, 24), (128, QUARTER, 16)),
+    *((192, QUARTER, 24), (256, QUARTER, 32), (384, HALF, 24), (480, HALF, 32)),
+)
+"""Of rows up to so many columns, the part of a warp that each has, and R: the largest that leaves
+few lanes without elements, since a word takes as long for fewer."""
+
 
 def each_of(form: int) -> tuple[int, ...]:
     """Values of R, each of which has a kernel of its own."""
     others = {FLAT: (8, 16, 32), GRADIENTS: tuple(OF_GRADIENTS), SQUARES: OF_POSITIONS}
+    if form in LANES:
+        return tuple(each for _, other, each in OF_NARROW_ROWS if other == form)
     return others.get(form, (8, 16, 24, 32, 64))
 
 

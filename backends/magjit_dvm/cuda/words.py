@@ -181,7 +181,7 @@ OPCODES = tuple(name for name in _ALL if name not in _NEAR) + _NEAR
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 26
+FORM = 29
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
@@ -248,6 +248,7 @@ class Image:
         warps: that compute; one more feeds them.
         adders: warps that add up sums across rows, beside these.
         group: warps of a row.
+        lanes: of a warp that have parts of the same row.
         inputs: of the stages: argument, bytes an element, offset in the stage; the last of them,
             ``row_inputs``, have an element for a row.
         first, rest: of each pass, the word that a row begins with, and that its later chunks do.
@@ -261,6 +262,7 @@ class Image:
     each: int = 32
     warps: int = 1
     group: int = 1
+    lanes: int = 32
     stages: int = 1
     stage_bytes: int = 0
     cols: int = 1
@@ -311,12 +313,12 @@ class Image:
     @property
     def rows_of_tile(self) -> int:
         """0 where tiles have no rows."""
-        return self.warps // self.group if self.by_rows else 0
+        return self.warps * 32 // (self.group * self.lanes) if self.by_rows else 0
 
     @property
     def slice(self) -> int:
-        """Elements of a warp."""
-        return 32 * self.each
+        """Elements of a warp, or of a row that a warp has room for."""
+        return self.lanes * self.each
 
     @property
     def weight_bytes(self) -> int:
@@ -397,7 +399,8 @@ class Image:
         shape = f"rows {self.rows} x {self.cols}" if self.by_rows else f"{self.elements} elements"
         lines = [
             f"image: {shape}, {self.tiles} tiles, {self.blocks} blocks of {self.warps} warps, "
-            f"{self.group} a row, R = {self.each}, {self.shared_bytes} bytes shared",
+            f"{self.group if self.lanes == 32 else f'{self.lanes} lanes'} a row, R = {self.each}, "
+            f"{self.shared_bytes} bytes shared",
         ]
         lines += [f"  stage: arg{a} at 0x{at:x}" for a, _, at in self.inputs]
         marks = {at: f"  pass {p}:" for p, at in enumerate(self.first)}
