@@ -127,6 +127,14 @@ def causal_softmax(x: Tensor) -> Tensor:
     return x.masked_fill(~below, float("-inf")).softmax(-1)
 
 
+def masked_softmax(x: Tensor, mask: Tensor) -> Tensor:
+    return (x * 0.125 + mask).softmax(-1)
+
+
+def biased_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(x + bias)
+
+
 def gate(x: Tensor, y: Tensor) -> Tensor:
     return F.silu(x) * y
 
@@ -251,6 +259,15 @@ def cases() -> Iterator[Case]:
         weighted = rows(width, 2, 1)
         yield Case("weights", f"add, rms_norm {width}, weight", add_rms_norm, weighted)
         yield Case("weights", f"log_softmax {width}", log_softmax, rows(width))
+    for width in (64, 96, 128, 256):
+        name = f"rms_norm {width}, weight"
+        yield Case("narrow", name, rms_norm_weight, rows(width, vectors=1))
+    for width in (96, 384):
+        name = f"layer_norm {width}, weights"
+        yield Case("narrow", name, layer_norm_weights, rows(width, vectors=2))
+    for width in (32, 49, 64, 197):
+        yield Case("narrow", f"softmax {width}", softmax, rows(width))
+    yield Case("narrow", "softmax 197, with a mask", masked_softmax, rows(197, vectors=1))
     yield Case("inputs", "add", add, line(2))
     yield Case("inputs", "silu(x) * y", gate, line(2))
     yield Case("inputs", "x * y + z", multiply_add, line(3))
@@ -273,6 +290,8 @@ def cases() -> Iterator[Case]:
     yield Case("offsets", "add, from element 3", add, line(2, 3))
     yield Case("offsets", "layer_norm 1023", layer_norm, rows(1023))
     yield Case("offsets", "softmax 4095", softmax, rows(4095))
+    yield Case("offsets", "layer_norm 1023, weights", layer_norm_weights, rows(1023, vectors=2))
+    yield Case("offsets", "gelu(x + bias) 1023", biased_gelu, rows(1023, vectors=1))
 
 
 def _of_product(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -29,10 +29,11 @@ _PLAN = (
     "--dtypes float16 --sizes '256 MB' --programs norms --widths 1024 4096 --peers eager static",
     "--dtypes float16 --sizes '256 MB' --programs norms --widths 512 2048 8192 16384 --peers eager",
     "--dtypes float16 --sizes '256 MB' --programs norms --widths 768 --peers eager",
+    "--dtypes float16 --sizes '256 MB' --programs narrow offsets --peers eager static",
     "--dtypes float16 --sizes '256 MB' --programs tables reductions --peers eager static",
     "--dtypes float16 --sizes '64 MB' --programs chains inputs views offsets --peers eager",
     "--dtypes float16 --sizes '64 MB' --programs special --peers eager static",
-    "--dtypes float16 --sizes '256 MB' --programs chains weights inputs offsets --peers eager",
+    "--dtypes float16 --sizes '256 MB' --programs chains weights inputs --peers eager",
     "--dtypes bfloat16 --sizes '256 MB' --programs special --peers eager",
     "--dtypes bfloat16 --sizes '256 MB' --programs norms --widths 512 1024 4096 --peers eager",
     "--dtypes float32 --sizes '256 MB' --programs special chains inputs --peers eager",
@@ -48,7 +49,8 @@ def compile_kernels() -> None:
     arch, compiled = f"sm_{major}{minor}", dvm("cuda.build").compiled
     with ThreadPoolExecutor() as pool:
         forms, each_of = dvm("cuda.forms"), dvm("cuda.warps").each_of
-        used = forms.WHOLE, forms.ADDING, forms.NORMS, forms.FLAT, forms.GRADIENTS, forms.SQUARES
+        others = forms.ALONE, forms.STACKED, forms.SUMMING
+        used = [form for form in forms.FORMS if form not in others]
         kernels = [(each, one) for one in used for each in each_of(one)]
         made = [pool.submit(compiled, arch, each, False, form) for each, form in kernels]
         for one in made:

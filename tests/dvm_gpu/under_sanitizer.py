@@ -42,6 +42,7 @@ from tests.dvm_cuda import chained
 from tests.dvm_cuda import test_draws as draws
 from tests.dvm_cuda import test_encoder as words
 from tests.dvm_cuda import test_row_words as row_words
+from tests.dvm_cuda import test_several_rows as several
 from tests.dvm_cuda import test_sums as sums
 from tests.dvm_cuda import test_tables as tables
 from tests.dvm_cuda import test_whole_numbers as whole
@@ -119,6 +120,13 @@ def cases(tool: str) -> Iterator[tuple[Program, list[Any]]]:
             gradient = Gradient(dtype, centered, True, shape[1])
             gradient = gradient.with_sums() if centered else gradient.with_sum()
             yield gradient.program(), gradient.arguments(*shape)
+    for cols in (31, 49, 130, 301):  # of which a warp has several, some of them not there
+        count = several.many(cols, 2)
+        weight, whole = words.values(F16, cols), words.values(F16, count * cols + 3)
+        yield words.layer_norm(F16), [whole[:-3].view(count, cols), weight, weight]
+        yield words.softmax(F16), [whole[3:].view(count, cols)]
+        yield words.softmax(F32), [words.values(F32, count, cols)]
+        yield several.sums_and_scaled(), [words.values(F32, count, cols), words.values(F32, count)]
     yield words.softmax(F16), [words.values(F16, 5, 50001)]
     added = Program(
         2,
