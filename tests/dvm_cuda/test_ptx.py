@@ -165,7 +165,9 @@ def test_rows_that_are_not_aligned(dtype: DType, cols: int) -> None:
     checking.check_words(program, [x])
 
 
-@pytest.mark.parametrize("cols", [31, 49, 67, 130, 254, 301])
+@pytest.mark.parametrize(
+    "cols", [49, 130, 301, *(pytest.param(one, marks=pytest.mark.slow) for one in (31, 67, 254))]
+)
 def test_several_rows_of_a_warp(cols: int) -> None:
     """Some of the last warp are not there."""
     for dtype in (F16, F32):

@@ -78,7 +78,9 @@ def test_norms_and_softmaxes(cols: int) -> None:
         narrow(masked_rms_norm(dtype), [x, weight], each)
 
 
-@pytest.mark.parametrize("offset", [1, 2, 3, 6])
+@pytest.mark.parametrize(
+    "offset", [1, 6, *(pytest.param(one, marks=pytest.mark.slow) for one in (2, 3))]
+)
 def test_rows_from_any_place(offset: int) -> None:
     """Each of a warp's rows begins otherwise, to be read and to be written."""
     for dtype in (F16, BF16, F32):
