@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from magjit_dvm.cuda.encode import Machine
-from magjit_dvm.cuda.forms import FLAT, LANES, NORMS, WARP, WHOLE, form_of
-from magjit_dvm.cuda.warps import OF_NARROW_ROWS, WARPS, most_threads
-from magjit_dvm.cuda.words import Image
+from magjit_dvm.cuda.forms import FLAT, LANES, NORMS, WHOLE, form_of
+from magjit_dvm.cuda.warps import WARPS, most_threads, part_of_warp
+from magjit_dvm.cuda.words import WARP, Image
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, NodeKind, Program
 from tests.dvm.checking import cast, compute, load, output, reduce, tensor
@@ -21,9 +21,16 @@ F16, BF16, F32, U8, I32 = DType.F16, DType.BF16, DType.F32, DType.U8, DType.I32
 ONE = Machine(multiprocessors=1)
 
 
+def part(cols: int) -> tuple[int, int]:
+    """Form and R."""
+    found = part_of_warp(cols)
+    assert found is not None
+    return found
+
+
 def many(cols: int, multiprocessors: int = 1) -> int:
     """Rows for two tiles of each block, and some of a third."""
-    form, each = next((form, each) for most, form, each in OF_NARROW_ROWS if cols <= most)
+    form, each = part(cols)
     return 2 * WARPS[each] * (WARP // LANES[form]) * multiprocessors + 6
 
 
@@ -41,7 +48,7 @@ def narrow(program: Program, given: list[torch.Tensor], each: int = 0) -> Image:
     return image
 
 
-def masked_softmax(dtype: DType, heads: bool = True) -> Program:
+def masked_softmax(dtype: DType) -> Program:
     """Of scores (batch, head, row, column) and a mask that a batch has of its columns."""
     nodes = (
         *(load(0, dtype), cast(F32, 0), load(1, dtype), cast(F32, 2), compute("add", F32, 1, 3)),
@@ -72,7 +79,7 @@ def sums_and_scaled(dtype: DType = F32) -> Program:
 def test_norms_and_softmaxes(cols: int) -> None:
     for dtype in (F16, F32):
         x, weight = values(dtype, many(cols), cols), values(dtype, cols)
-        each = next(each for most, _, each in OF_NARROW_ROWS if cols <= most)
+        _, each = part(cols)
         narrow(softmax(dtype), [x], each)
         narrow(layer_norm(dtype), [x + 4, weight, weight], each)
         narrow(masked_rms_norm(dtype), [x, weight], each)

@@ -19,7 +19,7 @@ from tests.dvm_gpu.test_gpu import BIG, check_gpu, check_image
 pytestmark = pytest.mark.gpu
 
 F16, BF16, F32, U8, I32 = DType.F16, DType.BF16, DType.F32, DType.U8, DType.I32
-
+ANY_WIDTH = (121, 126, 127, 129, 130, 131, 255, 511, 513, 1021, 1022, 1023, 1025)
 
 _many = rows.many
 
@@ -72,22 +72,7 @@ def test_numbers_of_rows() -> None:
 @pytest.mark.parametrize("first", [0, 1, 2, 3, 5])
 def test_any_width(dtype: DType, first: int) -> None:
     """All that may be left of a row behind its last four, wherever it begins: what is stored."""
-    for cols in (
-        *range(1, 12),
-        121,
-        126,
-        127,
-        129,
-        130,
-        131,
-        255,
-        511,
-        513,
-        1021,
-        1022,
-        1023,
-        1025,
-    ):
+    for cols in (*range(1, 12), *ANY_WIDTH):
         count = 40
         x = values(dtype, count * cols + first)[first:].view(count, cols)
         if dtype in (I32, U8):

@@ -416,6 +416,7 @@ struct Encoder {
     /* cuda_tables.cpp */
     void rows_of_positions();
     void rows_of_vectors();
+    const Operand *whole_output() const;
     bool is_vector(const Operand &one, uint32_t dims, const Operand &like) const;
     uint32_t dims_of_positions() const;
     bool has_rows(const Operand &one) const;

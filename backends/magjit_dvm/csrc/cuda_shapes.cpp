@@ -273,13 +273,21 @@ void Encoder::place(int o)
     one.size = (uint8_t)item;
 }
 
+/* The first output that has all dimensions. */
+const Operand *Encoder::whole_output() const
+{
+    for (int o = 0; o < n_outputs(); o++) {
+        if (has[program.outputs[o].node] == active) {
+            return &outputs[o];
+        }
+    }
+    return nullptr;
+}
+
 /* The order in memory of what moves most: the first output, or input, with all dimensions. */
 void Encoder::order()
 {
-    const Operand *like = nullptr;
-    for (int o = 0; o < n_outputs() && !like && !reduced; o++) {
-        like = has[program.outputs[o].node] == active ? &outputs[o] : nullptr;
-    }
+    const Operand *like = reduced ? nullptr : whole_output();
     for (int n = 0; n < n_nodes() && !like; n++) {
         bool full = program.nodes[n].kind == NODE_load && has[n] == active;
         like = full ? &inputs[program.nodes[n].aux] : nullptr;

@@ -27,10 +27,7 @@ uint32_t Encoder::dims_of_positions() const
 /* Without reductions, what shares a position, or an int64, is a row if it lies side by side. */
 void Encoder::rows_of_positions()
 {
-    const Operand *like = nullptr;
-    for (int o = 0; o < n_outputs() && !like; o++) {
-        like = has[program.outputs[o].node] == active ? &outputs[o] : nullptr;
-    }
+    const Operand *like = whole_output();
     if (reduced || !like || !prepared.has_positions) {
         return;
     }
@@ -68,10 +65,7 @@ bool Encoder::is_vector(const Operand &one, uint32_t dims, const Operand &like) 
 /* Without reductions, the vector of columns that do not come by four makes rows of them. */
 void Encoder::rows_of_vectors()
 {
-    const Operand *like = nullptr;
-    for (int o = 0; o < n_outputs() && !like; o++) {
-        like = has[program.outputs[o].node] == active ? &outputs[o] : nullptr;
-    }
+    const Operand *like = whole_output();
     if (reduced || !like || prepared.has_positions || prepared.draws) {
         return;
     }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from magjit_dvm.cuda.ptx import Body
-from magjit_dvm.cuda.words import NUMBER
+from magjit_dvm.cuda.words import NUMBER, WARP
 
 __all__ = ["ABSENT", "QUADS", "Cases", "vector"]
 
@@ -30,7 +30,7 @@ class Cases:
         own_table: whether the case that is written jumps through a table of its own.
     """
 
-    lanes = 32
+    lanes = WARP
 
     def __init__(self, each: int, approximate: bool) -> None:
         self.R, self.J = each, each // 4
@@ -141,7 +141,7 @@ class Cases:
         Row registers' address tells the lane.
         """
         self.put(f"and.b32 nvl,{{ROWS}},{self.across - 4}; sub.s32 nvl,{{NV}},nvl;")
-        if self.lanes < 32:  # of a row that is not there, none
+        if self.lanes < WARP:  # of a row that is not there, none
             self.put(f"and.b32 k1,{{GW}},{ABSENT}; sub.s32 nvl,nvl,k1;")
 
     def row_register(self, to: str, shift: int) -> None:

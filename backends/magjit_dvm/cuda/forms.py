@@ -18,6 +18,7 @@ from magjit_dvm.cuda.words import (
     OF_COLUMNS,
     OF_POSITIONS,
     OPCODES,
+    WARP,
     Image,
 )
 
@@ -41,7 +42,6 @@ __all__ = [
     "SQUARES",
     "STACKED",
     "SUMMING",
-    "WARP",
     "WHOLE",
     "form_of",
     "has_case",
@@ -63,7 +63,6 @@ that writes sums would make all others slower, and so do cases that a norm does 
 straight from global memory wants more warps than what is in stages, and these fewer registers than
 all functions have use for."""
 
-WARP = 32
 LANES = {EIGHTH: 4, QUARTER: 8, HALF: 16}
 """Of a row, by forms whose warps have several."""
 

@@ -55,6 +55,7 @@ from magjit_dvm.cuda.words import (
     NUMBER,
     OF_STAGE,
     OPCODES,
+    WARP,
 )
 
 __all__ = [
@@ -183,7 +184,7 @@ class _Loop(Storing):
             "TABLE: .branchtargets " + ", ".join(f"L{k}" for k in range(len(OPCODES))) + ";",
             f"setp.eq.u32 full,{{NV}},{self.slice}; mov.b32 pc,{{PC}};",
             f"and.b32 k0,{{GW}},{ABSENT}; setp.eq.and.u32 full,k0,0,full; "
-            "vote.sync.all.pred full,full,-1;" * (self.lanes < 32),
+            "vote.sync.all.pred full,full,-1;" * (self.lanes < WARP),
             "mov.b32 M0,0; mov.b32 M1,0; mov.b32 F1,0;",
             "ld.shared.v4.b32 {{i0,i1,F0,F1}},[pc]; and.b32 d,i0,255; brx.idx.uni d,TABLE;",
         )

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from magjit_dvm.cuda.adder_code import BESIDE_ADDERS
-from magjit_dvm.cuda.forms import LANES, NORMS, SQUARES, WARP, form_of, may_be_several
+from magjit_dvm.cuda.forms import LANES, NORMS, SQUARES, form_of, may_be_several
 from magjit_dvm.cuda.parts import MOST_EACH
 from magjit_dvm.cuda.shapes import Operand, Space
 from magjit_dvm.cuda.warps import (
     OF_GRADIENTS,
-    OF_NARROW_ROWS,
     OF_SMALL,
     WARPS,
     WARPS_OF_SQUARES,
+    part_of_warp,
 )
 from magjit_dvm.cuda.words import (
     HEADER_BYTES,
@@ -23,6 +23,7 @@ from magjit_dvm.cuda.words import (
     MAX_PASSES,
     NO_WORD,
     OF_POSITIONS,
+    WARP,
     Image,
 )
 from magjit_dvm.program import NodeKind
@@ -301,20 +302,18 @@ def arrange_anew(space: Space, image: Image, machine: Machine) -> None:
 
 def _arrange_several(space: Space, image: Image, machine: Machine) -> bool:
     """Give rows that leave lanes without elements a part of a warp each; whether that is so."""
-    lanes, each = next(
-        ((LANES[form], each) for most, form, each in OF_NARROW_ROWS if image.cols <= most),
-        (WARP, 0),
-    )
+    part = part_of_warp(image.cols)
     around = image.epilogue != NO_WORD or space.has_positions or space.draws or image.sums
-    if not image.by_rows or image.chunks > 1 or not each or around or not may_be_several(image):
+    if not image.by_rows or image.chunks > 1 or part is None or around or not may_be_several(image):
         return False
-    rows = WARPS[each] * (WARP // lanes)
+    form, each = part
+    rows = WARPS[each] * (WARP // LANES[form])
     if image.rows < _LEAST_OF_NARROW * rows * machine.multiprocessors:
         return False
     for word in image.words:
         if word.first.endswith(".scratch") or word.first == "save":
             word.w1 = word.w1 // image.each * each
-    image.each, image.group, image.lanes, image.warps = each, 1, lanes, WARPS[each]
+    image.each, image.group, image.lanes, image.warps = each, 1, LANES[form], WARPS[each]
     _count(image, machine)
     return True
 

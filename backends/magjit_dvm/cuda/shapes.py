@@ -190,14 +190,19 @@ def _check_draws(space: Space) -> None:
                 raise NotEncodable("numbers that are drawn in another order")
 
 
+def _whole_output(space: Space) -> Operand | None:
+    """The first output that has all dimensions."""
+    full = (k for k, one in enumerate(space.program.outputs) if space.has[one.node] == space.active)
+    return next((space.outputs[k] for k in full), None)
+
+
 def _rows_of_positions(space: Space) -> None:
     """Without reductions, what shares a position, or an int64, is a row if it lies side by side.
 
     What rows have one number of is then computed once for each.
     """
     program = space.program
-    full = (k for k, one in enumerate(program.outputs) if space.has[one.node] == space.active)
-    like = next((space.outputs[k] for k in full), None)
+    like = _whole_output(space)
     if space.reduced or like is None or not space.has_positions:
         return
     found, size, at = set[int](), like.size, _dims_of_positions(space)
@@ -219,8 +224,7 @@ def _rows_of_vectors(space: Space) -> None:
     Its elements would have an address each; a row's are side by side.
     """
     program = space.program
-    full = (k for k, one in enumerate(program.outputs) if space.has[one.node] == space.active)
-    like = next((space.outputs[k] for k in full), None)
+    like = _whole_output(space)
     if space.reduced or like is None or space.has_positions or space.draws:
         return
     vectors: dict[frozenset[int], list[Operand]] = {}
@@ -377,8 +381,7 @@ def _order(space: Space) -> None:
     """The order in memory of what moves most: the first output, or input, with all dimensions."""
     program, like = space.program, None
     if not space.reduced:
-        full = (k for k, one in enumerate(program.outputs) if space.has[one.node] == space.active)
-        like = next((space.outputs[k] for k in full), None)
+        like = _whole_output(space)
     for number, node in enumerate(program.nodes):
         if like is None and node.kind is NodeKind.LOAD and space.has[number] == space.active:
             like = space.inputs[node.aux]

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from magjit_dvm.cuda.cases import vector
 from magjit_dvm.cuda.elements import BYTES, one_to_global, packed, to_global
-from magjit_dvm.cuda.forms import ALONE, NORMS, SQUARES
+from magjit_dvm.cuda.forms import NORMS, SQUARES
 from magjit_dvm.cuda.loads import Loads
-from magjit_dvm.cuda.words import NUMBER
+from magjit_dvm.cuda.words import NUMBER, WARP
 
 __all__ = ["Storing"]
-
 
 _FULL = (NORMS, SQUARES)
 """Forms whose registers are all in use, and whose programs seldom store what is not aligned."""
@@ -23,11 +22,11 @@ _FULL = (NORMS, SQUARES)
 class Storing(Loads):
     """The words ``st.g`` and ``st.u``, once the lane's place is in P."""
 
-    form = ALONE
+    form: int
 
     def store_aligned(self, what: str) -> None:
         """Four elements at a time, but for those of the last block that is there."""
-        tail, done, narrow = self.label("TAIL"), self.label("STORED"), self.lanes < 32
+        tail, done, narrow = self.label("TAIL"), self.label("STORED"), self.lanes < WARP
         parts = [self.label("PART") for _ in range(self.J)]
         tiles = [[f"A{4 * j + i}" for i in range(4)] for j in range(self.J)]
         self.put(f"@!full bra.uni {tail};")
@@ -68,16 +67,18 @@ class Storing(Loads):
                 self.store_each(what, j)
             self.fetch()
             return
-        part, narrow = self.label("PART"), self.lanes < 32
+        part, narrow = self.label("PART"), self.lanes < WARP
         self.put(f"cvt.u32.u64 k0,p; and.b32 k0,k0,{4 * size - 1};")
         if not narrow:  # else rows of one warp begin in several ways
             self.put(f"setp.eq.u32 q,k0,0; @q bra.uni L{NUMBER[f'st.g.{what}']};")
         self.from_lane()
         # k0: bytes of the lane before; k1: elements that are there from its first of these on.
+        # n3: elements from the first place of all; of several rows, as many as it may be.
         # The row registers' address tells the lane; c1 is the one before.
         last = 4 * self.lanes - 4
         self.put(
-            f"shr.u32 k1,k0,{size.bit_length() - 1}; and.b32 c0,{{ROWS}},{last}; "
+            f"shr.u32 k1,k0,{size.bit_length() - 1}; add.u32 n3,{{NV}},{3 if narrow else 'k1'}; "
+            f"and.b32 c0,{{ROWS}},{last}; "
             f"setp.eq.u32 q1,c0,0; setp.eq.u32 whole,c0,{last}; "
             f"add.u32 c1,c0,{last}; and.b32 c1,c1,{last}; "
             f"and.b32 c0,{{ROWS}},{124 - last}; or.b32 c1,c1,c0; shr.u32 c1,c1,2;",
@@ -89,10 +90,7 @@ class Storing(Loads):
             self.put(f"setp.gt.s32 q,c0,{i};")
             self.put(*one_to_global(what, f"A{i}", f"p+{size * i}", "@q "))
         self.put("cvt.u64.u32 e,k0; sub.u64 p,p,e; add.s32 k1,k1,nvl; selp.b32 nvl,0,k1,q1;")
-        # n3: elements from the first place of all; of several rows, as many as it may be.
-        more = "3" if narrow else "n3"
-        self.put(f"shr.u32 n3,k0,{size.bit_length() - 1};" * (not narrow))
-        self.put(f"add.u32 n3,{{NV}},{more};", self.turned(what))
+        self.put(self.turned(what))
         for j in range(self.J + 1):
             found = self.places(what, j)
             if j < self.J:
@@ -113,7 +111,7 @@ class Storing(Loads):
         if what == "32":
             return "setp.lt.u32 q1,k0,8; and.b32 c0,k0,4; setp.eq.u32 q2,c0,0;"
         if BYTES[what] == 2:
-            even = "setp.eq.u32 q,k0,0; selp.b32 c0,32,c0,q;" * (self.lanes < 32)
+            even = "setp.eq.u32 q,k0,0; selp.b32 c0,32,c0,q;" * (self.lanes < WARP)
             return f"setp.lt.u32 q1,k0,6; and.b32 c0,k0,2; shl.b32 c0,c0,3; {even}"
         return "sub.u32 c0,4,k0; shl.b32 c0,c0,3;"
 

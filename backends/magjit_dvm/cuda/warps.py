@@ -23,6 +23,7 @@ __all__ = [
     "WARPS_OF_SQUARES",
     "each_of",
     "most_threads",
+    "part_of_warp",
 ]
 
 WARPS = {64: 11, 32: 15, 24: 15, 16: 19, 8: 19}
@@ -41,6 +42,11 @@ OF_NARROW_ROWS = (
 )
 """Of rows up to so many columns, the part of a warp that each has, and R: the largest that leaves
 few lanes without elements, since a word takes as long for fewer."""
+
+
+def part_of_warp(cols: int) -> tuple[int, int] | None:
+    """Form and R of rows of so many columns, where each has a part of a warp."""
+    return next(((form, each) for most, form, each in OF_NARROW_ROWS if cols <= most), None)
 
 
 def each_of(form: int) -> tuple[int, ...]:

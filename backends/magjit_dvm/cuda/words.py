@@ -188,6 +188,8 @@ MAX_INPUTS, MAX_PASSES = 12, 4
 MAX_DRAWING, OF_POSITIONS = 16, (16, 32)
 """The largest R that has registers for random numbers; those that have cases for positions, tables
 and squares."""
+WARP = 32
+"""Lanes."""
 HEADER_BYTES, IMAGE_BYTES, COUNTER_AT, INPUTS_AT, PARTS_AT = 352, 4096, 144, 152, 344
 OF_ROWS = 256
 """Added to the size of an element of which a row has one."""
@@ -262,7 +264,7 @@ class Image:
     each: int = 32
     warps: int = 1
     group: int = 1
-    lanes: int = 32
+    lanes: int = WARP
     stages: int = 1
     stage_bytes: int = 0
     cols: int = 1
@@ -313,7 +315,7 @@ class Image:
     @property
     def rows_of_tile(self) -> int:
         """0 where tiles have no rows."""
-        return self.warps * 32 // (self.group * self.lanes) if self.by_rows else 0
+        return self.warps * WARP // (self.group * self.lanes) if self.by_rows else 0
 
     @property
     def slice(self) -> int:
@@ -397,10 +399,10 @@ class Image:
 
     def __str__(self) -> str:
         shape = f"rows {self.rows} x {self.cols}" if self.by_rows else f"{self.elements} elements"
+        part = self.group if self.lanes == WARP else f"{self.lanes} lanes"
         lines = [
             f"image: {shape}, {self.tiles} tiles, {self.blocks} blocks of {self.warps} warps, "
-            f"{self.group if self.lanes == 32 else f'{self.lanes} lanes'} a row, R = {self.each}, "
-            f"{self.shared_bytes} bytes shared",
+            f"{part} a row, R = {self.each}, {self.shared_bytes} bytes shared",
         ]
         lines += [f"  stage: arg{a} at 0x{at:x}" for a, _, at in self.inputs]
         marks = {at: f"  pass {p}:" for p, at in enumerate(self.first)}
