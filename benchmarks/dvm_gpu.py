@@ -113,6 +113,10 @@ def log_softmax(x: Tensor) -> Tensor:
     return x.log_softmax(-1)
 
 
+def softmax_gradient(dy: Tensor, y: Tensor) -> Tensor:
+    return torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype)  # type: ignore[no-any-return]
+
+
 def embedding_norm(table: Tensor, ids: Tensor) -> Tensor:
     return F.layer_norm(F.embedding(ids, table), table.shape[-1:])
 
@@ -252,22 +256,28 @@ def cases() -> Iterator[Case]:
     for count in (4, 12, 1, 2, 8):
         yield Case("chains", f"{count} operators", chain(count), line(1))
     for width in (1024, 4096, 8192):
-        weighted = rows(width, vectors=2)
-        yield Case("weights", f"layer_norm {width}, weights", layer_norm_weights, weighted)
-        weighted = rows(width, vectors=1)
-        yield Case("weights", f"rms_norm {width}, weight", rms_norm_weight, weighted)
-        weighted = rows(width, 2, 1)
-        yield Case("weights", f"add, rms_norm {width}, weight", add_rms_norm, weighted)
-        yield Case("weights", f"log_softmax {width}", log_softmax, rows(width))
+        for name, function, made in (
+            ("layer_norm {}, weights", layer_norm_weights, rows(width, vectors=2)),
+            ("rms_norm {}, weight", rms_norm_weight, rows(width, vectors=1)),
+            ("add, rms_norm {}, weight", add_rms_norm, rows(width, 2, 1)),
+            ("log_softmax {}", log_softmax, rows(width)),
+        ):
+            yield Case("weights", name.format(width), function, made)
     for width in (64, 96, 128, 256):
-        name = f"rms_norm {width}, weight"
-        yield Case("narrow", name, rms_norm_weight, rows(width, vectors=1))
+        name, weighted = f"rms_norm {width}, weight", rows(width, vectors=1)
+        yield Case("narrow", name, rms_norm_weight, weighted)
     for width in (96, 384):
-        name = f"layer_norm {width}, weights"
-        yield Case("narrow", name, layer_norm_weights, rows(width, vectors=2))
+        name, weighted = f"layer_norm {width}, weights", rows(width, vectors=2)
+        yield Case("narrow", name, layer_norm_weights, weighted)
     for width in (32, 49, 64, 197):
         yield Case("narrow", f"softmax {width}", softmax, rows(width))
     yield Case("narrow", "softmax 197, with a mask", masked_softmax, rows(197, vectors=1))
+    for width in (32_000, 50_257, 128_256):
+        yield Case("long", f"softmax {width}", softmax, rows(width))
+    yield Case("long", "log_softmax 32000", log_softmax, rows(32_000))
+    yield Case("long", "rms_norm 32768, weight", rms_norm_weight, rows(32_768, vectors=1))
+    yield Case("long", "gradient of softmax 32000", softmax_gradient, rows(32_000, 2))
+    yield Case("long", "losses of 128256 classes", losses, scores(128_256))
     yield Case("inputs", "add", add, line(2))
     yield Case("inputs", "silu(x) * y", gate, line(2))
     yield Case("inputs", "x * y + z", multiply_add, line(3))

@@ -15,6 +15,7 @@ from magjit_dvm.cuda import build
 from magjit_dvm.cuda.forms import (
     ADDING,
     ALONE,
+    CHUNKED,
     FLAT,
     FORMS,
     GRADIENTS,
@@ -71,17 +72,18 @@ _SPILLS_OF_SMALL = {
 _SPILLS_OF_NVRTC = {
     **{(64, ALONE): 64, (64, WHOLE): 64, (64, STACKED): 64},
     **{(36, GRADIENTS): 64, (32, SQUARES): 16, (32, QUARTER): 32, (32, HALF): 32},
+    (32, CHUNKED): 64,
 }
 """Of the kernels that users have, by R, on sm_90; it has another front end than nvcc.  Norms'
 gradients spill what a row needs once."""
 
 OF_FORMS = {
     SUMMING: [one for one in each_of(SUMMING) if one <= MOST_EACH],
-    **{form: each_of(form) for form in (FLAT, ADDING, NORMS, GRADIENTS, SQUARES, *LANES)},
+    **{form: each_of(form) for form in (FLAT, ADDING, NORMS, GRADIENTS, SQUARES, CHUNKED, *LANES)},
 }
 """Values of R that forms have kernels for which nvcc makes in seconds, with the first of them."""
 
-SMALL = (FLAT, ADDING, NORMS, GRADIENTS, SQUARES, *LANES)
+SMALL = (FLAT, ADDING, NORMS, GRADIENTS, SQUARES, CHUNKED, *LANES)
 """Those that NVRTC makes in seconds."""
 
 MADE_FORMS = [pytest.param(form, marks=[] if form == FLAT else pytest.mark.slow) for form in FORMS]

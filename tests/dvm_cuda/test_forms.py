@@ -10,6 +10,7 @@ from magjit_dvm.cuda.encode import Machine
 from magjit_dvm.cuda.forms import (
     ADDING,
     ALONE,
+    CHUNKED,
     FLAT,
     FORMS,
     GRADIENTS,
@@ -123,7 +124,7 @@ def test_rows_that_are_only_read_have_the_largest_R() -> None:
 
 def test_rows_in_chunks() -> None:
     image = check_words(softmax(F32), [values(F32, 2, 20_000)], SMALL)
-    assert image is not None and image.chunks > 1 and form_of(image) == ALONE
+    assert image is not None and image.chunks > 1 and form_of(image) == CHUNKED
 
 
 def test_functions_of_another_table() -> None:
@@ -152,9 +153,9 @@ def test_a_kernel_has_what_its_programs_may_have(form: int) -> None:
             assert {"end", "save", "lt.c.bf16"} < has and not own_tables(form)
             continue
         assert {"end", "nop", "f.add", "st.g.f16"} <= has and "add.rows" not in has
-        assert ("by" in has) == (form not in (FLAT, SQUARES, ADDING, NORMS, *LANES))
-        assert ("row.f.sum" in has) == (form not in (FLAT, SQUARES))
-        assert ("red.f.sum" in has) == (form in (ALONE, STACKED, SUMMING))
+        assert ("by" in has) == (form not in (FLAT, SQUARES, ADDING, NORMS, CHUNKED, *LANES))
+        assert ("row.f.sum" in has) == (form not in (FLAT, SQUARES, CHUNKED))
+        assert ("red.f.sum" in has) == (form in (ALONE, STACKED, SUMMING, CHUNKED))
         assert len(own_tables(form) & has) > 40
 
 

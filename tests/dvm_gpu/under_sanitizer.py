@@ -39,6 +39,7 @@ from magjit_dvm.program import Program
 from magjit_dvm.vm import run_stacked
 from tests.dvm.checking import compute, load, output, tensor
 from tests.dvm_cuda import chained
+from tests.dvm_cuda import test_chunks as chunks
 from tests.dvm_cuda import test_draws as draws
 from tests.dvm_cuda import test_encoder as words
 from tests.dvm_cuda import test_row_words as row_words
@@ -127,7 +128,12 @@ def cases(tool: str) -> Iterator[tuple[Program, list[Any]]]:
         yield words.softmax(F16), [whole[3:].view(count, cols)]
         yield words.softmax(F32), [words.values(F32, count, cols)]
         yield several.sums_and_scaled(), [words.values(F32, count, cols), words.values(F32, count)]
-    yield words.softmax(F16), [words.values(F16, 5, 50001)]
+    for cols in (24_576, 50_001):  # in chunks, two rows a block and three
+        yield row_words.quick_softmax(F16), [words.values(F16, 29, cols)]
+        yield words.softmax(F32), [words.values(F32, 5, cols)]
+        weight = words.values(F16, cols)
+        yield words.layer_norm(F16), [words.values(F16, 18, cols), weight, weight]
+        yield chunks.summed(F16), [words.values(F16, 19, cols)]
     added = Program(
         2,
         (tensor(F32, 0, 1), tensor(F32, 0, 1)),

@@ -29,6 +29,10 @@ void Encoder::run()
     if (chunked && image.sums) {
         refuse("sums across long rows");
     }
+    if (chunked && !stopped()) {
+        find_online();
+        look_up_late();
+    }
     if (!stopped()) {
         emit();
     }
@@ -68,7 +72,9 @@ Word &Encoder::put(Code first, uint8_t second)
 
 bool Encoder::is_reduced(int n) const
 {
-    return program.nodes[n].kind == NODE_reduce && canonical[n] == n && uses[n] && !goes_across(n);
+    bool found = online[n] >= 0 && online[n] < n; /* with the largest */
+    return program.nodes[n].kind == NODE_reduce && canonical[n] == n && uses[n] && !goes_across(n) &&
+           !found;
 }
 
 int Encoder::count_passes() const
@@ -101,7 +107,7 @@ void Encoder::emit()
             image.first[image.n_first++] = (uint16_t)image.n_words;
         }
         if (chunked) {
-            forget();
+            forget(p);
         }
         if (each_of_squares && p == 0) {
             ask_ahead();
@@ -167,15 +173,39 @@ void Encoder::emit_pass(int pass, int passes)
 }
 
 /* Scratch memory and counts do not outlive a pass over chunks: all is computed again. */
-void Encoder::forget()
+void Encoder::forget(int pass)
 {
     for (int k = 0; k < n_saved; k++) {
         free_slots[n_free++] = slot[saved[k]];
         slot[saved[k]] = -1;
     }
     n_saved = 0;
-    std::copy(uses, uses + n_nodes(), left);
+    std::fill(left, left + n_nodes(), 0);
+    for (int n = 0; n < n_nodes(); n++) {
+        if (is_reduced(n) && phase[n] == pass + 1) {
+            count_uses(program.nodes[n].args[0]);
+        }
+    }
+    for (const Output &out : program.outputs) {
+        if (!in_row(out.node) && phase[out.node] == pass) {
+            count_uses(out.node);
+        }
+    }
     held = -1;
+}
+
+/* One more use of a value in this pass, and of what it is computed from if it is the first. */
+void Encoder::count_uses(int n)
+{
+    n = canonical[n];
+    if (left[n]++ || in_row(n) || facts[n].number || facts[n].load) {
+        return;
+    }
+    for (int arg : program.nodes[n].args) {
+        if (arg >= 0) {
+            count_uses(arg);
+        }
+    }
 }
 
 /* ---- tiles ---- */
@@ -481,8 +511,10 @@ void Encoder::emit_reduce(int n)
     }
     generate(arg);
     accumulator[n] = (int8_t)image.accumulators++;
-    int which = reduction(n);
-    put(words.reduce[std::max(which, 0)]).x = (uint8_t)accumulator[n];
+    bool with_sum = online[n] >= 0;
+    int which = with_sum ? 0 : reduction(n);
+    Word &word = put(with_sum ? words.reduce_online : words.reduce[std::max(which, 0)]);
+    word.x = (uint8_t)accumulator[n];
     done_with(arg);
 }
 

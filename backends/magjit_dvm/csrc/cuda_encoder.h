@@ -22,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 29, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 30, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
@@ -87,7 +87,8 @@ struct Operators {
 
 /* Of kernels, as in cuda/forms.py: of one image, several, one that has sums across rows, one that has no
  * rows, one whose rows are in no chunks, one with warps that add up sums, one of norms and softmaxes,
- * one of norms' gradients, one of squares, three with eight, four, and two rows a warp. */
+ * one of norms' gradients, one of squares, three with eight, four, and two rows a warp, one of rows in
+ * chunks. */
 enum Form : int {
     ALONE,
     STACKED,
@@ -101,6 +102,7 @@ enum Form : int {
     EIGHTH,
     QUARTER,
     HALF,
+    CHUNKED,
     N_FORMS
 };
 
@@ -114,7 +116,8 @@ enum Use : uint16_t {
     OF_ROWS_REDUCED = 32, /* it reduces a row, or runs along it */
     OF_SQUARES = 64,      /* the kernel of squares has it */
     STORES = 128,         /* it writes a tile */
-    OF_SEVERAL = 256      /* the kernel with several rows a warp has it */
+    OF_SEVERAL = 256,     /* the kernel with several rows a warp has it */
+    OF_CHUNKED = 512         /* that of rows in chunks has it */
 };
 
 struct Words {
@@ -133,6 +136,7 @@ struct Words {
     uint8_t ask_near, ask_transposed;
     uint8_t kept, affine, scale; /* vectors in shared memory */
     uint8_t reduce[N_REDUCTIONS], finish[N_REDUCTIONS];
+    uint8_t reduce_online, finish_online; /* the largest with the sum of exponentials */
     uint8_t row_reduce[N_REDUCTIONS], row_squares, row_stat; /* of a row in one stage */
     uint8_t row_norm, row_softmax, row_back, add_up_norm, add_rows, norm_back;
     uint8_t row_running[2][2]; /* sums and products, of each kind of registers; 0: none */
@@ -285,6 +289,8 @@ struct Image {
     int numbers = 0, accumulators = 0, scratch = 0, weights = 0, sums = 0;
     int64_t adders = 0; /* warps, beside those that compute */
     int64_t fixed = 0, shift = 0; /* of tiles beside sums: see cuda/words.py */
+    int64_t row_bytes = 0;        /* of rows in chunks, in a stage */
+    bool keeps = false;           /* stages keep such rows until their last pass */
     int row_inputs = 0; /* the last of the inputs: they have an element for a row */
     int64_t barriers_at = 0, rows_at = 0, partials_at = 0, scratch_at = 0, ring_at = 0;
     int64_t weights_at = 0;
@@ -454,6 +460,7 @@ struct Encoder {
     int64_t each_for_rows(int64_t wanted, int64_t together, MostWarps most) const;
     void count();
     bool may_shrink() const;
+    bool keeps_rows();
     int64_t wanted_stages();
     int64_t arrange_beside_adders();
     bool arrange_gradients();
@@ -461,6 +468,8 @@ struct Encoder {
     void arrange_anew();
     bool arrange_several();
     void arrange_norms();
+    void arrange_chunks();
+    void scale_scratch(int64_t each);
     bool divide_anew(int64_t each, int64_t most);
     void shrink();
     void measure(int64_t program_bytes);
@@ -510,6 +519,10 @@ struct Encoder {
 
     /* cuda_values.cpp */
     void survey();
+    void find_phases();
+    void find_online();
+    void look_up_late();
+    int sum_beyond(int n) const;
     int alias_of(int n) const;
     bool in_row(int n) const { return !(has[n] & (reduced ? reduced : ~0u)); }
     bool is_row_value(int n) const
@@ -540,7 +553,8 @@ struct Encoder {
     void ask_ahead();
     int count_passes() const;
     bool is_reduced(int n) const;
-    void forget();
+    void forget(int pass);
+    void count_uses(int n);
     void emit_row_value(int n);
     void load_row_value(int n);
     bool by_scalar_word(int n);
@@ -599,6 +613,8 @@ struct Encoder {
     bool ranged[MAX_NODES];
     int16_t canonical[MAX_NODES];
     uint8_t phase[MAX_NODES]; /* reductions before it */
+    int16_t online[MAX_NODES]; /* of the largest of a long row, the sum that is found with it; of that
+                                * sum, the largest; −1: none */
     int32_t uses[MAX_NODES], left[MAX_NODES];
     int8_t row_register[MAX_NODES], accumulator[MAX_NODES]; /* −1: none */
     int16_t slot[MAX_NODES];                                /* in scratch memory; −1: not saved */

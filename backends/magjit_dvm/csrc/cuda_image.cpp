@@ -43,10 +43,10 @@ Form Encoder::form() const
         bool whole = image.words[image.first[0]].first == words.norm_back;
         return whole ? GRADIENTS : image.adders ? ADDING : SUMMING;
     }
-    if (image.chunks > 1 || image.n_first > 1) {
-        return ALONE;
-    }
     int uses = uses_of_all();
+    if (image.chunks > 1) {
+        return uses & OF_CHUNKED ? CHUNKED : ALONE;
+    }
     if (image.by_rows && image.lanes < LANES_OF_WARP) {
         return image.lanes == 4 ? EIGHTH : image.lanes == 8 ? QUARTER : HALF;
     }
@@ -66,7 +66,9 @@ int Encoder::uses_of_all() const
 {
     int found = ~0;
     for (const Word *word = image.words; word != image.words + image.n_words; word++) {
-        bool other = word->first == words.by; /* whose second is a number of another table */
+        /* Whose second is a number of another table, or of row registers. */
+        bool other = word->first == words.by || word->first == words.by_row ||
+                     word->first == words.by_row_number;
         found &= words.uses[word->first] & (other ? ~0 : words.uses[word->second]);
     }
     return found;
@@ -109,7 +111,7 @@ void Encoder::pack_header()
                                 image.scratch * 128 * image.each,
                                 image.prologue,
                                 image.sums | image.shift << 8 | image.adders << 16,
-                                image.fixed};
+                                image.fixed | image.row_bytes | image.keeps};
     memset(encoded.image, 0, HEADER_BYTES);
     char *to = encoded.image;
     for (int64_t field : fields) {

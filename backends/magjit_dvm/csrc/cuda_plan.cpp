@@ -41,6 +41,13 @@ struct {
 constexpr int MEETING = 7;
 constexpr int64_t OF_ROW = 16; /* the most warps of a row there */
 constexpr int64_t WARPS_OF_SQUARES = 19;
+
+/* Of rows in chunks, R and how many a block has at most: where something is looked up, of columns that
+ * do not come by four, and of those that do. */
+struct {
+    int64_t each, rows;
+} constexpr OF_CHUNKS[] = {{32, 2}, {24, 3}, {64, 2}};
+constexpr int64_t NEAR_BYTES = 40 << 20; /* of rows that are read again */
 constexpr int64_t FEW = 12; /* warps, below which those of the kernel of norms serve vectors better */
 
 int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -71,7 +78,7 @@ void Encoder::arrange()
         divide(image.n_inputs ? widest : 4, together);
     }
     chunked = image.chunks > 1;
-    bool by_stages = image.n_inputs && image.by_rows && !chunked && !stopped();
+    bool by_stages = image.n_inputs && image.by_rows && !stopped();
     for (int number : prepared.loads) {
         if (by_stages && image.n_inputs < MAX_STAGED && is_of_rows(inputs[number])) {
             image.inputs[image.n_inputs++] = {(int16_t)number, inputs[number].size, 0};
@@ -151,8 +158,9 @@ void Encoder::divide(int64_t widest, int64_t together)
         if (image.sums && image.cols > most_warps(image.each) * image.slice()) {
             image.each = machine.widest; /* words may turn out to have a kernel of their own */
         }
-        int64_t warps = most_warps(image.each);
-        image.group = std::min(warps, quotient_up(image.cols, image.slice()));
+        int64_t warps = most_warps(image.each), slice = image.slice();
+        int64_t chunks = quotient_up(image.cols, warps * slice);
+        image.group = quotient_up(image.cols, chunks * slice); /* as much in each of them */
         image.warps = image.group * std::max<int64_t>(1, std::min(warps / image.group, wanted));
     }
     count();
@@ -284,6 +292,43 @@ void Encoder::arrange_anew()
             image.warps = WARPS_OF_SQUARES;
             count();
         }
+    } else if (found == CHUNKED) {
+        arrange_chunks();
+    }
+}
+
+/* Divides rows in chunks anew, into as few as their kernel has warps for. A block has several rows, so
+ * that one is computed while the warps of another meet. What passes read again is in the L2 cache, where
+ * no stage keeps it. */
+void Encoder::arrange_chunks()
+{
+    const auto &found = OF_CHUNKS[prepared.has_positions ? 0 : image.cols % 4 ? 1 : 2];
+    int64_t each = std::min(found.each, machine.widest), rows = found.rows;
+    scale_scratch(each);
+    image.each = each;
+    int64_t together = 0;
+    for (int k = 0; k < image.n_inputs - image.row_inputs; k++) {
+        together += image.inputs[k].size;
+    }
+    int64_t again = image.n_first > 1 ? machine.multiprocessors * image.cols * together : 0;
+    int64_t near = again ? NEAR_BYTES / again : rows;
+    int64_t many = image.rows / (LEAST_TILES * machine.multiprocessors);
+    rows = std::max<int64_t>(1, std::min({rows, near, many}));
+    int64_t warps = most_warps_of_small(each) / rows;
+    int64_t chunks = std::max<int64_t>(2, quotient_up(image.cols, warps * image.slice()));
+    image.group = quotient_up(image.cols, chunks * image.slice());
+    image.warps = rows * image.group;
+    count();
+}
+
+/* Places in scratch memory, of which words have R times a number. */
+void Encoder::scale_scratch(int64_t each)
+{
+    for (Word *word = image.words; word != image.words + image.n_words; word++) {
+        uint8_t first = word->first;
+        if (first == words.scratch[0] || first == words.scratch[1] || first == words.save) {
+            word->w1 = (uint32_t)(word->w1 / image.each * each);
+        }
     }
 }
 
@@ -309,12 +354,7 @@ bool Encoder::arrange_several()
     if (image.rows < LEAST_OF_NARROW * rows * machine.multiprocessors) {
         return false;
     }
-    for (Word *word = image.words; word != image.words + image.n_words; word++) {
-        uint8_t first = word->first;
-        if (first == words.scratch[0] || first == words.scratch[1] || first == words.save) {
-            word->w1 = (uint32_t)(word->w1 / image.each * each);
-        }
-    }
+    scale_scratch(each);
     image.each = each;
     image.group = 1;
     image.lanes = lanes;
@@ -400,7 +440,9 @@ void Encoder::shrink()
 void Encoder::measure(int64_t program_bytes)
 {
     int64_t width = image.warps * image.slice(), reach = width;
-    if (image.by_rows && image.chunks == 1) {
+    if (image.chunks > 1) {
+        reach = width = image.group * image.slice(); /* of each row */
+    } else if (image.by_rows) {
         /* Loads read whole slices: of the last row of a tile, beyond the stage. */
         width = image.rows_of_tile() * image.cols;
         reach = (image.rows_of_tile() - 1) * image.cols + image.group * image.slice();
@@ -414,7 +456,9 @@ void Encoder::measure(int64_t program_bytes)
         /* To 16-byte boundaries, and what unaligned loads see. */
         at = rounded(at + (of_rows ? image.rows_of_tile() : width) * stage.size + 48);
     }
-    image.stage_bytes = at;
+    image.row_bytes = image.chunks > 1 ? at : 0;
+    int64_t apart = image.chunks > 1 ? at * (image.rows_of_tile() - 1) : 0;
+    image.stage_bytes = apart + at;
     image.barriers_at = rounded(program_bytes + 32);
     image.rows_at = rounded(image.barriers_at + 36 * image.stages);
     int64_t registers = 128 * (1 + image.numbers + 2 * image.accumulators);
@@ -423,7 +467,7 @@ void Encoder::measure(int64_t program_bytes)
     image.weights_at = image.scratch_at + image.warps * image.scratch * 128 * image.each;
     image.ring_at = rounded(image.weights_at + image.weights * image.weight_bytes());
     int64_t last = image.ring_at + (image.stages - 1) * image.stage_bytes;
-    image.shared_bytes = rounded(last + std::max(image.stage_bytes, seen));
+    image.shared_bytes = rounded(last + apart + std::max(at, seen));
 }
 
 /* Whether so many vectors are kept beside two stages, as they are from then on if so. */
@@ -448,11 +492,25 @@ int64_t Encoder::wanted_stages()
         return 2;
     }
     measure(image.program_bytes());
+    if (image.keeps) {
+        return 2 * image.chunks; /* the next row on its way */
+    }
     int64_t most = std::min(MOST_STAGES, image.tiles / image.blocks * image.chunks);
-    bool of_rows = image.by_rows && image.rows_of_tile() > 1 && !image.sums;
+    bool of_rows = image.by_rows && image.rows_of_tile() > 1 && image.chunks == 1 && !image.sums;
     int64_t under_way = of_rows ? UNDER_WAY_OF_ROWS : UNDER_WAY;
     return std::max(of_rows ? STAGES_OF_ROWS : STAGES,
                     std::min(most, quotient_up(under_way, image.stage_bytes)));
+}
+
+/* Whether stages have room for a whole row, where several passes would read it. */
+bool Encoder::keeps_rows()
+{
+    if (image.chunks == 1 || image.n_first == 1 || !image.n_inputs) {
+        return false;
+    }
+    image.stages = image.chunks;
+    measure(image.program_bytes());
+    return image.shared_bytes <= machine.shared_bytes;
 }
 
 /* Two stages, then fewer warps, then one stage, until everything fits into shared memory. */
@@ -465,7 +523,8 @@ void Encoder::fit()
         return refuse("too many passes over long rows");
     }
     while (!stopped()) {
-        int64_t fewest = may_shrink() ? 2 : 1;
+        image.keeps = keeps_rows();
+        int64_t fewest = image.keeps ? image.chunks : may_shrink() ? 2 : 1;
         for (int64_t stages = wanted_stages(); stages >= fewest; stages--) {
             image.stages = stages;
             measure(image.program_bytes());

@@ -71,6 +71,8 @@ void find_tables(Names &names, Words &found)
         names.find(found.finish[k], "fin.%s", REDUCTIONS[k]);
         names.find(found.row_reduce[k], "row.%s", REDUCTIONS[k]);
     }
+    names.find(found.reduce_online, "red.f.softmax");
+    names.find(found.finish_online, "fin.f.softmax");
     for (int bank : {BANK_t, BANK_a}) {
         const char *letter = bank == BANK_a ? "a" : "t";
         names.find(found.row[bank], "l%s.r", letter);

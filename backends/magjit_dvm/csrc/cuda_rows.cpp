@@ -21,6 +21,15 @@ void Encoder::emit_row_value(int n)
         load_row_value(n);
     } else if (node.kind == NODE_index && facts[n].loaded < N_OF_COLUMNS) {
         look_up_row_value(n);
+    } else if (online[n] >= 0) {
+        if (accumulator[n] < 0) {
+            return leave();
+        }
+        int x = new_register(n), total = new_register(online[n]);
+        Word &word = put(words.finish_online);
+        word.x = (uint8_t)x;
+        word.y = (uint8_t)accumulator[n];
+        word.w1 = (uint32_t)total;
     } else if (node.kind == NODE_reduce) {
         int which = reduction(n);
         if (stopped() || accumulator[n] < 0) {

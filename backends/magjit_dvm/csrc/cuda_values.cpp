@@ -71,18 +71,13 @@ void Encoder::survey()
 {
     std::fill(uses, uses + n_nodes(), 0);
     for (int n = 0; n < n_nodes(); n++) {
-        const Node &node = program.nodes[n];
-        int of = alias_of(n), before = 0;
+        int of = alias_of(n);
         canonical[n] = (int16_t)(of < 0 ? n : of);
-        for (int arg : node.args) {
-            before = arg >= 0 ? std::max<int>(before, phase[arg]) : before;
-        }
-        bool reduces = node.kind == NODE_reduce && node.mask & active && node.aux != ACROSS;
-        phase[n] = (uint8_t)(before + reduces);
         row_register[n] = accumulator[n] = -1;
-        slot[n] = -1;
+        online[n] = slot[n] = -1;
         ranged[n] = false;
     }
+    find_phases();
     check_longs();
     for (int n = 0; n < n_nodes(); n++) {
         if (canonical[n] == n && !facts[n].number && !facts[n].load) {
@@ -105,6 +100,83 @@ void Encoder::survey()
         }
     }
     std::copy(uses, uses + n_nodes(), left);
+}
+
+/* How many reductions come before each value. */
+void Encoder::find_phases()
+{
+    for (int n = 0; n < n_nodes(); n++) {
+        const Node &node = program.nodes[n];
+        int before = 0;
+        for (int arg : node.args) {
+            before = arg >= 0 ? std::max<int>(before, phase[arg]) : before;
+        }
+        bool reduces = node.kind == NODE_reduce && node.mask & active && node.aux != ACROSS;
+        bool with = online[n] >= 0 && online[n] < n;
+        phase[n] = with ? phase[online[n]] : (uint8_t)(before + reduces);
+    }
+}
+
+/* Sums of exponentials that are found with the largest of a row in chunks, and phases with them. */
+void Encoder::find_online()
+{
+    bool any = false;
+    for (int n = 0; n < n_nodes(); n++) {
+        const Node &node = program.nodes[n];
+        bool largest = node.kind == NODE_reduce && node.op == OP_max && facts[n].floating;
+        int total = largest && canonical[n] == n && uses[n] ? sum_beyond(n) : -1;
+        if (total >= 0) {
+            online[n] = (int16_t)total;
+            online[total] = (int16_t)n;
+            any = true;
+        }
+    }
+    if (any) {
+        find_phases();
+    }
+}
+
+/* What is looked up of a row in chunks is so when it is asked for: it may be an element of the row, which
+ * then is in a cache. */
+void Encoder::look_up_late()
+{
+    for (int n = 0; n < n_nodes(); n++) {
+        bool late = program.nodes[n].kind == NODE_index && in_row(n);
+        for (const Output &out : program.outputs) {
+            late &= canonical[out.node] != n;
+        }
+        int first = MAX_NODES;
+        for (int k = 0; k < n_nodes() && late; k++) {
+            bool asks = false;
+            for (int arg : program.nodes[k].args) {
+                asks |= arg >= 0 && canonical[arg] == n;
+            }
+            first = asks && canonical[k] == k ? std::min<int>(first, phase[k]) : first;
+        }
+        phase[n] = late && first < MAX_NODES ? (uint8_t)first : phase[n];
+    }
+}
+
+/* Of the largest of x, the sum of exp(x − largest); −1 without one. */
+int Encoder::sum_beyond(int n) const
+{
+    int x = canonical[program.nodes[n].args[0]];
+    for (int total = 0; total < n_nodes(); total++) {
+        const Node &node = program.nodes[total];
+        if (node.kind != NODE_reduce || node.op != OP_sum || node.aux == ACROSS ||
+            canonical[total] != total || !uses[total]) {
+            continue;
+        }
+        int power = canonical[node.args[0]];
+        int away = computes(power, OP_exp) ? canonical[program.nodes[power].args[0]] : -1;
+        if (away >= 0 && computes(away, OP_sub)) {
+            const int16_t *args = program.nodes[away].args;
+            if (canonical[args[0]] == x && canonical[args[1]] == n) {
+                return total;
+            }
+        }
+    }
+    return -1;
 }
 
 /* The value that a node is the same as, in registers; −1 if it is one of its own. */

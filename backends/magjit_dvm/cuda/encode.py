@@ -81,6 +81,9 @@ class _Encoder(SumsEncoder):
         row_chunks = arrange(self.space, self.image, self.machine)
         if row_chunks and self.sums:
             raise NotEncodable("sums across long rows")
+        if row_chunks:
+            self.find_online()
+            self.look_up_late()
         self.emit(chunked=row_chunks)
         self.image.scratch = self.slots
         self.place()
@@ -95,7 +98,7 @@ class _Encoder(SumsEncoder):
             n
             for n, node in enumerate(self.nodes)
             if node.kind is NodeKind.REDUCE and self.canonical[n] == n and self.uses[n]
-            if not self.goes_across(n)
+            if not self.goes_across(n) and n not in self.online.values()
         ]
         tiles = [k for k in stores if not self.in_row(self.program.outputs[k].node)]
         of_tiles = (self.phase[self.program.outputs[k].node] for k in tiles)
@@ -110,7 +113,9 @@ class _Encoder(SumsEncoder):
                     self.put("end")
                 self.image.first.append(len(self.image.words))
             if chunked:
-                self.forget()
+                asked = [self.nodes[n].args[0] for n in reduces if self.phase[n] == p + 1]
+                stored = (self.program.outputs[k].node for k in tiles)
+                self.forget([*asked, *(n for n in stored if self.phase[n] == p)])
             if self.space.each and p == 0:
                 self.ask_ahead()
             for n in range(len(self.nodes)):
@@ -147,14 +152,6 @@ class _Encoder(SumsEncoder):
             if is_near(self.space, one) or is_transposed(self.space, one):
                 how, place = self.placed(number)
                 self.put(f"pf.{how}", place=place)
-
-    def forget(self) -> None:
-        """Scratch memory and counts do not outlive a pass over chunks: all is computed again."""
-        for slot in self.saved.values():
-            self.free.append(slot)
-        self.saved.clear()
-        self.left = list(self.uses)
-        self.held = -1
 
     # -- tiles --
 
@@ -389,9 +386,9 @@ class _Encoder(SumsEncoder):
         if len(self.accumulator) == _MOST_ACCUMULATORS:
             raise NotEncodable("too many reductions")
         self.generate(arg)
-        self.accumulator[n] = len(self.accumulator)
+        x = self.accumulator[n] = len(self.accumulator)
         self.image.accumulators = len(self.accumulator)
-        self.put(f"red.{self.reduction(n)}", x=self.accumulator[n])
+        self.put(f"red.{'f.softmax' if n in self.online else self.reduction(n)}", x=x)
         self.done_with(arg)
 
     def reduce_row(self, n: int, arg: int) -> None:

@@ -72,16 +72,18 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         bool others_wait = true;
         __syncwarp();
         while (t < h.tiles) {{
-            const u32 turns = chunks > 1 ? passes_of(h) * chunks : 1;
+            const u32 turns = chunks > 1 ? (h.fixed & KEEPS ? 1 : passes_of(h)) * chunks : 1;
 #pragma unroll 1
             for (u32 k = 0, c = 0; k < turns; k++) {{
                 barrier_wait(full + A_STAGE * s + EMPTY, phase ^ 1);
                 u64 e = (u64)t * width, left;
-                u32 most = width;
+                u32 most = width, rows = 1;
                 if (!in_rows) {{
                     left = h.elements - e;
                 }} else if (chunks > 1) {{
-                    e = (u64)t * h.cols + (u64)c * width;
+                    const u64 row = (u64)t * by_rows;
+                    rows = h.rows - row < by_rows ? (u32)(h.rows - row) : by_rows;
+                    e = row * h.cols + (u64)c * width;
                     left = h.cols - c * width;
                 }} else {{
                     most = by_rows * h.cols;
@@ -105,7 +107,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
                              Quad{{(u32)e, (u32)(e >> 32), there, (u32)row}});
                 }}
                 feed(h, full + A_STAGE * s, ring + s * h.stage_bytes, e, count, t, lane,
-                    others_wait && !counter);
+                    others_wait && !counter, UNLESS_WHOLE(rows, 1));
                 if (others_wait) {{
                     others_wait = false;
                     all_meet(P);
@@ -210,7 +212,8 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
     const u32 first_word = kept(base + 16 * h.first[0]);
     /* A stage is the address of its barrier, whose lowest bit is the phase, the next one whether
      * its tile is the last, and of its memory; a turn is a pass and a chunk of it. */
-    u32 barrier = full | (has_one_tile(h, {blocks}) ? LAST : 0), stage = ring, turn = 0, row = 0;
+    u32 barrier = full | (has_one_tile(h, {blocks}) ? LAST : 0), turn = 0, row = 0;
+    u32 stage = ring + group * bytes_of_row(h); /* what it has of the warp's row */
 #ifdef MJ_OWN_SUMS
     for (u32 i = lane; i < (h.sums & 255) * 8 * {each}; i += 32) {{ /* what only this warp uses */
         *(Quad *)(mj_shared + h.scratch_at + warp * h.scratch_bytes + 16 * i) = Quad{{0, 0, 0, 0}};
@@ -260,7 +263,8 @@ next_tile:
             if (chunks > 1) {{
                 const u32 pass = turn / A_PASS, later = turn % A_PASS != 0;
                 there = runs ? there : 0;
-                runs = true;
+                runs = row < h.rows;
+                start += (u64)group * h.cols;
                 word = base + 16 * (later ? h.rest[pass] : h.first[pass]);
                 facts = (facts & ~LATER) | later * LATER;
             }}
@@ -271,7 +275,7 @@ next_tile:
             const bool prologue = turn == PROLOGUE * A_PASS;
             start = (u64)(row - (whole_rows ? group : 0)) * h.cols;
             there = columns < SLICE ? columns : SLICE;
-            runs = !prologue || first == 0;
+            runs = prologue ? first == 0 : row < h.rows;
             word = base + 16 * (prologue ? h.prologue : epilogue_of(h));
             facts &= ~LATER;
         }}
@@ -293,20 +297,30 @@ next_tile:
             continue;
         }}
         __syncwarp();
-        if (EMPTY_ARRIVALS > 1 || (rowfile & 124) == 0) {{ /* its address tells the lane */
+        const bool stays = chunks > 1 && h.fixed & KEEPS && turn / A_PASS + 1 < passes_of(h);
+        if (!stays && (EMPTY_ARRIVALS > 1 || (rowfile & 124) == 0)) {{ /* tells the lane */
             barrier_arrive((barrier & ~3u) + EMPTY);
         }}
         barrier += A_STAGE;
         stage += h.stage_bytes;
         if ((barrier & ~3u) == beyond) {{
             barrier = full | ((barrier & 1) ^ 1);
-            stage = ring;
+            stage = ring + group * bytes_of_row(h);
         }}
         if (chunks == 1) {{
             turn = epilogue_of(h) != NO_TILE && row < h.rows ? passes_of(h) * A_PASS : 0;
         }} else if (turn % A_PASS + 1 < chunks) {{
             turn++;
         }} else {{
+            if (stays) {{ /* back to where the row begins: at most once around the ring */
+                const u32 back = A_STAGE * chunks;
+                barrier -= back;
+                if ((barrier & ~3u) < full) {{
+                    barrier = (barrier + (beyond - full)) ^ 1;
+                }}
+                stage = ring + group * bytes_of_row(h) +
+                    ((barrier & ~3u) - full) / A_STAGE * h.stage_bytes;
+            }}
             turn = (turn / A_PASS + 1) * A_PASS;
             turn = turn == passes_of(h) * A_PASS && epilogue_of(h) == NO_TILE ? 0 : turn;
         }}

@@ -25,6 +25,7 @@ from magjit_dvm.cuda.words import (
 __all__ = [
     "ADDING",
     "ALONE",
+    "CHUNKED",
     "EIGHTH",
     "FLAT",
     "FORMS",
@@ -33,6 +34,7 @@ __all__ = [
     "LANES",
     "NORMS",
     "OF_ADDING",
+    "OF_CHUNKED",
     "OF_FLAT",
     "OF_NORMS",
     "OF_SEVERAL",
@@ -52,13 +54,14 @@ __all__ = [
     "said_of",
 ]
 
-FORMS = range(12)
+FORMS = range(13)
 ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, NORMS, GRADIENTS, SQUARES = FORMS[:9]
-EIGHTH, QUARTER, HALF = FORMS[9:]
+EIGHTH, QUARTER, HALF, CHUNKED = FORMS[9:]
 """Kernels of one image, of several, of one with sums across rows, of one that has no rows, of one
 whose rows are in no chunks, of one with warps that add up sums, of one whose rows, in no chunks,
 have little but what norms and softmaxes have, of norms' gradients, of one without rows whose
-operands may lie across one another, and of narrow rows, each of which has a part of a warp.  Code
+operands may lie across one another, of narrow rows, each of which has a part of a warp, and of long
+ones, in chunks, with what norms, softmaxes and losses have.  Code
 that writes sums would make all others slower, and so do cases that a norm does not run.  What comes
 straight from global memory wants more warps than what is in stages, and these fewer registers than
 all functions have use for."""
@@ -79,6 +82,7 @@ _NAMES = {
     EIGHTH: ("eighth_", " of eight rows a warp"),
     QUARTER: ("quarter_", " of four rows a warp"),
     HALF: ("half_", " of two rows a warp"),
+    CHUNKED: ("chunked_", " of rows in chunks"),
 }
 """In the name of an entry point, and in messages."""
 
@@ -98,9 +102,9 @@ def form_of(image: Image) -> int:
     if image.sums:
         whole = image.words[image.first[0]].first == "norm.back"
         return GRADIENTS if whole else ADDING if image.adders else SUMMING
-    if image.chunks > 1 or len(image.first) > 1:
-        return ALONE
     used = _used(image)
+    if image.chunks > 1:
+        return CHUNKED if used <= OF_CHUNKED else ALONE
     if image.by_rows:
         if image.lanes < WARP:
             return next(form for form, lanes in LANES.items() if lanes == image.lanes)
@@ -137,7 +141,7 @@ def may_be_several(image: Image) -> bool:
 
 def _used(image: Image) -> set[str]:
     used = {word.first for word in image.words}
-    return used | {word.second for word in image.words if word.first != "by"}
+    return used | {word.second for word in image.words if word.first not in _OTHERS}
 
 
 def own_tables(form: int) -> frozenset[str]:
@@ -145,6 +149,8 @@ def own_tables(form: int) -> frozenset[str]:
     return _OWN_OF.get(form, _OWN)
 
 
+_OTHERS = ("by", "s.by", "sk.by")
+"""Words whose second operator has cases of its own."""
 _OF_SUMS = ("acc", "acc.norm", "w.scale")
 _IN_SQUARES = ("lt.t.", "lt.n.", "st.n.", "pf.")
 _SELDOM = ("lt.e.at", "lt.col.at", "s.ld.at", "at.", "lt.row.", "s.at.", *_IN_SQUARES)
@@ -224,6 +230,16 @@ OF_NORMS = OF_ADDING | frozenset(
 there are registers for it.  Elements that do not come by four want more of these."""
 OF_SEVERAL = OF_NORMS | OF_FLAT | {f"lt.e.{what}" for what in NARROW}
 """What that of rows has of which a warp has several: also masks that are not aligned."""
+OF_CHUNKED = frozenset(
+    {
+        *(one for one in OF_NORMS if not one.startswith(("row.", "w.", "lt.w"))),
+        *(f"{how}.f.{name}" for how in ("red", "fin") for name in ("sum", "max", "softmax")),
+        *(f"s.at.{what}" for what in OF_COLUMNS),
+        *(f"f.{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge")),
+        "s.ld.i64s",
+    }
+)
+"""What that of rows in chunks has."""
 _SHORT = "exp log tanh sigmoid silu gelu gelu_tanh sin cos"
 _OWN_OF_FLAT = (
     _OWN
@@ -242,6 +258,7 @@ _OF = {
     NORMS: OF_NORMS,
     GRADIENTS: _OF_GRADIENTS,
     SQUARES: OF_SQUARES,
+    CHUNKED: OF_CHUNKED,
     **dict.fromkeys(LANES, OF_SEVERAL),
 }
 _OWN_OF = {
@@ -252,5 +269,6 @@ _OWN_OF = {
     NORMS: _OWN & OF_NORMS | {"nop"},
     GRADIENTS: frozenset(),
     SQUARES: _OWN & OF_SQUARES | {"nop", *_ACROSS},
+    CHUNKED: _OWN & OF_CHUNKED | {"nop", "red.f.softmax"},
     **dict.fromkeys(LANES, _OWN & OF_SEVERAL | {"nop"}),
 }

@@ -28,6 +28,7 @@ from magjit_dvm.cuda.entry import ENTRY, OF_CHAINS, OF_ONE, OF_STACK
 from magjit_dvm.cuda.forms import (
     ADDING,
     ALONE,
+    CHUNKED,
     FLAT,
     GRADIENTS,
     LANES,
@@ -100,6 +101,7 @@ _KNOWN = {
     NORMS: ["MJ_WHOLE", "MJ_ROWS"],
     GRADIENTS: ["MJ_SUMS", "MJ_GRADIENTS", "MJ_WHOLE", "MJ_ROWS"],
     SQUARES: ["MJ_WHOLE", "MJ_FLAT"],
+    CHUNKED: ["MJ_ROWS"],
     **{form: ["MJ_WHOLE", "MJ_ROWS", "MJ_SEVERAL"] for form in LANES},
 }
 """What each form knows when it is compiled; see ``shell.py``."""

@@ -12,6 +12,7 @@ from typing import Any
 from magjit_dvm.cuda import encode, rows, words
 from magjit_dvm.cuda.forms import (
     OF_ADDING,
+    OF_CHUNKED,
     OF_FLAT,
     OF_NORMS,
     OF_SEVERAL,
@@ -86,6 +87,7 @@ _USES = array(
         | (name in OF_SQUARES) << 6
         | name.startswith("st.") << 7
         | (name in OF_SEVERAL) << 8
+        | (name in OF_CHUNKED) << 9
         for name in words.OPCODES
     ),
 ).tobytes()

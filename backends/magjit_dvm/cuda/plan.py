@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from magjit_dvm.cuda.adder_code import BESIDE_ADDERS
-from magjit_dvm.cuda.forms import LANES, NORMS, SQUARES, form_of, may_be_several
+from magjit_dvm.cuda.forms import CHUNKED, LANES, NORMS, SQUARES, form_of, may_be_several
 from magjit_dvm.cuda.parts import MOST_EACH
 from magjit_dvm.cuda.shapes import Operand, Space
 from magjit_dvm.cuda.warps import (
+    OF_CHUNKS,
     OF_GRADIENTS,
     OF_SMALL,
     WARPS,
@@ -45,6 +46,8 @@ _STAGES_OF_ROWS, _UNDER_WAY_OF_ROWS, _ENOUGH = 2, 80 << 10, 12 << 10
 """The same where a tile has several rows and no sums across them: these are served best when little
 more is asked for ahead than hides the way from memory.  And elements of a tile's rows from which on
 narrower warps are better than more elements."""
+_NEAR_BYTES = 40 << 20
+"""Of rows that are read again: they are in the L2 cache together."""
 LEAST_TILES, _LEAST_OF_NARROW = 4, 2
 """Of a block, from which on it keeps vectors, and adders pay; and from which on warps have several
 rows: with fewer, a launch may share the kernel of stacks."""
@@ -85,7 +88,8 @@ class Machine:
         if len(image.first) > MAX_PASSES:
             raise NotEncodable("too many passes over long rows")
         while True:
-            fewest = 2 if _may_shrink(image) else 1
+            image.keeps = self.keeps_rows(image)
+            fewest = image.chunks if image.keeps else 2 if _may_shrink(image) else 1
             for stages in range(_wanted_stages(image), fewest - 1, -1):
                 image.stages = stages
                 _measure(image, image.program_bytes)
@@ -94,6 +98,14 @@ class Machine:
             if not _may_shrink(image):
                 raise NotEncodable("values of a row that shared memory has no room for")
             self.shrink(image)
+
+    def keeps_rows(self, image: Image) -> bool:
+        """Whether stages have room for a whole row, where several passes would read it."""
+        if image.chunks == 1 or len(image.first) == 1 or not image.inputs:
+            return False
+        image.stages = image.chunks
+        _measure(image, image.program_bytes)
+        return image.shared_bytes <= self.shared_bytes
 
     def shrink(self, image: Image) -> None:
         """Fewer warps."""
@@ -141,7 +153,7 @@ def arrange(space: Space, image: Image, machine: Machine) -> bool:
         _refuse_slow(space, image, [number for number, _ in staged], reads, machine)
     widest = max((size for _, size in staged), default=4)
     _divide(space, image, machine, widest, sum(size for _, size in staged))
-    if staged and image.by_rows and image.chunks == 1:
+    if staged and image.by_rows:
         operands = [(n, one) for n in loads if (one := space.inputs[n])]
         rows = [(n, one.size, 0) for n, one in operands if _is_of_rows(space, one)]
         rows = rows[: MAX_INPUTS - len(staged)]
@@ -198,7 +210,8 @@ def _divide(space: Space, image: Image, machine: Machine, widest: int, together:
         image.each = _each_for_rows(space, image, wanted, together, machine, WARPS) or most
         if image.sums and image.cols > WARPS[image.each] * image.slice:
             image.each = machine.widest  # words may turn out to have a kernel of their own
-        image.group = min(WARPS[image.each], -(-image.cols // image.slice))
+        chunks = -(-image.cols // (WARPS[image.each] * image.slice))
+        image.group = -(-image.cols // (chunks * image.slice))  # as much in each of them
         image.warps = image.group * max(1, min(WARPS[image.each] // image.group, wanted))
     _count(image, machine)
 
@@ -298,6 +311,8 @@ def arrange_anew(space: Space, image: Image, machine: Machine) -> None:
         if image.elements >= slices * image.slice:
             image.warps = WARPS_OF_SQUARES
             _count(image, machine)
+    elif form == CHUNKED:
+        _arrange_chunks(space, image, machine)
 
 
 def _arrange_several(space: Space, image: Image, machine: Machine) -> bool:
@@ -310,12 +325,39 @@ def _arrange_several(space: Space, image: Image, machine: Machine) -> bool:
     rows = WARPS[each] * (WARP // LANES[form])
     if image.rows < _LEAST_OF_NARROW * rows * machine.multiprocessors:
         return False
-    for word in image.words:
-        if word.first.endswith(".scratch") or word.first == "save":
-            word.w1 = word.w1 // image.each * each
+    _scale_scratch(image, each)
     image.each, image.group, image.lanes, image.warps = each, 1, LANES[form], WARPS[each]
     _count(image, machine)
     return True
+
+
+def _arrange_chunks(space: Space, image: Image, machine: Machine) -> None:
+    """Divide rows in chunks anew, into as few as their kernel has warps for.
+
+    A block has several rows, so that one is computed while the warps of another meet.  What passes
+    read again is in the L2 cache, where no stage keeps it.
+    """
+    each, rows = (32, 2) if space.has_positions else (24, 3) if image.cols % 4 else (64, 2)
+    each = min(each, machine.widest)
+    _scale_scratch(image, each)
+    image.each = each
+    tiles = image.inputs[: len(image.inputs) - image.row_inputs]
+    a_row = image.cols * sum(size for _, size, _ in tiles) * (len(image.first) > 1)
+    near = _NEAR_BYTES // (machine.multiprocessors * a_row) if a_row else rows
+    many = image.rows // (LEAST_TILES * machine.multiprocessors)
+    rows = max(1, min(rows, near, many))
+    warps = OF_CHUNKS[each] // rows
+    chunks = max(2, -(-image.cols // (warps * image.slice)))
+    image.group = -(-image.cols // (chunks * image.slice))
+    image.warps = rows * image.group
+    _count(image, machine)
+
+
+def _scale_scratch(image: Image, each: int) -> None:
+    """Places in scratch memory, of which words have R times a number."""
+    for word in image.words:
+        if word.first.endswith(".scratch") or word.first == "save":
+            word.w1 = word.w1 // image.each * each
 
 
 def _arrange_norms(space: Space, image: Image, machine: Machine) -> None:
@@ -375,8 +417,10 @@ def _wanted_stages(image: Image) -> int:
     if not image.inputs:
         return 2
     _measure(image, image.program_bytes)
+    if image.keeps:
+        return 2 * image.chunks  # the next row on its way
     most = min(_MOST_STAGES, image.tiles // image.blocks * image.chunks)
-    of_rows = image.rows_of_tile > 1 and not image.sums
+    of_rows = image.rows_of_tile > 1 and image.chunks == 1 and not image.sums
     least = _STAGES_OF_ROWS if of_rows else _STAGES
     under_way = _UNDER_WAY_OF_ROWS if of_rows else _UNDER_WAY
     return max(least, min(most, -(-under_way // image.stage_bytes)))
@@ -394,7 +438,9 @@ def _measure(image: Image, program_bytes: int) -> None:
         return -(-at // to) * to
 
     width = image.warps * image.slice
-    if image.by_rows and image.chunks == 1:
+    if image.chunks > 1:
+        width = image.group * image.slice  # of each row
+    elif image.by_rows:
         width = image.rows_of_tile * image.cols
     at, inputs = 0, []
     tiles = len(image.inputs) - image.row_inputs
@@ -402,7 +448,9 @@ def _measure(image: Image, program_bytes: int) -> None:
         inputs.append((argument, size, at))
         count = width if number < tiles else image.rows_of_tile
         at = rounded(at + count * size + 48)  # to 16-byte boundaries, and what unaligned loads see
-    image.inputs, image.stage_bytes = inputs, at
+    image.row_bytes = at if image.chunks > 1 else 0
+    apart = image.row_bytes * max(image.rows_of_tile - 1, 0)
+    image.inputs, image.stage_bytes = inputs, apart + at
     image.barriers_at = rounded(program_bytes + 32)
     image.rows_at = rounded(image.barriers_at + 36 * image.stages)
     registers = 128 * (1 + image.numbers + 2 * image.accumulators)
@@ -416,4 +464,4 @@ def _measure(image: Image, program_bytes: int) -> None:
         reach = (image.rows_of_tile - 1) * image.cols + image.group * image.slice
     seen = max((first + reach * size + 48 for _, size, first in inputs[:tiles]), default=0)
     last = image.ring_at + (image.stages - 1) * image.stage_bytes
-    image.shared_bytes = rounded(last + max(image.stage_bytes, seen))
+    image.shared_bytes = rounded(last + apart + max(at, seen))

@@ -1,6 +1,7 @@
 """Cases of the inner loop that reduce: a warp's tile, then what the warps of a row have found.
 
-``red`` and ``fin`` work over chunks, through accumulators.  Where a row is in one stage, ``row``
+``red`` and ``fin`` work over chunks, through accumulators; of ``softmax``, these are each lane's
+largest element and its sum of exponentials.  Where a row is in one stage, ``row``
 does both at once, and ``row.f.stat`` finds a sum and the squares about the mean in one word, with
 one barrier.  ``row.f.norm`` and ``row.f.softmax`` go on to what norms and softmaxes make of it,
 ``row.f.back`` to the gradient of a norm.  Running sums and products are ``row`` as well.
@@ -22,11 +23,20 @@ _FEW = 4
 """Warps of a row up to which two exchanges between lanes join what they have found."""
 
 
+def _power(to: str, of: str, beyond: str) -> str:
+    """The exponential of a difference: off by |difference| · 2^-24 of itself."""
+    away = f"sub.rn.f32 {to},{of},{beyond}; mul.rn.f32 {to},{to},{_LOG2E};"
+    return f"{away} ex2.approx.ftz.f32 {to},{to};"
+
+
 class Reductions(Cases):
     """The words ``red``, ``fin`` and ``row``: norms, softmaxes and gradients alone change A."""
 
     def reduce(self, name: str) -> None:
         """Accumulator x ← what it has and the reduction of the warp's elements that are there."""
+        if name == "f.softmax":
+            self.reduce_online()
+            return
         opcode, done = COMBINE[name], self.label("ONLY")
         again = self.of_warp(name)
         self.accumulator(16)
@@ -48,6 +58,9 @@ class Reductions(Cases):
 
     def finish(self, name: str) -> None:
         """S[x] ← accumulator y of all warps of the row."""
+        if name == "f.softmax":
+            self.finish_online()
+            return
         self.accumulator(20)
         self.put("ld.shared.b32 f0,[d];")
         if name == "f.sum":
@@ -98,6 +111,11 @@ class Reductions(Cases):
 
     def of_all(self, opcode: str, squares: bool = False) -> None:
         """f0 ← the reduction of A, or of its squares, in all lanes."""
+        self.in_lane(opcode, squares)
+        self.exchange("f0", "f1", opcode, self.distances)
+
+    def in_lane(self, opcode: str, squares: bool = False) -> None:
+        """f0 ← the reduction of a lane's elements, or of their squares."""
         ways = 4
         if squares:
             self.put(*(f"mul.rn.f32 f{i},A{i},A{i};" for i in range(ways)))
@@ -106,7 +124,6 @@ class Reductions(Cases):
             self.put(*(f"{opcode} f{i},A{i},A{i + ways};" for i in range(ways)))
             self.put(*(f"{opcode} f{r % 4},f{r % 4},A{r};" for r in range(2 * ways, self.R)))
         self.put(f"{opcode} f0,f0,f1; {opcode} f2,f2,f3; {opcode} f0,f0,f2;")
-        self.exchange("f0", "f1", opcode, self.distances)
 
     def where_absent(self, labels: tuple[str, str], value: str, banks: str = "A") -> None:
         """Put a value into the elements of A, or of several tiles, that are not there; go back."""
@@ -220,9 +237,7 @@ class Reductions(Cases):
         again = self.of_warp("f.max")
         # Of a warp whose elements all are infinitely small, exponentials are 0, not NaN.
         self.put(f"mov.b32 f6,f0; setp.eq.f32 q,f0,{none}; selp.b32 f4,0,f0,q;")
-        for r in range(self.R):
-            self.put(f"sub.rn.f32 A{r},A{r},f4; mul.rn.f32 A{r},A{r},{_LOG2E};")
-            self.put(f"ex2.approx.ftz.f32 A{r},A{r};")
+        self.put(*(_power(f"A{r}", f"A{r}", "f4") for r in range(self.R)))
         self.of_all("add.rn.f32")
         self.put("mov.b32 f4,0f3F800000;")
         self.put(f"and.b32 k0,{{GW}},255; setp.le.u32 q,k0,1; @q bra.uni {one};")
@@ -233,15 +248,72 @@ class Reductions(Cases):
         )
         self.exchange_of_warps(less, "f2", "f3", maximum)
         self.put(
-            f"sub.rn.f32 f1,f1,f2; mul.rn.f32 f1,f1,{_LOG2E}; ex2.approx.ftz.f32 f1,f1; "
-            f"mul.rn.f32 f0,f0,f1; sub.rn.f32 f4,f6,f2; mul.rn.f32 f4,f4,{_LOG2E}; "
-            f"ex2.approx.ftz.f32 f4,f4; @q1 bra.uni {few};"
+            f"{_power('f1', 'f1', 'f2')} mul.rn.f32 f0,f0,f1; {_power('f4', 'f6', 'f2')} "
+            f"@q1 bra.uni {few};"
         )
         self.exchange_of_warps(few, "f0", "f3", "add.rn.f32")
         self.put(f"{one}:", "rcp.approx.ftz.f32 f0,f0; mul.rn.f32 f4,f4,f0;")
         self.put(*(f"mul.rn.f32 A{r},A{r},f4;" for r in range(self.R)))
         self.fetch()
         self.where_absent(again, none)
+
+    def reduce_online(self) -> None:
+        """Accumulator x ← the lane's largest, and its sum of exponentials of what is beyond it.
+
+        Where a larger one comes, what has been summed is scaled, as of ``softmax``.
+        """
+        tail, head, first = (self.label(stem) for stem in ("TAIL", "HEAD", "FIRST"))
+        none, maximum, places = IDENTITY["f.max"], COMBINE["f.max"], ("f0", "f1", "f2", "f3")
+        self.put(f"@!full bra.uni {tail};", f"{head}:")
+        self.in_lane(maximum)
+        self.accumulator(16)
+        self.put(
+            f"mov.b32 f5,{none}; mov.b32 f6,0;",
+            f"and.b32 k0,{{GW}},0x40000000; setp.eq.u32 q,k0,0; @q bra.uni {first};",
+            f"ld.shared.b32 f5,[d]; ld.shared.b32 f6,[d+128]; {maximum} f0,f0,f5;",
+            # Of elements that all are infinitely small, exponentials are 0, not NaN.
+            f"{first}: mov.b32 f7,f0; setp.eq.f32 q,f0,{none}; selp.b32 f4,0,f0,q;",
+            _power("f5", "f5", "f4"),
+            "mul.rn.f32 f6,f6,f5;",
+        )
+        for r in range(self.R):
+            to = places[r] if r < 4 else "c0"
+            self.put(_power(to, f"A{r}", "f4"))
+            self.put(f"add.rn.f32 {places[r % 4]},{places[r % 4]},c0;" * (r >= 4))
+        self.put("add.rn.f32 f0,f0,f1; add.rn.f32 f2,f2,f3; add.rn.f32 f0,f0,f2;")
+        self.put("add.rn.f32 f6,f6,f0; st.shared.b32 [d],f7; st.shared.b32 [d+128],f6;")
+        self.fetch()
+        self.where_absent((tail, head), none)
+
+    def finish_online(self) -> None:
+        """S[x], S[w1] ← the row's largest, and the sum of exponentials of what is beyond it.
+
+        Of a row whose elements all are infinitely small, the sum is no number, as in eager mode.
+        """
+        one, few, less = self.label("ONE"), self.label("FEW"), self.label("LESS")
+        none, maximum, total = IDENTITY["f.max"], COMBINE["f.max"], COMBINE["f.sum"]
+        self.accumulator(20)
+        self.put("ld.shared.b32 f1,[d]; ld.shared.b32 f0,[d+128]; mov.b32 f6,f1;")
+        self.exchange("f6", "f2", maximum, self.distances)
+        self.put(f"setp.eq.f32 q,f6,{none}; selp.b32 f4,0,f6,q;", _power("f1", "f1", "f4"))
+        self.put("mul.rn.f32 f0,f0,f1;")
+        self.exchange("f0", "f1", total, self.distances)
+        self.put("mov.b32 f1,f6; mov.b32 f2,f6; and.b32 k0,{GW},255;")
+        self.put(f"setp.le.u32 q2,k0,1; @q2 bra.uni {one};")
+        self.meet("st.shared.v2.b32 [u0],{{f6,f0}};")
+        self.put(
+            "ld.shared.v2.b32 {{f1,f0}},[u3]; shr.u32 c1,c1,3; setp.gt.u32 q,k0,c1; "
+            f"selp.b32 f1,f1,{none},q; selp.b32 f0,f0,0,q; mov.b32 f2,f1; @q1 bra.uni {less};"
+        )
+        self.exchange_of_warps(less, "f2", "f3", maximum)
+        self.put(f"{one}:", _power("f1", "f1", "f2"), "mul.rn.f32 f0,f0,f1;")
+        done = self.label("JOINED")
+        self.put(f"@q2 bra.uni {done}; @q1 bra.uni {few};")
+        self.exchange_of_warps(few, "f0", "f3", total)
+        self.put(f"{done}:")
+        self.set_row_register("f2")
+        self.put("shl.b32 d,i1,7; add.u32 d,d,{ROWS}; st.shared.b32 [d],f0;")
+        self.fetch()
 
     def standardize(self) -> None:
         """T ← (T − S[x]) · S[y]; where F1 is 0, T · S[y]."""

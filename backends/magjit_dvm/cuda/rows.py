@@ -114,6 +114,27 @@ class RowEncoder(Backwards):
     def generate(self, n: int) -> None:
         raise NotImplementedError
 
+    def forget(self, asked: Sequence[int]) -> None:
+        """Scratch memory and counts do not outlive a pass over chunks: all is computed again.
+
+        Args:
+            asked: what the pass that begins has tiles computed for.
+        """
+        self.free += self.saved.values()
+        self.saved.clear()
+        self.left = [0] * len(self.nodes)
+        for n in asked:
+            self.count_uses(n)
+        self.held = -1
+
+    def count_uses(self, n: int) -> None:
+        """One more of a value, and of what it is computed from if it is the first."""
+        n = self.canonical[n]
+        self.left[n] += 1
+        if self.left[n] == 1 and not self.in_row(n) and not self.is_number(n):
+            for arg in () if self.is_load(n) else self.nodes[n].args:
+                self.count_uses(arg)
+
     # -- row values --
 
     def emit_row_value(self, n: int) -> None:
@@ -126,6 +147,9 @@ class RowEncoder(Backwards):
             self.load_row_value(n)
         elif node.kind is NodeKind.INDEX and WHAT[node.dtype] in OF_COLUMNS:
             self.look_up_row_value(n, node)
+        elif n in self.online:
+            x, w1 = self.new_register(n), self.new_register(self.online[n])
+            self.put("fin.f.softmax", x=x, y=self.accumulator[n], w1=w1)
         elif node.kind is NodeKind.REDUCE:
             fin = f"fin.{self.reduction(n)}"
             self.put(fin, x=self.new_register(n), y=self.accumulator[n])

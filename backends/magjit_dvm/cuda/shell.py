@@ -55,7 +55,8 @@ struct Head {
     u32 first[4];
     u32 rest[4];
     u32 numbers, accumulators, barriers_at, rows_at;
-    u32 partials_at, scratch_at, ring_at, scratch_bytes, prologue, sums, fixed;
+    u32 partials_at, scratch_at, ring_at, scratch_bytes, prologue, sums;
+    u32 fixed; /* of rows in chunks, the bytes of one in a stage; and KEEPS */
     u64 elements, rows, counter;
     In in[12];
     u64 parts;
@@ -139,6 +140,7 @@ DEV void barrier_wait(u32 a, u32 phase)
 #endif
 
 #define NO_TILE 0xffffffffu
+#define KEEPS 1u /* beside the bytes of a row: stages keep it until its last pass */
 /* What is known when a kernel is compiled: where rows are in no chunks, where there are rows, and
  * where there are none and nothing is kept. */
 #ifdef MJ_WHOLE
@@ -163,6 +165,10 @@ DEV u32 rows_of_tile(const Head &h)
 DEV u32 chunks_of_row(const Head &h)
 {
     return UNLESS_WHOLE(h.chunks, 1);
+}
+DEV u32 bytes_of_row(const Head &h) /* in a stage, of rows in chunks */
+{
+    return chunks_of_row(h) > 1 ? h.fixed & ~KEEPS : 0;
 }
 DEV u32 adders_of(const Head &h)
 {
@@ -205,7 +211,9 @@ DEV void wait_for_launch()
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u32 lane, bool waits)
+/* `rows`: whose chunks a stage has, one behind another; otherwise 1. */
+DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u32 lane, bool waits,
+    u32 rows)
 {
 #if __CUDA_ARCH__ >= 900
     if (lane == 0) {
@@ -218,7 +226,12 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
         for (u32 i = 0; i < h.n_in;) {
             barrier_expect(barrier, one.bytes);
             bulk_copy(stage + h.in[i].at, one.from, one.bytes, barrier);
-            if (++i < h.n_in) {
+            if (++i == h.n_in && --rows) {
+                i = 0;
+                e += h.cols;
+                stage += bytes_of_row(h);
+            }
+            if (i < h.n_in) {
                 one = piece_of(h, i, e, count, t);
             }
         }
@@ -226,12 +239,17 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
     }
 #else
 #pragma unroll 1
-    for (u32 i = 0; i < h.n_in; i++) {
+    for (u32 i = 0; i < h.n_in;) {
         const Piece one = piece_of(h, i, e, count, t);
         const u32 to = stage + h.in[i].at;
         for (u32 k = lane; k < one.bytes / 16; k += 32) {
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 16 * k),
                          "l"(one.from + 16 * (u64)k) : "memory");
+        }
+        if (++i == h.n_in && --rows) {
+            i = 0;
+            e += h.cols;
+            stage += bytes_of_row(h);
         }
     }
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier)

@@ -22,6 +22,7 @@ from magjit_dvm.cuda.short_functions import LARGEST
 from magjit_dvm.cuda.simulate_memory import BYTES, HEADER_FIELDS, ImageError, Memory, memory_of
 from magjit_dvm.cuda.simulate_rows import (
     FOLD,
+    Accumulators,
     fused,
     identity,
     norm_gradient,
@@ -45,6 +46,8 @@ from magjit_dvm.cuda.words import (
 __all__ = ["ImageError", "run_image"]
 
 Array = Any
+KEEPS = 1
+"""Beside the bytes of a row in a stage: stages keep it."""
 _POISON = 0xFFC0DEAD
 
 
@@ -74,7 +77,7 @@ def run_image(
     _Kernel(image, each, shared_bytes, memories).run(blocks)
 
 
-class _Kernel(KeptSums):
+class _Kernel(KeptSums, Accumulators):
     def __init__(self, image: bytes, each: int, shared_bytes: int, memories: list[Memory]) -> None:
         if len(image) > 4096:
             raise ImageError("an image of more than 4 KB")
@@ -171,10 +174,12 @@ class _Kernel(KeptSums):
                 self.run_words(self.first[0], start, group * cols, there, 0, True)
                 self.close_sums(place, group)
         else:
+            if h["fixed"] & KEEPS and h["chunks"] > h["stages"]:
+                raise ImageError("stages that cannot keep a row")
             for p in range(h["passes"]):
                 for c in range(h["chunks"]):
                     start = row * cols + c * width
-                    self.stage(start, min(width, cols - c * width))
+                    self.stage(start, min(width, cols - c * width), row - group)
                     there = np.clip(cols - c * width - members, 0, self.slice)
                     word = self.rest[p] if c else self.first[p]
                     self.run_words(word, start, 0, there, c, True)
@@ -200,7 +205,8 @@ class _Kernel(KeptSums):
                 size -= OF_ROWS
                 rows = min(self.h["by_rows"], self.h["rows"] - row)
                 low, high = address + row * size, address + (row + rows) * size
-            if at + (-(-high // 16) * 16 - low // 16 * 16) > self.h["stage_bytes"]:
+            room = self.h["fixed"] & ~KEEPS if self.h["chunks"] > 1 else self.h["stage_bytes"]
+            if at + (-(-high // 16) * 16 - low // 16 * 16) > room:
                 raise ImageError("a stage that is too small")
             self.staged[at] = (low, high, size, address)
 
@@ -355,36 +361,6 @@ class _Kernel(KeptSums):
             if how == "g" and (addresses[:, ::4] % min(4 * size, 16)).any():
                 raise ImageError("four elements that are not aligned")
         self.write(addresses[self.valid], what, self.A[self.valid])
-
-    def reduce(self, name: str) -> None:
-        kind, op = name.split(".")
-        values = self.A.view(np.float32 if kind == "f" else np.int32)
-        with np.errstate(all="ignore"):
-            found = [
-                FOLD[op].reduce(v[m], initial=identity(name))
-                for v, m in zip(values, self.valid, strict=True)
-            ]
-            total = np.array(found, values.dtype)
-            low = np.zeros_like(total)
-            if self.more:
-                high, rest = self.accumulators[self.x]
-                before = high.view(values.dtype)
-                joined = FOLD[op](before, total)
-                if name == "f.sum":
-                    part = joined - before
-                    low = rest + ((before - (joined - part)) + (total - part))
-                total = joined
-        self.accumulators[self.x] = (total.view(np.uint32), low)
-
-    def finish(self, name: str) -> None:
-        kind, op = name.split(".")
-        high, low = self.accumulators[self.y]
-        values = high.view(np.float32 if kind == "f" else np.int32)
-        with np.errstate(all="ignore"):
-            if name == "f.sum":
-                values = np.where(np.isfinite(values), values + low, values)
-            total = FOLD[op].reduce(values, dtype=values.dtype)
-        self.set_number(self.x, np.full(self.group, total).view(np.uint32))
 
     def row_reduction(self, name: str) -> None:
         """As ``reduce`` and ``finish``, of a row in one stage."""

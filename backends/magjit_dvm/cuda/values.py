@@ -54,6 +54,8 @@ class Values:
         phase: how many reductions come before it.
         uses: by canonical nodes and outputs.
         folded: row values that are part of another's word.
+        online: of rows in chunks, by the largest of x, the sum of exp(x − largest) that is found
+            with it.
     """
 
     def __init__(self, space: Space, arguments: Sequence[Any]) -> None:
@@ -63,6 +65,7 @@ class Values:
         self.phase: list[int] = []
         self.uses = [0] * len(self.nodes)
         self.folded: set[int] = set()
+        self.online: dict[int, int] = {}
 
     def dtype(self, n: int) -> DType:
         return self.nodes[n].dtype
@@ -123,10 +126,7 @@ class Values:
         for n, node in enumerate(self.nodes):
             of = self.alias_of(n, node)
             self.canonical.append(n if of < 0 else of)
-            before = [self.phase[arg] for arg in node.args]
-            in_row = node.kind is NodeKind.REDUCE and node.aux != ACROSS
-            reduces = in_row and node.dims & self.space.active
-            self.phase.append(max(before, default=0) + bool(reduces))
+        self.find_phases()
         self.check_longs()
         for n, node in enumerate(self.nodes):
             if self.canonical[n] == n and not self.is_number(n) and not self.is_load(n):
@@ -137,6 +137,57 @@ class Values:
         for n, node in enumerate(self.nodes):
             if node.op == "rsqrt":
                 self.folded.update(self.scaled(n)[1:])
+
+    def find_phases(self) -> None:
+        """How many reductions come before each value."""
+        self.phase = []
+        of = {total: n for n, total in self.online.items()}
+        for n, node in enumerate(self.nodes):
+            before = [self.phase[arg] for arg in node.args]
+            in_row = node.kind is NodeKind.REDUCE and node.aux != ACROSS
+            reduces = in_row and node.dims & self.space.active
+            found = max(before, default=0) + bool(reduces)
+            self.phase.append(self.phase[of[n]] if n in of else found)
+
+    def find_online(self) -> None:
+        """Sums of exponentials that are found with the largest, and phases with them."""
+        for n, node in enumerate(self.nodes):
+            if node.kind is NodeKind.REDUCE and node.op == "max" and self.kind(n) == "f":
+                total = self.sum_beyond(n) if self.canonical[n] == n and self.uses[n] else -1
+                if total >= 0:
+                    self.online[n] = total
+        if self.online:
+            self.find_phases()
+
+    def look_up_late(self) -> None:
+        """What is looked up of a row in chunks is so when it is asked for.
+
+        It may be an element of the row, which then is in a cache.
+        """
+        for n, node in enumerate(self.nodes):
+            stored = any(self.canonical[out.node] == n for out in self.program.outputs)
+            if node.kind is NodeKind.INDEX and self.in_row(n) and not stored:
+                asking = (k for k, other in enumerate(self.canonical) if other == k != n)
+                users = [
+                    k for k in asking if any(self.canonical[a] == n for a in self.nodes[k].args)
+                ]
+                self.phase[n] = min((self.phase[k] for k in users), default=self.phase[n])
+
+    def sum_beyond(self, n: int) -> int:
+        """Of the largest of x, the sum of exp(x − largest); −1 without one."""
+        x = self.canonical[self.nodes[n].args[0]]
+        for total, node in enumerate(self.nodes):
+            if node.kind is not NodeKind.REDUCE or node.op != "sum" or node.aux == ACROSS:
+                continue
+            if self.canonical[total] != total or not self.uses[total]:
+                continue
+            power = self.nodes[self.canonical[node.args[0]]]
+            if power.op == "exp":
+                away = self.nodes[self.canonical[power.args[0]]]
+                of = tuple(self.canonical[one] for one in away.args)
+                if away.op == "sub" and of == (x, n):
+                    return total
+        return -1
 
     def alias_of(self, n: int, node: Node) -> int:
         """The value that a node is the same as, in registers; −1 if it is one of its own."""

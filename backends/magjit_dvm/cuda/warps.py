@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from magjit_dvm.cuda.forms import (
     ADDING,
+    CHUNKED,
     EIGHTH,
     FLAT,
     GRADIENTS,
@@ -16,6 +17,7 @@ from magjit_dvm.cuda.forms import (
 from magjit_dvm.cuda.words import OF_POSITIONS
 
 __all__ = [
+    "OF_CHUNKS",
     "OF_GRADIENTS",
     "OF_NARROW_ROWS",
     "OF_SMALL",
@@ -35,6 +37,8 @@ OF_GRADIENTS = {16: 19, 36: 15}
 would spill them.  Rows have the first R that they fit with."""
 WARPS_OF_SQUARES = 19
 """The same of the kernel of squares, for each R: nothing else has as much under way in memory."""
+OF_CHUNKS = {each: OF_SMALL[each] for each in (24, 32, 64)}
+"""The same of the kernel of rows in chunks."""
 
 OF_NARROW_ROWS = (
     *((32, EIGHTH, 8), (64, EIGHTH, 16), (96, EIGHTH, 24), (128, QUARTER, 16)),
@@ -52,6 +56,7 @@ def part_of_warp(cols: int) -> tuple[int, int] | None:
 def each_of(form: int) -> tuple[int, ...]:
     """Values of R, each of which has a kernel of its own."""
     others = {FLAT: (8, 16, 32), GRADIENTS: tuple(OF_GRADIENTS), SQUARES: OF_POSITIONS}
+    others[CHUNKED] = tuple(OF_CHUNKS)
     if form in LANES:
         return tuple(each for _, other, each in OF_NARROW_ROWS if other == form)
     return others.get(form, (8, 16, 24, 32, 64))
@@ -59,6 +64,6 @@ def each_of(form: int) -> tuple[int, ...]:
 
 def most_threads(each: int, form: int) -> int:
     """Of a block of the kernel for R: with more, registers would not do."""
-    others = {GRADIENTS: OF_GRADIENTS, ADDING: OF_SMALL, NORMS: OF_SMALL}
+    others = {GRADIENTS: OF_GRADIENTS, ADDING: OF_SMALL, NORMS: OF_SMALL, CHUNKED: OF_CHUNKS}
     warps = WARPS_OF_SQUARES if form == SQUARES else others.get(form, WARPS)[each]
     return 32 * (warps + 1)

@@ -148,6 +148,7 @@ _ALL: tuple[str, ...] = (
     *(f"at.{what}" for what in LOOKED_UP),
     *(f"red.{name}" for name in REDUCTIONS),
     *(f"fin.{name}" for name in REDUCTIONS),
+    *("red.f.softmax", "fin.f.softmax"),
     *(f"row.{name}" for name in (*ROW_REDUCTIONS, *RUNNING)),
     *(f"s.{name}" for name in SCALARS),
     *(f"sk.{name}" for name in SCALARS if name in WITH_IMMEDIATE["f"]),
@@ -181,7 +182,7 @@ OPCODES = tuple(name for name in _ALL if name not in _NEAR) + _NEAR
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 29
+FORM = 30
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
@@ -257,6 +258,8 @@ class Image:
         prologue: the word that a block begins with, if any.
         weights: vectors that it keeps.
         sums: across rows; ``parts`` is what is left to add up of them.
+        row_bytes: of rows in chunks, those of one in a stage.
+        keeps: whether stages keep such rows until their last pass, so that they are read once.
         fixed, shift: of tiles beside sums, how many blocks have for certain; the others are drawn
             in runs of 2^shift, each of which has a row of the parts.
     """
@@ -287,6 +290,8 @@ class Image:
     weights: int = 0
     sums: int = 0
     adders: int = 0
+    row_bytes: int = 0
+    keeps: bool = False
     fixed: int = 0
     shift: int = 0
     parts: Parts | None = None
@@ -389,7 +394,10 @@ class Image:
             # What a block reads before its first tile is side by side: other parts of the
             # parameter are not in the constant cache yet.
             *(self.scratch * 128 * self.each, self.prologue),
-            *(self.sums | self.shift << 8 | self.adders << 16, self.fixed),
+            *(
+                self.sums | self.shift << 8 | self.adders << 16,
+                self.fixed | self.row_bytes | self.keeps,
+            ),
             *(self.elements, self.rows, 0),
         )
         tiles = len(self.inputs) - self.row_inputs
