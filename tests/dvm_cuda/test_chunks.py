@@ -124,7 +124,7 @@ def test_losses_look_up_what_is_in_a_cache(way: str) -> None:
 @pytest.mark.parametrize("cols", [COLS, COLS + 2])
 def test_norms(cols: int, way: str) -> None:
     weight = values(F32, cols)
-    for rows in (3, 9):
+    for rows in (3, 9) if way == "simulator" else (9,):
         x = values(F32, rows, cols) + 2
         image = long(layer_norm(F32), [x, weight, weight])
         assert len(image.first) == 3
