@@ -40,8 +40,9 @@ def _compile(
         source, extension = build[name]
         compiler._compile(name, source, extension, arguments, extra_postargs, options)
 
+    longest_first = sorted(build, key=lambda name: "kernels" not in name)  # they take most of it
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(make, build))
+        list(pool.map(make, longest_first))
     return list(objects)
 
 

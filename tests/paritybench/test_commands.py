@@ -39,6 +39,10 @@ def here(*arguments: object, status: int = 0) -> str:
     return printed.getvalue() + told.getvalue()
 
 
+of_one_run = pytest.mark.xdist_group("minicorpus")
+"""Tests of the same results, which a process makes once."""
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The parts of a run, merged."""
@@ -49,6 +53,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "whole"
 
 
+@of_one_run
 def test_a_run_finds_what_the_minicorpus_holds(results: Path) -> None:
     store = Store(results)
     files = {row.file: row.status for row in store.files()}
@@ -70,6 +75,7 @@ def test_a_run_finds_what_the_minicorpus_holds(results: Path) -> None:
     assert sum(outcome == "whole" for outcome in outcomes.values()) >= 21
 
 
+@of_one_run
 def test_report_compare_and_reasons(results: Path, tmp_path: Path) -> None:
     printed = here("report", results, "--to", tmp_path)
     assert "static cases" in printed
@@ -86,6 +92,7 @@ def test_report_compare_and_reasons(results: Path, tmp_path: Path) -> None:
     assert "data of a tensor" in here("reasons", results)
 
 
+@of_one_run
 def test_a_run_goes_on_where_it_stopped(results: Path) -> None:
     assert "12 of 12 files are done already" in here("run", "--out", results)
     told = here("run", "--out", results, "--steps", "3", status=2)
