@@ -225,6 +225,16 @@ def scores(classes: int) -> Make:
     return make
 
 
+def shares(width: int) -> Make:
+    """Of anything, and of rows whose sum is 1."""
+
+    def make(size: int, dtype: torch.dtype) -> list[Tensor]:
+        dy, x = rows(width, 2)(size, dtype)
+        return [dy, x.softmax(-1)]
+
+    return make
+
+
 def squares(width: int) -> Make:
     """Matrices, one behind another."""
 
@@ -276,7 +286,7 @@ def cases() -> Iterator[Case]:
         yield Case("long", f"softmax {width}", softmax, rows(width))
     yield Case("long", "log_softmax 32000", log_softmax, rows(32_000))
     yield Case("long", "rms_norm 32768, weight", rms_norm_weight, rows(32_768, vectors=1))
-    yield Case("long", "gradient of softmax 32000", softmax_gradient, rows(32_000, 2))
+    yield Case("long", "gradient of softmax 32000", softmax_gradient, shares(32_000))
     yield Case("long", "losses of 128256 classes", losses, scores(128_256))
     yield Case("inputs", "add", add, line(2))
     yield Case("inputs", "silu(x) * y", gate, line(2))

@@ -595,7 +595,7 @@ struct Encoder {
     /* cuda_image.cpp */
     void pack();
     Form form() const;
-    int uses_of_all() const; /* of the operators */
+    int uses_of_all(bool but_rows = false) const; /* of the operators */
     void pack_header();
     void pack_words();
 

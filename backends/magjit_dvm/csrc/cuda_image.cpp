@@ -43,10 +43,10 @@ Form Encoder::form() const
         bool whole = image.words[image.first[0]].first == words.norm_back;
         return whole ? GRADIENTS : image.adders ? ADDING : SUMMING;
     }
-    int uses = uses_of_all();
     if (image.chunks > 1) {
-        return uses & OF_CHUNKED ? CHUNKED : ALONE;
+        return uses_of_all(true) & OF_CHUNKED ? CHUNKED : ALONE;
     }
+    int uses = uses_of_all();
     if (image.by_rows && image.lanes < LANES_OF_WARP) {
         return image.lanes == 4 ? EIGHTH : image.lanes == 8 ? QUARTER : HALF;
     }
@@ -61,14 +61,14 @@ Form Encoder::form() const
     return uses & OF_FLAT ? FLAT : uses & OF_SQUARES ? SQUARES : ALONE;
 }
 
-/* What all of its words are good for. */
-int Encoder::uses_of_all() const
+/* What all of its words are good for; but of row registers, the second operator too. */
+int Encoder::uses_of_all(bool but_rows) const
 {
     int found = ~0;
     for (const Word *word = image.words; word != image.words + image.n_words; word++) {
-        /* Whose second is a number of another table, or of row registers. */
-        bool other = word->first == words.by || word->first == words.by_row ||
-                     word->first == words.by_row_number;
+        bool of_rows = word->first == words.by_row || word->first == words.by_row_number;
+        /* Whose second is a number of another table. */
+        bool other = word->first == words.by || (but_rows && of_rows);
         found &= words.uses[word->first] & (other ? ~0 : words.uses[word->second]);
     }
     return found;

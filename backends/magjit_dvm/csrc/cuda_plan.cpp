@@ -42,12 +42,12 @@ constexpr int MEETING = 7;
 constexpr int64_t OF_ROW = 16; /* the most warps of a row there */
 constexpr int64_t WARPS_OF_SQUARES = 19;
 
-/* Of rows in chunks, R and how many a block has at most: where something is looked up, of columns that
- * do not come by four, and of those that do. */
+/* Of rows in chunks, R, how many a block has at most, and the most bytes of those that are read again:
+ * where something is looked up, of columns that do not come by four, and of those that do. */
 struct {
-    int64_t each, rows;
-} constexpr OF_CHUNKS[] = {{32, 2}, {24, 3}, {64, 2}};
-constexpr int64_t NEAR_BYTES = 40 << 20; /* of rows that are read again */
+    int64_t each, rows, near_bytes;
+} constexpr OF_CHUNKS[] = {{32, 2, 32 << 20}, {24, 3, 40 << 20}, {64, 2, 32 << 20}};
+constexpr int64_t LEAST_OF_CHUNKS = 3; /* tiles of a block, from which on it has several such rows */
 constexpr int64_t FEW = 12; /* warps, below which those of the kernel of norms serve vectors better */
 
 int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -311,8 +311,8 @@ void Encoder::arrange_chunks()
         together += image.inputs[k].size;
     }
     int64_t again = image.n_first > 1 ? machine.multiprocessors * image.cols * together : 0;
-    int64_t near = again ? NEAR_BYTES / again : rows;
-    int64_t many = image.rows / (LEAST_TILES * machine.multiprocessors);
+    int64_t near = again ? found.near_bytes / again : rows;
+    int64_t many = image.rows / (LEAST_OF_CHUNKS * machine.multiprocessors);
     rows = std::max<int64_t>(1, std::min({rows, near, many}));
     int64_t warps = most_warps_of_small(each) / rows;
     int64_t chunks = std::max<int64_t>(2, quotient_up(image.cols, warps * image.slice()));

@@ -102,9 +102,9 @@ def form_of(image: Image) -> int:
     if image.sums:
         whole = image.words[image.first[0]].first == "norm.back"
         return GRADIENTS if whole else ADDING if image.adders else SUMMING
-    used = _used(image)
     if image.chunks > 1:
-        return CHUNKED if used <= OF_CHUNKED else ALONE
+        return CHUNKED if _used(image, but=("by", "s.by", "sk.by")) <= OF_CHUNKED else ALONE
+    used = _used(image)
     if image.by_rows:
         if image.lanes < WARP:
             return next(form for form, lanes in LANES.items() if lanes == image.lanes)
@@ -139,9 +139,10 @@ def may_be_several(image: Image) -> bool:
     return form_of(image) in (NORMS, WHOLE) and _used(image) <= OF_SEVERAL
 
 
-def _used(image: Image) -> set[str]:
+def _used(image: Image, but: tuple[str, ...] = ("by",)) -> set[str]:
+    """Operators of all words; the second ones of some have cases of their own."""
     used = {word.first for word in image.words}
-    return used | {word.second for word in image.words if word.first not in _OTHERS}
+    return used | {word.second for word in image.words if word.first not in but}
 
 
 def own_tables(form: int) -> frozenset[str]:
@@ -149,8 +150,6 @@ def own_tables(form: int) -> frozenset[str]:
     return _OWN_OF.get(form, _OWN)
 
 
-_OTHERS = ("by", "s.by", "sk.by")
-"""Words whose second operator has cases of its own."""
 _OF_SUMS = ("acc", "acc.norm", "w.scale")
 _IN_SQUARES = ("lt.t.", "lt.n.", "st.n.", "pf.")
 _SELDOM = ("lt.e.at", "lt.col.at", "s.ld.at", "at.", "lt.row.", "s.at.", *_IN_SQUARES)

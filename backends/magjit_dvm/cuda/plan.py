@@ -46,11 +46,14 @@ _STAGES_OF_ROWS, _UNDER_WAY_OF_ROWS, _ENOUGH = 2, 80 << 10, 12 << 10
 """The same where a tile has several rows and no sums across them: these are served best when little
 more is asked for ahead than hides the way from memory.  And elements of a tile's rows from which on
 narrower warps are better than more elements."""
-_NEAR_BYTES = 40 << 20
-"""Of rows that are read again: they are in the L2 cache together."""
-LEAST_TILES, _LEAST_OF_NARROW = 4, 2
-"""Of a block, from which on it keeps vectors, and adders pay; and from which on warps have several
-rows: with fewer, a launch may share the kernel of stacks."""
+_CHUNKS = {"table": (32, 2, 32 << 20), "any": (24, 3, 40 << 20), "four": (64, 2, 32 << 20)}
+"""Of rows in chunks, where something is looked up, of columns that do not come by four, and of
+those that do: R, the most rows of a block, and the most bytes of rows that are read again, which
+then are in the L2 cache together."""
+LEAST_TILES, _LEAST_OF_NARROW, _LEAST_OF_CHUNKS = 4, 2, 3
+"""Of a block, from which on it keeps vectors, and adders pay; from which on warps have several
+rows: with fewer, a launch may share the kernel of stacks; and from which on a block has several
+rows in chunks: with fewer, some would have much more to do than others."""
 _WARPS_OF_NORMS = {each: most for each, most in OF_SMALL.items() if each >= 24}
 """More warps with fewer elements run more words: a log-softmax took 9 % longer with R = 16."""
 _FEW = 12
@@ -337,14 +340,15 @@ def _arrange_chunks(space: Space, image: Image, machine: Machine) -> None:
     A block has several rows, so that one is computed while the warps of another meet.  What passes
     read again is in the L2 cache, where no stage keeps it.
     """
-    each, rows = (32, 2) if space.has_positions else (24, 3) if image.cols % 4 else (64, 2)
+    kind = "table" if space.has_positions else "any" if image.cols % 4 else "four"
+    each, rows, near_bytes = _CHUNKS[kind]
     each = min(each, machine.widest)
     _scale_scratch(image, each)
     image.each = each
     tiles = image.inputs[: len(image.inputs) - image.row_inputs]
     a_row = image.cols * sum(size for _, size, _ in tiles) * (len(image.first) > 1)
-    near = _NEAR_BYTES // (machine.multiprocessors * a_row) if a_row else rows
-    many = image.rows // (LEAST_TILES * machine.multiprocessors)
+    near = near_bytes // (machine.multiprocessors * a_row) if a_row else rows
+    many = image.rows // (_LEAST_OF_CHUNKS * machine.multiprocessors)
     rows = max(1, min(rows, near, many))
     warps = OF_CHUNKS[each] // rows
     chunks = max(2, -(-image.cols // (warps * image.slice)))
