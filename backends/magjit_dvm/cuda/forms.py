@@ -60,11 +60,11 @@ EIGHTH, QUARTER, HALF, CHUNKED = FORMS[9:]
 """Kernels of one image, of several, of one with sums across rows, of one that has no rows, of one
 whose rows are in no chunks, of one with warps that add up sums, of one whose rows, in no chunks,
 have little but what norms and softmaxes have, of norms' gradients, of one without rows whose
-operands may lie across one another, of narrow rows, each of which has a part of a warp, and of long
-ones, in chunks, with what norms, softmaxes and losses have.  Code
-that writes sums would make all others slower, and so do cases that a norm does not run.  What comes
-straight from global memory wants more warps than what is in stages, and these fewer registers than
-all functions have use for."""
+operands may lie across one another, of narrow rows, each of which has a part of a warp, and of
+long ones, in chunks, with what norms, softmaxes and losses have.  Code that writes sums would make
+all others slower, and so do cases that a norm does not run.  What comes straight from global memory
+wants more warps than what is in stages, and these fewer registers than all functions have use
+for."""
 
 LANES = {EIGHTH: 4, QUARTER: 8, HALF: 16}
 """Of a row, by forms whose warps have several."""

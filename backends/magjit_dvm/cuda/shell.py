@@ -16,6 +16,10 @@ program, sets up barriers and, where no tiles are drawn, finds out what to copy.
 waits (``griddepcontrol.wait``), and with it the consumers, who do nothing before the first stage is
 full.
 
+A row in chunks is in several stages, with those of other rows beside it.  Where the ring keeps it,
+consumers go back to its first stage for the next pass, whose phase they have waited for; they say
+that they have read a stage in the last pass, so that the producer copies each chunk once.
+
 Before its first tile a block may keep vectors that all rows share (``weights.py``): the first
 row's warps run the prologue, whose scratch memory all of them read from then on.  Sums that its
 warps keep in scratch memory over its tiles it adds up and writes in the end (``sums.py``).
