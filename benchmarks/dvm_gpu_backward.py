@@ -19,6 +19,7 @@ import torch._functorch.config
 from torch import Tensor
 
 import dvm_gpu
+import dvm_gpu_cases
 import magjit
 from dvm_peers import another
 from harness import Benchmark, Row, argument_parser
@@ -28,19 +29,24 @@ _TOLERANCES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}
 """Of the largest element, at most."""
 
 
-def cases(widths: Sequence[int]) -> Iterator[dvm_gpu.Case]:
+def cases(widths: Sequence[int]) -> Iterator[dvm_gpu_cases.Case]:
     """Programs, with vectors of weights that have gradients, too, or without."""
-    plain = (dvm_gpu.layer_norm, dvm_gpu.rms_norm, dvm_gpu.softmax, dvm_gpu.log_softmax)
+    plain = (
+        dvm_gpu_cases.layer_norm,
+        dvm_gpu_cases.rms_norm,
+        dvm_gpu_cases.softmax,
+        dvm_gpu_cases.log_softmax,
+    )
     for width in widths:
         for function in plain:
             name = f"{function.__name__} {width}"
-            yield dvm_gpu.Case("backward", name, function, dvm_gpu.rows(width))
-        weighted = dvm_gpu.rows(width, vectors=2)
+            yield dvm_gpu_cases.Case("backward", name, function, dvm_gpu_cases.rows(width))
+        weighted = dvm_gpu_cases.rows(width, vectors=2)
         name = f"layer_norm {width}, weights"
-        yield dvm_gpu.Case("backward", name, dvm_gpu.layer_norm_weights, weighted)
-        weighted = dvm_gpu.rows(width, vectors=1)
+        yield dvm_gpu_cases.Case("backward", name, dvm_gpu_cases.layer_norm_weights, weighted)
+        weighted = dvm_gpu_cases.rows(width, vectors=1)
         name = f"rms_norm {width}, weight"
-        yield dvm_gpu.Case("backward", name, dvm_gpu.rms_norm_weight, weighted)
+        yield dvm_gpu_cases.Case("backward", name, dvm_gpu_cases.rms_norm_weight, weighted)
 
 
 def backward(function: Callable[..., Tensor], given: Sequence[Tensor], dy: Tensor) -> Any:
@@ -59,7 +65,7 @@ def wrong(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
 
 
 def measure(
-    benchmark: Benchmark, case: dvm_gpu.Case, dtype: torch.dtype, options: argparse.Namespace
+    benchmark: Benchmark, case: dvm_gpu_cases.Case, dtype: torch.dtype, options: argparse.Namespace
 ) -> None:
     """Fractions of a copy's bandwidth."""
     given = [one.requires_grad_() for one in case.make(dvm_gpu._SIZES[options.size], dtype)]

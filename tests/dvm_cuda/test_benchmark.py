@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dvm_gpu
+import dvm_gpu_cases
 import magjit
 from magjit_dvm.cuda.launch import DeviceFused
 from magjit_dvm.fuser import fuse
@@ -19,7 +20,7 @@ from magjit_dvm.schedule import Schedule
 from tests.dvm_cuda.checking import simulated
 
 HALVES = (torch.float16, torch.bfloat16)
-SPECIAL = {one.name: one for one in dvm_gpu.cases() if one.group == "special"}
+SPECIAL = {one.name: one for one in dvm_gpu_cases.cases() if one.group == "special"}
 PRODUCTS = [name for name in SPECIAL if name.endswith("of a product")]
 
 
@@ -29,7 +30,7 @@ def numbers(name: str, dtype: torch.dtype) -> torch.Tensor:
     return x[~(x.float().abs() > 2.0**100)] if name.startswith("gelu") else x
 
 
-def by_words(case: dvm_gpu.Case, x: torch.Tensor) -> torch.Tensor:
+def by_words(case: dvm_gpu_cases.Case, x: torch.Tensor) -> torch.Tensor:
     """The result that a GPU's words give."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         given = torch.empty(x.shape, dtype=x.dtype, device="cuda")

@@ -72,9 +72,8 @@ Word &Encoder::put(Code first, uint8_t second)
 
 bool Encoder::is_reduced(int n) const
 {
-    bool found = online[n] >= 0 && online[n] < n; /* with the largest */
     return program.nodes[n].kind == NODE_reduce && canonical[n] == n && uses[n] && !goes_across(n) &&
-           !found;
+           !comes_with_largest(n);
 }
 
 int Encoder::count_passes() const

@@ -523,6 +523,7 @@ struct Encoder {
     void find_online();
     void look_up_late();
     int sum_beyond(int n) const;
+    bool comes_with_largest(int n) const { return online[n] >= 0 && online[n] < n; }
     int alias_of(int n) const;
     bool in_row(int n) const { return !(has[n] & (reduced ? reduced : ~0u)); }
     bool is_row_value(int n) const

@@ -61,7 +61,8 @@ Form Encoder::form() const
     return uses & OF_FLAT ? FLAT : uses & OF_SQUARES ? SQUARES : ALONE;
 }
 
-/* What all of its words are good for; but of row registers, the second operator too. */
+/* What all operators of its words are good for; `but_rows`: but those that are done to row registers, which
+ * have cases of their own. */
 int Encoder::uses_of_all(bool but_rows) const
 {
     int found = ~0;

@@ -457,7 +457,7 @@ void Encoder::measure(int64_t program_bytes)
         at = rounded(at + (of_rows ? image.rows_of_tile() : width) * stage.size + 48);
     }
     image.row_bytes = image.chunks > 1 ? at : 0;
-    int64_t apart = image.chunks > 1 ? at * (image.rows_of_tile() - 1) : 0;
+    int64_t apart = image.row_bytes * (image.rows_of_tile() - 1);
     image.stage_bytes = apart + at;
     image.barriers_at = rounded(program_bytes + 32);
     image.rows_at = rounded(image.barriers_at + 36 * image.stages);

@@ -112,8 +112,7 @@ void Encoder::find_phases()
             before = arg >= 0 ? std::max<int>(before, phase[arg]) : before;
         }
         bool reduces = node.kind == NODE_reduce && node.mask & active && node.aux != ACROSS;
-        bool with = online[n] >= 0 && online[n] < n;
-        phase[n] = with ? phase[online[n]] : (uint8_t)(before + reduces);
+        phase[n] = comes_with_largest(n) ? phase[online[n]] : (uint8_t)(before + reduces);
     }
 }
 

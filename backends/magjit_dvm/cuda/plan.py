@@ -453,7 +453,7 @@ def _measure(image: Image, program_bytes: int) -> None:
         count = width if number < tiles else image.rows_of_tile
         at = rounded(at + count * size + 48)  # to 16-byte boundaries, and what unaligned loads see
     image.row_bytes = at if image.chunks > 1 else 0
-    apart = image.row_bytes * max(image.rows_of_tile - 1, 0)
+    apart = image.row_bytes * (image.rows_of_tile - 1)
     image.inputs, image.stage_bytes = inputs, apart + at
     image.barriers_at = rounded(program_bytes + 32)
     image.rows_at = rounded(image.barriers_at + 36 * image.stages)

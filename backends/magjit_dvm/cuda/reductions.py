@@ -1,10 +1,10 @@
 """Cases of the inner loop that reduce: a warp's tile, then what the warps of a row have found.
 
 ``red`` and ``fin`` work over chunks, through accumulators; of ``softmax``, these are each lane's
-largest element and its sum of exponentials.  Where a row is in one stage, ``row``
-does both at once, and ``row.f.stat`` finds a sum and the squares about the mean in one word, with
-one barrier.  ``row.f.norm`` and ``row.f.softmax`` go on to what norms and softmaxes make of it,
-``row.f.back`` to the gradient of a norm.  Running sums and products are ``row`` as well.
+largest element and its sum of exponentials.  Where a row is in one stage, ``row`` does both at
+once, and ``row.f.stat`` finds a sum and the squares about the mean in one word, with one barrier.
+``row.f.norm`` and ``row.f.softmax`` go on to what norms and softmaxes make of it, ``row.f.back`` to
+the gradient of a norm.  Running sums and products are ``row`` as well.
 """
 
 from __future__ import annotations
@@ -104,9 +104,14 @@ class Reductions(Cases):
 
     def of_warp(self, name: str) -> tuple[str, str]:
         """f0 ← the reduction of the warp's elements; labels for ``where_absent``."""
+        labels = self.filled()
+        self.of_all(COMBINE[name], squares=name == "f.squares")
+        return labels
+
+    def filled(self) -> tuple[str, str]:
+        """Elements that are not there have a value from here on; labels for ``where_absent``."""
         labels = self.label("TAIL"), self.label("HEAD")
         self.put(f"@!full bra.uni {labels[0]};", f"{labels[1]}:")
-        self.of_all(COMBINE[name], squares=name == "f.squares")
         return labels
 
     def of_all(self, opcode: str, squares: bool = False) -> None:
@@ -185,12 +190,11 @@ class Reductions(Cases):
         """
         one, few, less = self.label("ONE"), self.label("FEW"), self.label("LESS")
         again = self.of_warp("f.sum")
-        absent = self.label("TAIL"), self.label("HEAD")
         self.put("cvt.rn.f32.u32 f3,{NV}; rcp.approx.ftz.f32 f2,f3; mul.rn.f32 f4,f0,f2;")
         if normalizes:
             self.divided_well("f4", "f2", "f3")
             self.put("mov.b32 f6,f4;")
-        self.put(f"@!full bra.uni {absent[0]};", f"{absent[1]}:")
+        absent = self.filled()
         places = ("f1", "f2", "f3", "f5")
         for r in range(self.R):
             to, away = places[r % 4], f"A{r}" if normalizes else "c0"
@@ -232,8 +236,7 @@ class Reductions(Cases):
         Each warp's exponentials are of what is beyond a largest of its own; with one barrier, each
         has a factor of them (Milakov and Gimelshein 2018, "Online normalizer calculation").
         """
-        one, few, less = self.label("ONE"), self.label("FEW"), self.label("LESS")
-        none, maximum = IDENTITY["f.max"], COMBINE["f.max"]
+        one, few, none = self.label("ONE"), self.label("FEW"), IDENTITY["f.max"]
         again = self.of_warp("f.max")
         # Of a warp whose elements all are infinitely small, exponentials are 0, not NaN.
         self.put(f"mov.b32 f6,f0; setp.eq.f32 q,f0,{none}; selp.b32 f4,0,f0,q;")
@@ -241,12 +244,7 @@ class Reductions(Cases):
         self.of_all("add.rn.f32")
         self.put("mov.b32 f4,0f3F800000;")
         self.put(f"and.b32 k0,{{GW}},255; setp.le.u32 q,k0,1; @q bra.uni {one};")
-        self.meet("st.shared.v2.b32 [u0],{{f6,f0}};")
-        self.put(
-            "ld.shared.v2.b32 {{f1,f0}},[u3]; shr.u32 c1,c1,3; setp.gt.u32 q,k0,c1; "
-            f"selp.b32 f1,f1,{none},q; selp.b32 f0,f0,0,q; mov.b32 f2,f1; @q1 bra.uni {less};"
-        )
-        self.exchange_of_warps(less, "f2", "f3", maximum)
+        self.meet_online()
         self.put(
             f"{_power('f1', 'f1', 'f2')} mul.rn.f32 f0,f0,f1; {_power('f4', 'f6', 'f2')} "
             f"@q1 bra.uni {few};"
@@ -257,14 +255,24 @@ class Reductions(Cases):
         self.fetch()
         self.where_absent(again, none)
 
+    def meet_online(self) -> None:
+        """f2 ← the largest f6 of the row's warps; f1, f0 ← f6 and the sum f0 of one of them."""
+        less, none = self.label("LESS"), IDENTITY["f.max"]
+        self.meet("st.shared.v2.b32 [u0],{{f6,f0}};")
+        self.put(
+            "ld.shared.v2.b32 {{f1,f0}},[u3]; shr.u32 c1,c1,3; setp.gt.u32 q,k0,c1; "
+            f"selp.b32 f1,f1,{none},q; selp.b32 f0,f0,0,q; mov.b32 f2,f1; @q1 bra.uni {less};"
+        )
+        self.exchange_of_warps(less, "f2", "f3", COMBINE["f.max"])
+
     def reduce_online(self) -> None:
         """Accumulator x ← the lane's largest, and its sum of exponentials of what is beyond it.
 
         Where a larger one comes, what has been summed is scaled, as of ``softmax``.
         """
-        tail, head, first = (self.label(stem) for stem in ("TAIL", "HEAD", "FIRST"))
-        none, maximum, places = IDENTITY["f.max"], COMBINE["f.max"], ("f0", "f1", "f2", "f3")
-        self.put(f"@!full bra.uni {tail};", f"{head}:")
+        first, places = self.label("FIRST"), ("f0", "f1", "f2", "f3")
+        none, maximum = IDENTITY["f.max"], COMBINE["f.max"]
+        absent = self.filled()
         self.in_lane(maximum)
         self.accumulator(16)
         self.put(
@@ -283,14 +291,14 @@ class Reductions(Cases):
         self.put("add.rn.f32 f0,f0,f1; add.rn.f32 f2,f2,f3; add.rn.f32 f0,f0,f2;")
         self.put("add.rn.f32 f6,f6,f0; st.shared.b32 [d],f7; st.shared.b32 [d+128],f6;")
         self.fetch()
-        self.where_absent((tail, head), none)
+        self.where_absent(absent, none)
 
     def finish_online(self) -> None:
         """S[x], S[w1] ← the row's largest, and the sum of exponentials of what is beyond it.
 
         Of a row whose elements all are infinitely small, the sum is no number, as in eager mode.
         """
-        one, few, less = self.label("ONE"), self.label("FEW"), self.label("LESS")
+        one, few, done = self.label("ONE"), self.label("FEW"), self.label("JOINED")
         none, maximum, total = IDENTITY["f.max"], COMBINE["f.max"], COMBINE["f.sum"]
         self.accumulator(20)
         self.put("ld.shared.b32 f1,[d]; ld.shared.b32 f0,[d+128]; mov.b32 f6,f1;")
@@ -300,14 +308,8 @@ class Reductions(Cases):
         self.exchange("f0", "f1", total, self.distances)
         self.put("mov.b32 f1,f6; mov.b32 f2,f6; and.b32 k0,{GW},255;")
         self.put(f"setp.le.u32 q2,k0,1; @q2 bra.uni {one};")
-        self.meet("st.shared.v2.b32 [u0],{{f6,f0}};")
-        self.put(
-            "ld.shared.v2.b32 {{f1,f0}},[u3]; shr.u32 c1,c1,3; setp.gt.u32 q,k0,c1; "
-            f"selp.b32 f1,f1,{none},q; selp.b32 f0,f0,0,q; mov.b32 f2,f1; @q1 bra.uni {less};"
-        )
-        self.exchange_of_warps(less, "f2", "f3", maximum)
+        self.meet_online()
         self.put(f"{one}:", _power("f1", "f1", "f2"), "mul.rn.f32 f0,f0,f1;")
-        done = self.label("JOINED")
         self.put(f"@q2 bra.uni {done}; @q1 bra.uni {few};")
         self.exchange_of_warps(few, "f0", "f3", total)
         self.put(f"{done}:")
@@ -331,14 +333,13 @@ class Reductions(Cases):
         normalized already. Both sums take the same exchanges, and of several warps one barrier.
         """
         one, few, alone = self.label("ONE"), self.label("FEW"), self.label("ALONE")
-        absent = self.label("TAIL"), self.label("HEAD")
         ready = self.label("READY")
         self.put(f"setp.gt.u32 q,F1,1; @q bra.uni {ready};")
         self.standardize()
         self.put(f"{ready}:")
         self.row_register("f7", 20)
         self.put("and.b32 k0,F1,1; setp.eq.u32 q1,k0,0;")
-        self.put(f"@!full bra.uni {absent[0]};", f"{absent[1]}:")
+        absent = self.filled()
         products, sums = ("f0", "f2", "f3", "f4"), ("f1", "f5", "f6", "u0")
         for r in range(self.R):
             to = products[r % 4]

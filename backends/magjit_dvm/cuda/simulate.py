@@ -37,6 +37,7 @@ from magjit_dvm.cuda.words import (
     BY_ROW,
     HEADER_BYTES,
     INPUTS_AT,
+    KEEPS,
     NO_WORD,
     OF_ROWS,
     OPCODES,
@@ -46,8 +47,6 @@ from magjit_dvm.cuda.words import (
 __all__ = ["ImageError", "run_image"]
 
 Array = Any
-_KEEPS = 1
-"""Beside the bytes of a row in a stage: stages keep it."""
 _POISON = 0xFFC0DEAD
 
 
@@ -174,7 +173,7 @@ class _Kernel(KeptSums, Accumulators):
                 self.run_words(self.first[0], start, group * cols, there, 0, True)
                 self.close_sums(place, group)
         else:
-            if h["fixed"] & _KEEPS and h["chunks"] > h["stages"]:
+            if h["fixed"] & KEEPS and h["chunks"] > h["stages"]:
                 raise ImageError("stages that cannot keep a row")
             for p in range(h["passes"]):
                 for c in range(h["chunks"]):
@@ -205,7 +204,7 @@ class _Kernel(KeptSums, Accumulators):
                 size -= OF_ROWS
                 rows = min(self.h["by_rows"], self.h["rows"] - row)
                 low, high = address + row * size, address + (row + rows) * size
-            room = self.h["fixed"] & ~_KEEPS if self.h["chunks"] > 1 else self.h["stage_bytes"]
+            room = self.h["fixed"] & ~KEEPS if self.h["chunks"] > 1 else self.h["stage_bytes"]
             if at + (-(-high // 16) * 16 - low // 16 * 16) > room:
                 raise ImageError("a stage that is too small")
             self.staged[at] = (low, high, size, address)

@@ -94,8 +94,7 @@ class Accumulators:
     def reduce(self, name: str) -> None:
         kind, op = name.split(".")
         if op == "softmax":
-            with np.errstate(all="ignore"):
-                self.reduce_online()
+            self.reduce_online()
             return
         values = self.A.view(np.float32 if kind == "f" else np.int32)
         with np.errstate(all="ignore"):
@@ -118,8 +117,7 @@ class Accumulators:
     def finish(self, name: str) -> None:
         kind, op = name.split(".")
         if op == "softmax":
-            with np.errstate(all="ignore"):
-                self.finish_online()
+            self.finish_online()
             return
         high, low = self.accumulators[self.y]
         values = high.view(np.float32 if kind == "f" else np.int32)
@@ -129,6 +127,7 @@ class Accumulators:
             total = FOLD[op].reduce(values, dtype=values.dtype)
         self.set_number(self.x, np.full(self.group, total).view(np.uint32))
 
+    @np.errstate(all="ignore")
     def reduce_online(self) -> None:
         """Each warp's largest, and its sum of exponentials."""
         before = (np.full(self.group, -np.inf, np.float32), np.zeros(self.group, np.float32))
@@ -143,6 +142,7 @@ class Accumulators:
             totals[warp] = before[1][warp] * np.exp(before[0][warp] - away) + powers
         self.accumulators[self.x] = most, totals
 
+    @np.errstate(all="ignore")
     def finish_online(self) -> None:
         most, totals = self.accumulators[self.y]
         largest = most.max()

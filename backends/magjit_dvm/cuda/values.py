@@ -165,13 +165,16 @@ class Values:
         It may be an element of the row, which then is in a cache.
         """
         for n, node in enumerate(self.nodes):
-            stored = any(self.canonical[out.node] == n for out in self.program.outputs)
-            if node.kind is NodeKind.INDEX and self.in_row(n) and not stored:
-                asking = (k for k, other in enumerate(self.canonical) if other == k != n)
-                users = [
-                    k for k in asking if any(self.canonical[a] == n for a in self.nodes[k].args)
-                ]
-                self.phase[n] = min((self.phase[k] for k in users), default=self.phase[n])
+            if node.kind is not NodeKind.INDEX or not self.in_row(n):
+                continue
+            if any(self.canonical[out.node] == n for out in self.program.outputs):
+                continue
+            phases = (
+                self.phase[k]
+                for k, other in enumerate(self.nodes)
+                if self.canonical[k] == k and n in (self.canonical[arg] for arg in other.args)
+            )
+            self.phase[n] = min(phases, default=self.phase[n])
 
     def sum_beyond(self, n: int) -> int:
         """Of the largest of x, the sum of exp(x − largest); −1 without one."""

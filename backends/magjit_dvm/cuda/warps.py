@@ -55,8 +55,12 @@ def part_of_warp(cols: int) -> tuple[int, int] | None:
 
 def each_of(form: int) -> tuple[int, ...]:
     """Values of R, each of which has a kernel of its own."""
-    others = {FLAT: (8, 16, 32), GRADIENTS: tuple(OF_GRADIENTS), SQUARES: OF_POSITIONS}
-    others[CHUNKED] = tuple(OF_CHUNKS)
+    others = {
+        FLAT: (8, 16, 32),
+        SQUARES: OF_POSITIONS,
+        GRADIENTS: tuple(OF_GRADIENTS),
+        CHUNKED: tuple(OF_CHUNKS),
+    }
     if form in LANES:
         return tuple(each for _, other, each in OF_NARROW_ROWS if other == form)
     return others.get(form, (8, 16, 24, 32, 64))

@@ -41,6 +41,7 @@ __all__ = [
     "HEADER_BYTES",
     "IMAGE_BYTES",
     "INPUTS_AT",
+    "KEEPS",
     "LOADED",
     "LOOKED_UP",
     "MAX_DRAWING",
@@ -194,6 +195,8 @@ WARP = 32
 HEADER_BYTES, IMAGE_BYTES, COUNTER_AT, INPUTS_AT, PARTS_AT = 352, 4096, 144, 152, 344
 OF_ROWS = 256
 """Added to the size of an element of which a row has one."""
+KEEPS = 1
+"""Beside the bytes of a row in a stage: stages keep it until its last pass."""
 _PATCH = "<IIq"
 NO_WORD = 0xFFFFFFFF
 
@@ -396,7 +399,7 @@ class Image:
             *(self.scratch * 128 * self.each, self.prologue),
             *(
                 self.sums | self.shift << 8 | self.adders << 16,
-                self.fixed | self.row_bytes | self.keeps,
+                self.fixed | self.row_bytes | KEEPS * self.keeps,
             ),
             *(self.elements, self.rows, 0),
         )
