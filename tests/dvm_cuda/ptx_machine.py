@@ -137,7 +137,9 @@ class _PtxKernel(_Kernel):
             own = local + member * self.slice + 4 * of_row + apart * h["cols"]
             row = self.row + apart
             owns = (of_row == 0) & (member == 0) & bool(owner) & (row < h["rows"])
-            group = local // h["cols"] if h["by_rows"] and h["chunks"] == 1 else 0
+            group = 0
+            if h["by_rows"]:
+                group = local // h["cols"] if h["chunks"] == 1 else self.row % h["by_rows"]
             facts = len(there) | member << 8 | (group + apart) << 16
             facts |= h["numbers"] << 24 | (more != 0) << 30
             if word != h["prologue"]:

@@ -10,9 +10,10 @@ from magjit_dvm.instructions import DType
 from magjit_dvm.program import Program
 from tests.dvm.checking import cast, compute, load, output, reduce, tensor
 from tests.dvm_cuda import test_chunks as chunks
+from tests.dvm_cuda import test_online as online
 from tests.dvm_cuda.test_encoder import layer_norm, log_softmax, masked_rms_norm, softmax, values
 from tests.dvm_cuda.test_row_words import quick_softmax, special_rows
-from tests.dvm_cuda.test_tables import loss, positions
+from tests.dvm_cuda.test_tables import positions
 from tests.dvm_gpu.test_gpu import BIG, check_gpu, check_image
 
 pytestmark = pytest.mark.gpu
@@ -78,12 +79,33 @@ def test_special_rows(cols: int, dtype: DType) -> None:
 @pytest.mark.parametrize("dtype", [F16, F32], ids=lambda one: one.text)
 @pytest.mark.parametrize("cols", [32_000, 50_257, 128_256])
 def test_losses(cols: int, dtype: DType) -> None:
-    whole = loss(dtype)
-    forward = Program(2, whole.inputs, whole.nodes[:18], whole.outputs[:1])
+    forward = online.forward(dtype)
     for rows in (37, 140, 1100 if cols < 40_000 else 300):
         x, at = values(dtype, rows, cols), positions(cols, rows)
         at[::3] = -100
         long(forward, [x, at, x])
+
+
+@pytest.mark.parametrize("dtype", [F16, F32], ids=lambda one: one.text)
+@pytest.mark.parametrize("cols", [1028, 1500, 2048, 4099, 8192, 16_384])
+def test_rows_that_are_read_once(cols: int, dtype: DType) -> None:
+    """As many a block as it has warps for; the last tile has fewer."""
+    for rows in (600, 2600):
+        x, at = values(dtype, rows, cols), positions(cols, rows)
+        at[::3] = -100
+        long(online.forward(dtype), [x, at, x])
+        long(chunks.summed(dtype), [x])
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=lambda one: one.text)
+@pytest.mark.parametrize("cols", [20, 49, 200, 300, 1000, 1024, 1027, 5000, 8192, 16_384])
+def test_rows_in_one_stage(cols: int, dtype: DType) -> None:
+    """Log-softmaxes, whose largest and whose sum are found together."""
+    for rows in (9, 3000):
+        x = special_rows(dtype, rows, cols)
+        check_gpu(log_softmax(dtype), [x])
+        check_gpu(online.of_products(dtype), [values(dtype, rows, cols)])
+        check_gpu(chunks.summed(dtype), [x])
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3, 4])

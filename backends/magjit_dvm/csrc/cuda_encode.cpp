@@ -24,13 +24,16 @@ void Encoder::run()
         find_sums();
     }
     if (!stopped()) {
+        image.once = prepared.reduces && is_read_once();
         arrange();
     }
     if (chunked && image.sums) {
         refuse("sums across long rows");
     }
-    if (chunked && !stopped()) {
+    if (!image.sums && !stopped()) {
         find_online();
+    }
+    if (chunked && !stopped()) {
         look_up_late();
     }
     if (!stopped()) {
@@ -203,6 +206,20 @@ void Encoder::count_uses(int n)
     for (int arg : program.nodes[n].args) {
         if (arg >= 0) {
             count_uses(arg);
+        }
+    }
+}
+
+/* One use less, and if it was the last of what the value would have been computed from. */
+void Encoder::uncount(int n)
+{
+    n = canonical[n];
+    if (--left[n] || in_row(n) || facts[n].number || facts[n].load) {
+        return;
+    }
+    for (int arg : program.nodes[n].args) {
+        if (arg >= 0) {
+            uncount(arg);
         }
     }
 }
@@ -502,7 +519,8 @@ void Encoder::compute_select(const Node &node)
 void Encoder::emit_reduce(int n)
 {
     int arg = program.nodes[n].args[0];
-    if (!chunked) {
+    bool with_sum = online[n] >= 0;
+    if (!chunked && !with_sum) {
         return reduce_row(n);
     }
     if (image.accumulators == MAX_ACCUMULATORS) {
@@ -510,10 +528,13 @@ void Encoder::emit_reduce(int n)
     }
     generate(arg);
     accumulator[n] = (int8_t)image.accumulators++;
-    bool with_sum = online[n] >= 0;
     int which = with_sum ? 0 : reduction(n);
     Word &word = put(with_sum ? words.reduce_online : words.reduce[std::max(which, 0)]);
     word.x = (uint8_t)accumulator[n];
+    if (!chunked) {
+        uncount(power_of(online[n]));
+        emit_row_value(n);
+    }
     done_with(arg);
 }
 

@@ -22,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 30, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 31, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
@@ -289,6 +289,7 @@ struct Image {
     int numbers = 0, accumulators = 0, scratch = 0, weights = 0, sums = 0;
     int64_t adders = 0; /* warps, beside those that compute */
     int64_t fixed = 0, shift = 0; /* of tiles beside sums: see cuda/words.py */
+    bool once = false;            /* rows are read once, if in chunks: see cuda/words.py */
     int64_t row_bytes = 0;        /* of rows in chunks, in a stage */
     bool keeps = false;           /* stages keep such rows until their last pass */
     int row_inputs = 0; /* the last of the inputs: they have an element for a row */
@@ -469,6 +470,7 @@ struct Encoder {
     bool arrange_several();
     void arrange_norms();
     void arrange_chunks();
+    void arrange_once(MostWarps most);
     void scale_scratch(int64_t each);
     bool divide_anew(int64_t each, int64_t most);
     void shrink();
@@ -521,6 +523,9 @@ struct Encoder {
     void survey();
     void find_phases();
     void find_online();
+    int power_of(int total) const { return canonical[program.nodes[total].args[0]]; }
+    bool has_tiles() const;
+    bool is_read_once() const;
     void look_up_late();
     int sum_beyond(int n) const;
     bool comes_with_largest(int n) const { return online[n] >= 0 && online[n] < n; }
@@ -556,6 +561,7 @@ struct Encoder {
     bool is_reduced(int n) const;
     void forget(int pass);
     void count_uses(int n);
+    void uncount(int n);
     void emit_row_value(int n);
     void load_row_value(int n);
     bool by_scalar_word(int n);
@@ -614,8 +620,8 @@ struct Encoder {
     bool ranged[MAX_NODES];
     int16_t canonical[MAX_NODES];
     uint8_t phase[MAX_NODES]; /* reductions before it */
-    int16_t online[MAX_NODES]; /* of the largest of a long row, the sum that is found with it; of that
-                                * sum, the largest; −1: none */
+    int16_t online[MAX_NODES]; /* of the largest of a row, the sum that is found with it; of that sum,
+                                * the largest; −1: none */
     int32_t uses[MAX_NODES], left[MAX_NODES];
     int8_t row_register[MAX_NODES], accumulator[MAX_NODES]; /* −1: none */
     int16_t slot[MAX_NODES];                                /* in scratch memory; −1: not saved */

@@ -48,6 +48,10 @@ struct {
     int64_t each, rows, near_bytes;
 } constexpr OF_CHUNKS[] = {{32, 2, 32 << 20}, {24, 3, 40 << 20}, {64, 2, 32 << 20}};
 constexpr int64_t LEAST_OF_CHUNKS = 3; /* tiles of a block, from which on it has several such rows */
+/* Of rows that are read once, in chunks: R, and the fewest warps of one, of so many columns, of more, of
+ * columns that do not come by four; and how many rows a block has at least, if they would fit one. */
+constexpr int64_t EACH_OF_ONCE = 32, NEAR = 8192, LEAST_OF_ONCE = 4;
+constexpr int64_t OF_ONCE[] = {1, 2, 3};
 constexpr int64_t FEW = 12; /* warps, below which those of the kernel of norms serve vectors better */
 
 int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -154,6 +158,10 @@ void Encoder::divide(int64_t widest, int64_t together)
     } else {
         int64_t wanted = quotient_up(image.rows, machine.multiprocessors);
         int64_t found = each_for_rows(wanted, together, most_warps);
+        bool many = wanted >= LEAST_OF_ONCE || !found;
+        if (image.once && many && image.cols > LANES_OF_WARP * EACH_OF_ONCE) {
+            return arrange_once(most_warps);
+        }
         image.each = found ? found : most;
         if (image.sums && image.cols > most_warps(image.each) * image.slice()) {
             image.each = machine.widest; /* words may turn out to have a kernel of their own */
@@ -163,6 +171,20 @@ void Encoder::divide(int64_t widest, int64_t together)
         image.group = quotient_up(image.cols, chunks * slice); /* as much in each of them */
         image.warps = image.group * std::max<int64_t>(1, std::min(warps / image.group, wanted));
     }
+    count();
+}
+
+/* Divides rows that are read once: in chunks, as many in a block as it has warps for. */
+void Encoder::arrange_once(MostWarps most_warps)
+{
+    image.each = EACH_OF_ONCE;
+    int64_t most = most_warps(image.each), halves = quotient_up(image.cols, 2 * image.slice());
+    int64_t least = OF_ONCE[image.cols % 4 ? 2 : image.cols > NEAR ? 1 : 0];
+    int64_t wanted = quotient_up(image.rows, machine.multiprocessors);
+    int64_t tiles = quotient_up(wanted, most / std::min(least, halves));
+    int64_t rows = quotient_up(wanted, tiles);
+    image.group = std::min(most / rows, halves);
+    image.warps = rows * image.group;
     count();
 }
 
@@ -302,6 +324,9 @@ void Encoder::arrange_anew()
  * no stage keeps it. */
 void Encoder::arrange_chunks()
 {
+    if (image.once) {
+        return arrange_once(most_warps_of_small);
+    }
     const auto &found = OF_CHUNKS[prepared.has_positions ? 0 : image.cols % 4 ? 1 : 2];
     int64_t each = std::min(found.each, machine.widest), rows = found.rows;
     scale_scratch(each);

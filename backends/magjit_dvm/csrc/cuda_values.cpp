@@ -8,6 +8,8 @@ namespace magjit_dvm::cuda {
 
 namespace {
 
+constexpr int64_t OF_A_WARP = 1024, OF_FEW_WARPS = 4096; /* columns */
+
 double to_half(float value)
 {
     double magnitude = std::fabs((double)value);
@@ -116,15 +118,21 @@ void Encoder::find_phases()
     }
 }
 
-/* Sums of exponentials that are found with the largest of a row in chunks, and phases with them. */
+/* Sums of exponentials that are found with the largest, and phases with them: of rows in one stage,
+ * those whose exponentials nothing else asks for; not of rows of a few warps that have results of tiles,
+ * which wait little for one another and have more to compute so. */
 void Encoder::find_online()
 {
+    bool few = image.cols > OF_A_WARP && image.cols <= OF_FEW_WARPS;
+    if (!chunked && few && has_tiles()) {
+        return;
+    }
     bool any = false;
     for (int n = 0; n < n_nodes(); n++) {
         const Node &node = program.nodes[n];
         bool largest = node.kind == NODE_reduce && node.op == OP_max && facts[n].floating;
         int total = largest && canonical[n] == n && uses[n] ? sum_beyond(n) : -1;
-        if (total >= 0) {
+        if (total >= 0 && (chunked || uses[power_of(total)] == 1)) {
             online[n] = (int16_t)total;
             online[total] = (int16_t)n;
             any = true;
@@ -133,6 +141,45 @@ void Encoder::find_online()
     if (any) {
         find_phases();
     }
+}
+
+/* Whether results vary along rows. */
+bool Encoder::has_tiles() const
+{
+    for (const Output &out : program.outputs) {
+        if (!in_row(out.node)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether rows in chunks are read once, for a loss or the like: no result has tiles. */
+bool Encoder::is_read_once() const
+{
+    if (has_tiles()) {
+        return false;
+    }
+    uint64_t totals[(MAX_NODES + 63) / 64] = {};
+    bool any = false;
+    for (int n = 0; n < n_nodes(); n++) {
+        const Node &node = program.nodes[n];
+        bool largest = node.kind == NODE_reduce && node.op == OP_max && facts[n].floating;
+        int total = largest && canonical[n] == n && uses[n] ? sum_beyond(n) : -1;
+        if (total >= 0) {
+            totals[total / 64] |= (uint64_t)1 << total % 64;
+            any = true;
+        }
+    }
+    for (int n = 0; n < n_nodes() && any; n++) {
+        const Node &node = program.nodes[n];
+        bool reduces = node.kind == NODE_reduce || node.kind == NODE_scan;
+        bool total = totals[n / 64] >> n % 64 & 1;
+        if (reduces && uses[n] && canonical[n] == n && phase[n] != 1 && !total) {
+            return false;
+        }
+    }
+    return any;
 }
 
 /* What is looked up of a row in chunks is so when it is asked for: it may be an element of the row, which
@@ -166,7 +213,7 @@ int Encoder::sum_beyond(int n) const
             canonical[total] != total || !uses[total]) {
             continue;
         }
-        int power = canonical[node.args[0]];
+        int power = power_of(total);
         int away = computes(power, OP_exp) ? canonical[program.nodes[power].args[0]] : -1;
         if (away >= 0 && computes(away, OP_sub)) {
             const int16_t *args = program.nodes[away].args;

@@ -20,7 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from magjit_dvm.cuda.forms import OF_ADDING
-from magjit_dvm.cuda.plan import Machine, arrange_beside_adders
+from magjit_dvm.cuda.machine import Machine
+from magjit_dvm.cuda.plan import arrange_beside_adders
 from magjit_dvm.cuda.rows import image_arguments
 from magjit_dvm.cuda.sums import NO_SLOT
 from magjit_dvm.cuda.words import OF_COLUMNS, Image, Word

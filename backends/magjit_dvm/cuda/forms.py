@@ -40,6 +40,7 @@ __all__ = [
     "OF_SEVERAL",
     "OF_SQUARES",
     "OF_WHOLE",
+    "ONLINE",
     "QUARTER",
     "SQUARES",
     "STACKED",
@@ -204,7 +205,11 @@ OF_FLAT = frozenset(
 _ACROSS = frozenset(name for name in OPCODES if name.startswith(_IN_SQUARES))
 OF_SQUARES = OF_FLAT | _ACROSS
 """What that of programs has whose operands lie across one another."""
-OF_WHOLE = frozenset(name for name in OPCODES if not name.startswith(("red.", "fin.")))
+ONLINE = ("red.f.softmax", "fin.f.softmax")
+"""The largest of a row and the sum of exponentials of what is beyond it."""
+OF_WHOLE = frozenset(
+    name for name in OPCODES if name in ONLINE or not name.startswith(("red.", "fin."))
+)
 """What that of rows in no chunks has, beside sums."""
 OF_NORMS = OF_ADDING | frozenset(
     {
@@ -222,6 +227,7 @@ OF_NORMS = OF_ADDING | frozenset(
         *(f"st.u.{what}" for what in OF_COLUMNS),
         *(f"row.f.{name}" for name in ("max", "stat", "squares", "norm", "softmax")),
         *(f"s.{how}.{what}" for how in ("ld", "st") for what in OF_COLUMNS),
+        *ONLINE,
         *("s.take", "s.rsqrt", "s.log", "s.div", "sk.div", "sk.scaled_rsqrt", "s.by", "sk.by"),
     }
 )

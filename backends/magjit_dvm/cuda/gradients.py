@@ -18,8 +18,9 @@ of rows of 16384 columns, and for loads that are under way.
 from __future__ import annotations
 
 from magjit_dvm.cuda.adders import give_to_adders, norm_of_sums
+from magjit_dvm.cuda.machine import Machine
 from magjit_dvm.cuda.parts import MOST_EACH
-from magjit_dvm.cuda.plan import Machine, arrange_gradients
+from magjit_dvm.cuda.plan import arrange_gradients
 from magjit_dvm.cuda.words import OF_COLUMNS, Image, Word
 from magjit_dvm.vm import NotEncodable
 

@@ -18,6 +18,7 @@ from magjit_dvm.cuda.forms import (
     OF_SEVERAL,
     OF_SQUARES,
     OF_WHOLE,
+    ONLINE,
 )
 from magjit_dvm.cuda.functions import FLOATS, INTS, is_binary
 from magjit_dvm.cuda.support import reduction_name
@@ -83,7 +84,7 @@ _USES = array(
         | (name in OF_WHOLE) << 2
         | (name in OF_ADDING) << 3
         | (name in OF_NORMS) << 4
-        | name.startswith("row.") << 5
+        | (name.startswith("row.") or name in ONLINE) << 5
         | (name in OF_SQUARES) << 6
         | name.startswith("st.") << 7
         | (name in OF_SEVERAL) << 8

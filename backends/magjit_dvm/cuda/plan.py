@@ -1,11 +1,18 @@
-"""How a launch divides its work: R, warps, stages, blocks, and places in shared memory."""
+"""How a launch divides its work: R, and which warps have parts of a row, or rows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from magjit_dvm.cuda.adder_code import BESIDE_ADDERS
-from magjit_dvm.cuda.forms import CHUNKED, LANES, NORMS, SQUARES, form_of, may_be_several
+from magjit_dvm.cuda.forms import (
+    CHUNKED,
+    LANES,
+    NORMS,
+    ONLINE,
+    SQUARES,
+    form_of,
+    may_be_several,
+)
+from magjit_dvm.cuda.machine import STAGES, Machine, count
 from magjit_dvm.cuda.parts import MOST_EACH
 from magjit_dvm.cuda.shapes import Operand, Space
 from magjit_dvm.cuda.warps import (
@@ -17,11 +24,8 @@ from magjit_dvm.cuda.warps import (
     part_of_warp,
 )
 from magjit_dvm.cuda.words import (
-    HEADER_BYTES,
-    IMAGE_BYTES,
     MAX_DRAWING,
     MAX_INPUTS,
-    MAX_PASSES,
     NO_WORD,
     OF_POSITIONS,
     WARP,
@@ -39,17 +43,16 @@ __all__ = [
     "arrange_gradients",
 ]
 
-_STAGES, _MOST_STAGES, _UNDER_WAY = 3, 6, 96 << 10
-"""Of a ring; more where stages are so small that fewer bytes would be under way, and each block has
-as many tiles."""
-_STAGES_OF_ROWS, _UNDER_WAY_OF_ROWS, _ENOUGH = 2, 80 << 10, 12 << 10
-"""The same where a tile has several rows and no sums across them: these are served best when little
-more is asked for ahead than hides the way from memory.  And elements of a tile's rows from which on
-narrower warps are better than more elements."""
+_ENOUGH = 12 << 10
+"""Elements of a tile's rows from which on narrower warps are better than more elements."""
 _CHUNKS = {"table": (32, 2, 32 << 20), "any": (24, 3, 40 << 20), "four": (64, 2, 32 << 20)}
 """Of rows in chunks, where something is looked up, of columns that do not come by four, and of
 those that do: R, the most rows of a block, and the most bytes of rows that are read again, which
 then are in the L2 cache together."""
+_EACH_OF_ONCE, _OF_ONCE, _NEAR, _LEAST_OF_ONCE = 32, (1, 2, 3), 8192, 4
+"""R of rows that are read once, in chunks; the fewest warps of one, of up to so many columns, of
+more, and of columns that do not come by four, which take longer; and rows of a block, from which on
+those that would fit its registers come so, too."""
 LEAST_TILES, _LEAST_OF_NARROW, _LEAST_OF_CHUNKS = 4, 2, 3
 """Of a block, from which on it keeps vectors, and adders pay; from which on warps have several
 rows: with fewer, a launch may share the kernel of stacks; and from which on a block has several
@@ -64,71 +67,6 @@ and the most warps of a row there."""
 _SMALL, _LONG, _NARROW = 1 << 17, 1 << 16, 16
 """Elements below which any way is fast enough; columns from which on a row is long, and up to which
 it is narrow: a warp has room for hundreds of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A GPU.
-
-    Attributes:
-        multiprocessors: how many blocks run at once.
-        shared_bytes: of one block.
-        widest: the largest R; before sm_90, a compiler takes a minute for that of 64.
-    """
-
-    multiprocessors: int = 132
-    shared_bytes: int = 232448
-    widest: int = 64
-
-    def place(self, image: Image) -> None:
-        """Two stages, then fewer warps, then one stage, until everything fits into shared memory.
-
-        Raises:
-            NotEncodable: a single warp, or row, does not fit.
-        """
-        if HEADER_BYTES + image.program_bytes > IMAGE_BYTES:
-            raise NotEncodable("too many words")
-        if len(image.first) > MAX_PASSES:
-            raise NotEncodable("too many passes over long rows")
-        while True:
-            image.keeps = self.keeps_rows(image)
-            fewest = image.chunks if image.keeps else 2 if _may_shrink(image) else 1
-            for stages in range(_wanted_stages(image), fewest - 1, -1):
-                image.stages = stages
-                _measure(image, image.program_bytes)
-                if image.shared_bytes <= self.shared_bytes:
-                    return
-            if not _may_shrink(image):
-                raise NotEncodable("values of a row that shared memory has no room for")
-            self.shrink(image)
-
-    def keeps_rows(self, image: Image) -> bool:
-        """Whether stages have room for a whole row, where several passes would read it."""
-        if image.chunks == 1 or len(image.first) == 1 or not image.inputs:
-            return False
-        image.stages = image.chunks
-        _measure(image, image.program_bytes)
-        return image.shared_bytes <= self.shared_bytes
-
-    def shrink(self, image: Image) -> None:
-        """Fewer warps."""
-        if image.warps > image.group:
-            image.warps -= image.group
-        else:
-            image.group -= 1
-            image.warps = image.group
-        _count(image, self)
-
-    def has_room(self, image: Image, weights: int) -> bool:
-        """Whether so many vectors are kept beside two stages, as they are from then on if so."""
-        stages, words = image.stages, 2 * weights + 1  # of the prologue
-        program_bytes = image.program_bytes + 16 * words
-        image.stages, image.weights = min(stages, 2), weights
-        _measure(image, program_bytes)
-        fits = image.shared_bytes <= self.shared_bytes
-        fits = fits and HEADER_BYTES + program_bytes <= IMAGE_BYTES
-        image.stages, image.weights = stages, weights if fits else 0
-        return fits
 
 
 def arrange(space: Space, image: Image, machine: Machine) -> bool:
@@ -150,7 +88,7 @@ def arrange(space: Space, image: Image, machine: Machine) -> bool:
         if space.active and varies and space.contiguous(one) and len(staged) < MAX_INPUTS:
             staged.append((number, one.size))
     image.inputs = [(number, size, 0) for number, size in staged]
-    image.stages = _STAGES if staged else 2
+    image.stages = STAGES if staged else 2
     if any(node.kind in (NodeKind.REDUCE, NodeKind.SCAN) for node in nodes):
         reads = sorted({*loads, *tables})
         _refuse_slow(space, image, [number for number, _ in staged], reads, machine)
@@ -210,13 +148,35 @@ def _divide(space: Space, image: Image, machine: Machine, widest: int, together:
         image.group, image.warps = 1, max(1, min(WARPS[image.each], wanted))
     else:
         wanted = -(-image.rows // machine.multiprocessors)
-        image.each = _each_for_rows(space, image, wanted, together, machine, WARPS) or most
+        found = _each_for_rows(space, image, wanted, together, machine, WARPS)
+        many = wanted >= _LEAST_OF_ONCE or not found
+        if image.once and many and image.cols > WARP * _EACH_OF_ONCE:
+            _arrange_once(image, machine, WARPS)
+            return
+        image.each = found or most
         if image.sums and image.cols > WARPS[image.each] * image.slice:
             image.each = machine.widest  # words may turn out to have a kernel of their own
         chunks = -(-image.cols // (WARPS[image.each] * image.slice))
         image.group = -(-image.cols // (chunks * image.slice))  # as much in each of them
         image.warps = image.group * max(1, min(WARPS[image.each] // image.group, wanted))
-    _count(image, machine)
+    count(image, machine)
+
+
+def _arrange_once(image: Image, machine: Machine, most_warps: dict[int, int]) -> None:
+    """Divide rows that are read once: in chunks, as many in a block as it has warps for.
+
+    Much more of them is under way at once than registers have room for, and each waits little for
+    others' warps.  All tiles of a block have about as many rows.
+    """
+    image.each = _EACH_OF_ONCE
+    most, halves = most_warps[image.each], -(-image.cols // (2 * image.slice))
+    least = _OF_ONCE[2 if image.cols % 4 else image.cols > _NEAR]
+    wanted = -(-image.rows // machine.multiprocessors)
+    tiles = -(-wanted // (most // min(least, halves)))
+    rows = -(-wanted // tiles)
+    image.group = min(most // rows, halves)
+    image.warps = rows * image.group
+    count(image, machine)
 
 
 def _each_for_rows(
@@ -295,7 +255,7 @@ def arrange_gradients(image: Image, machine: Machine) -> bool:
             image.weights = 0
             return True
     image.each, image.group, image.warps, image.numbers, image.scratch = before
-    _count(image, machine)
+    count(image, machine)
     return False
 
 
@@ -313,7 +273,7 @@ def arrange_anew(space: Space, image: Image, machine: Machine) -> None:
         slices = LEAST_TILES * WARPS_OF_SQUARES * machine.multiprocessors
         if image.elements >= slices * image.slice:
             image.warps = WARPS_OF_SQUARES
-            _count(image, machine)
+            count(image, machine)
     elif form == CHUNKED:
         _arrange_chunks(space, image, machine)
 
@@ -330,7 +290,7 @@ def _arrange_several(space: Space, image: Image, machine: Machine) -> bool:
         return False
     _scale_scratch(image, each)
     image.each, image.group, image.lanes, image.warps = each, 1, LANES[form], WARPS[each]
-    _count(image, machine)
+    count(image, machine)
     return True
 
 
@@ -340,6 +300,9 @@ def _arrange_chunks(space: Space, image: Image, machine: Machine) -> None:
     A block has several rows, so that one is computed while the warps of another meet.  What passes
     read again is in the L2 cache, where no stage keeps it.
     """
+    if image.once:
+        _arrange_once(image, machine, OF_CHUNKS)
+        return
     kind = "table" if space.has_positions else "any" if image.cols % 4 else "four"
     each, rows, near_bytes = _CHUNKS[kind]
     each = min(each, machine.widest)
@@ -354,7 +317,7 @@ def _arrange_chunks(space: Space, image: Image, machine: Machine) -> None:
     chunks = max(2, -(-image.cols // (warps * image.slice)))
     image.group = -(-image.cols // (chunks * image.slice))
     image.warps = rows * image.group
-    _count(image, machine)
+    count(image, machine)
 
 
 def _scale_scratch(image: Image, each: int) -> None:
@@ -389,7 +352,7 @@ def _computes_much(image: Image) -> bool:
     vectors where there are few warps.
     """
     vectors = {word.pointer for word in image.words if word.first.startswith("lt.c.")}
-    reductions = sum(word.first.startswith("row.") for word in image.words)
+    reductions = sum(w.first.startswith("row.") or w.first in ONLINE for w in image.words)
     return reductions > 1 or (len(vectors) > 1 and image.warps <= _FEW)
 
 
@@ -400,72 +363,5 @@ def _divide_anew(image: Image, machine: Machine, each: int, most: int) -> bool:
     if image.rows < LEAST_TILES * rows * machine.multiprocessors:
         return False
     image.each, image.group, image.warps = each, group, rows * group
-    _count(image, machine)
+    count(image, machine)
     return True
-
-
-def _count(image: Image, machine: Machine) -> None:
-    """Chunks, tiles and blocks for these warps."""
-    if image.by_rows:
-        image.chunks = -(-image.cols // (image.group * image.slice))
-        image.tiles = -(-image.rows // image.rows_of_tile)
-    else:
-        image.tiles = -(-image.elements // (image.warps * image.slice))
-    if image.tiles >= 1 << 31:
-        raise NotEncodable("too many tiles")
-    image.blocks = min(image.tiles, machine.multiprocessors)
-
-
-def _wanted_stages(image: Image) -> int:
-    """Of a ring; where nothing comes through one, what a block has for its places."""
-    if not image.inputs:
-        return 2
-    _measure(image, image.program_bytes)
-    if image.keeps:
-        return 2 * image.chunks  # the next row on its way
-    most = min(_MOST_STAGES, image.tiles // image.blocks * image.chunks)
-    of_rows = image.rows_of_tile > 1 and image.chunks == 1 and not image.sums
-    least = _STAGES_OF_ROWS if of_rows else _STAGES
-    under_way = _UNDER_WAY_OF_ROWS if of_rows else _UNDER_WAY
-    return max(least, min(most, -(-under_way // image.stage_bytes)))
-
-
-def _may_shrink(image: Image) -> bool:
-    """Whether there may be fewer warps."""
-    return image.warps > image.group or (image.chunks > 1 and image.group > 1)
-
-
-def _measure(image: Image, program_bytes: int) -> None:
-    """Places in shared memory for these warps and stages."""
-
-    def rounded(at: int, to: int = 128) -> int:
-        return -(-at // to) * to
-
-    width = image.warps * image.slice
-    if image.chunks > 1:
-        width = image.group * image.slice  # of each row
-    elif image.by_rows:
-        width = image.rows_of_tile * image.cols
-    at, inputs = 0, []
-    tiles = len(image.inputs) - image.row_inputs
-    for number, (argument, size, _) in enumerate(image.inputs):
-        inputs.append((argument, size, at))
-        count = width if number < tiles else image.rows_of_tile
-        at = rounded(at + count * size + 48)  # to 16-byte boundaries, and what unaligned loads see
-    image.row_bytes = at if image.chunks > 1 else 0
-    apart = image.row_bytes * (image.rows_of_tile - 1)
-    image.inputs, image.stage_bytes = inputs, apart + at
-    image.barriers_at = rounded(program_bytes + 32)
-    image.rows_at = rounded(image.barriers_at + 36 * image.stages)
-    registers = 128 * (1 + image.numbers + 2 * image.accumulators)
-    image.partials_at = rounded(image.rows_at + image.warps * registers, 512)
-    image.scratch_at = image.partials_at + 512 * (image.warps // image.group)
-    image.weights_at = image.scratch_at + image.warps * image.scratch * 128 * image.each
-    image.ring_at = rounded(image.weights_at + image.weights * image.weight_bytes)
-    # Loads read whole slices: of the last row of a tile, beyond the stage.
-    reach = width
-    if image.by_rows and image.chunks == 1:
-        reach = (image.rows_of_tile - 1) * image.cols + image.group * image.slice
-    seen = max((first + reach * size + 48 for _, size, first in inputs[:tiles]), default=0)
-    last = image.ring_at + (image.stages - 1) * image.stage_bytes
-    image.shared_bytes = rounded(last + apart + max(at, seen))

@@ -1,10 +1,11 @@
 """Cases of the inner loop that reduce: a warp's tile, then what the warps of a row have found.
 
 ``red`` and ``fin`` work over chunks, through accumulators; of ``softmax``, these are each lane's
-largest element and its sum of exponentials.  Where a row is in one stage, ``row`` does both at
-once, and ``row.f.stat`` finds a sum and the squares about the mean in one word, with one barrier.
-``row.f.norm`` and ``row.f.softmax`` go on to what norms and softmaxes make of it, ``row.f.back`` to
-the gradient of a norm.  Running sums and products are ``row`` as well.
+largest element and its sum of exponentials, of a row in one stage as well.  Where a row is in one
+stage, ``row`` does both at once, and ``row.f.stat`` finds a sum and the squares about the mean in
+one word, with one barrier.  ``row.f.norm`` and ``row.f.softmax`` go on to what norms and softmaxes
+make of it, ``row.f.back`` to the gradient of a norm.  Running sums and products are ``row`` as
+well.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from magjit_dvm.cuda.backwards import Backwards
-from magjit_dvm.cuda.plan import Machine
+from magjit_dvm.cuda.machine import Machine
 from magjit_dvm.cuda.shapes import Operand, Space
 from magjit_dvm.cuda.tiling import is_near, is_transposed
 from magjit_dvm.cuda.values import WHAT, exact_inverse
@@ -134,6 +134,14 @@ class RowEncoder(Backwards):
         if self.left[n] == 1 and not self.in_row(n) and not self.is_number(n):
             for arg in () if self.is_load(n) else self.nodes[n].args:
                 self.count_uses(arg)
+
+    def uncount(self, n: int) -> None:
+        """One use less of a value, and if it was the last of what it would have been made of."""
+        n = self.canonical[n]
+        self.left[n] -= 1
+        if self.left[n] == 0 and not self.in_row(n) and not self.is_number(n):
+            for arg in () if self.is_load(n) else self.nodes[n].args:
+                self.uncount(arg)
 
     # -- row values --
 

@@ -220,7 +220,9 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
     u32 rows)
 {
 #if __CUDA_ARCH__ >= 900
-    if (lane == 0) {
+    if (lane < rows) { /* a lane for each: one alone would take longer than what is copied */
+        e += (u64)lane * h.cols;
+        stage += lane * bytes_of_row(h);
         Piece one = piece_of(h, 0, e, count, t);
         asm volatile("" : "+l"(one.from), "+r"(one.bytes)); /* found before it is waited for */
         if (waits) {
@@ -230,15 +232,13 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
         for (u32 i = 0; i < h.n_in;) {
             barrier_expect(barrier, one.bytes);
             bulk_copy(stage + h.in[i].at, one.from, one.bytes, barrier);
-            if (++i == h.n_in && --rows) {
-                i = 0;
-                e += h.cols;
-                stage += bytes_of_row(h);
-            }
-            if (i < h.n_in) {
+            if (++i < h.n_in) {
                 one = piece_of(h, i, e, count, t);
             }
         }
+    }
+    __syncwarp();
+    if (lane == 0) {
         barrier_arrive(barrier);
     }
 #else

@@ -33,6 +33,10 @@ _READ_AS = {DType.F32: "i64f", DType.I32: "i64"}
 """What loads make of int64 that is cast at once."""
 
 
+_OF_A_WARP, _OF_FEW_WARPS = 1024, 4096
+"""Columns."""
+
+
 def float_bits(value: float) -> int:
     """A float32 as a word has it."""
     return int(np.float32(value).view(np.uint32))
@@ -54,8 +58,7 @@ class Values:
         phase: how many reductions come before it.
         uses: by canonical nodes and outputs.
         folded: row values that are part of another's word.
-        online: of rows in chunks, by the largest of x, the sum of exp(x − largest) that is found
-            with it.
+        online: by the largest of x, the sum of exp(x − largest) that is found with it.
     """
 
     def __init__(self, space: Space, arguments: Sequence[Any]) -> None:
@@ -149,15 +152,37 @@ class Values:
             found = max(before, default=0) + bool(reduces)
             self.phase.append(self.phase[of[n]] if n in of else found)
 
-    def find_online(self) -> None:
-        """Sums of exponentials that are found with the largest, and phases with them."""
+    def find_online(self, chunked: bool) -> None:
+        """Sums of exponentials that are found with the largest, and phases with them.
+
+        Of rows in one stage, those whose exponentials nothing else asks for; not of rows of a few
+        warps that have results of tiles, which wait little for one another and have more to compute
+        so.
+        """
+        few = _OF_A_WARP < self.space.cols <= _OF_FEW_WARPS
+        if not chunked and few and self.has_tiles():
+            return
         for n, node in enumerate(self.nodes):
             if node.kind is NodeKind.REDUCE and node.op == "max" and self.kind(n) == "f":
                 total = self.sum_beyond(n) if self.canonical[n] == n and self.uses[n] else -1
-                if total >= 0:
+                if total >= 0 and (chunked or self.uses[self.power_of(total)] == 1):
                     self.online[n] = total
         if self.online:
             self.find_phases()
+
+    def has_tiles(self) -> bool:
+        """Whether results vary along rows."""
+        return not all(self.in_row(out.node) for out in self.program.outputs)
+
+    def is_read_once(self) -> bool:
+        """Whether rows in chunks are read once, for a loss or the like: no result has tiles."""
+        reduces = (NodeKind.REDUCE, NodeKind.SCAN)
+        found = [n for n, node in enumerate(self.nodes) if node.kind in reduces and self.uses[n]]
+        largest = [n for n in found if self.nodes[n].op == "max" and self.kind(n) == "f"]
+        totals = {self.sum_beyond(n) for n in largest if self.canonical[n] == n} - {-1}
+        if not totals or self.has_tiles():
+            return False
+        return all(self.phase[n] == 1 or n in totals for n in found if self.canonical[n] == n)
 
     def look_up_late(self) -> None:
         """What is looked up of a row in chunks is so when it is asked for.
@@ -176,6 +201,10 @@ class Values:
             )
             self.phase[n] = min(phases, default=self.phase[n])
 
+    def power_of(self, total: int) -> int:
+        """What a sum is of."""
+        return self.canonical[self.nodes[total].args[0]]
+
     def sum_beyond(self, n: int) -> int:
         """Of the largest of x, the sum of exp(x − largest); −1 without one."""
         x = self.canonical[self.nodes[n].args[0]]
@@ -184,7 +213,7 @@ class Values:
                 continue
             if self.canonical[total] != total or not self.uses[total]:
                 continue
-            power = self.nodes[self.canonical[node.args[0]]]
+            power = self.nodes[self.power_of(total)]
             if power.op == "exp":
                 away = self.nodes[self.canonical[power.args[0]]]
                 of = tuple(self.canonical[one] for one in away.args)

@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from magjit_dvm.cuda.backwards import READY
-from magjit_dvm.cuda.plan import LEAST_TILES, Machine
+from magjit_dvm.cuda.machine import Machine
+from magjit_dvm.cuda.plan import LEAST_TILES
 from magjit_dvm.cuda.rows import MOST_WORDS
 from magjit_dvm.cuda.words import Image, Word
 

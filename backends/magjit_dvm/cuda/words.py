@@ -183,7 +183,7 @@ OPCODES = tuple(name for name in _ALL if name not in _NEAR) + _NEAR
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 30
+FORM = 31
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES = 12, 4
@@ -261,6 +261,7 @@ class Image:
         prologue: the word that a block begins with, if any.
         weights: vectors that it keeps.
         sums: across rows; ``parts`` is what is left to add up of them.
+        once: whether rows are read once, if in chunks, and have results of one number each.
         row_bytes: of rows in chunks, those of one in a stage.
         keeps: whether stages keep such rows until their last pass, so that they are read once.
         fixed, shift: of tiles beside sums, how many blocks have for certain; the others are drawn
@@ -293,6 +294,7 @@ class Image:
     weights: int = 0
     sums: int = 0
     adders: int = 0
+    once: bool = False
     row_bytes: int = 0
     keeps: bool = False
     fixed: int = 0
