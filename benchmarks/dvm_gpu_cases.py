@@ -73,6 +73,10 @@ def log_softmax(x: Tensor) -> Tensor:
     return x.log_softmax(-1)
 
 
+def logsumexp(x: Tensor) -> Tensor:
+    return x.logsumexp(-1)
+
+
 def softmax_gradient(dy: Tensor, y: Tensor) -> Tensor:
     found: Tensor = torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype)
     return found
@@ -257,10 +261,12 @@ def cases() -> Iterator[Case]:
     yield Case("special", "6 special, 6 cheap", mixed, line(1))
     for width in (768, 4096):
         yield Case("tables", f"embedding, layer_norm {width}", embedding_norm, looked_up(width))
-    for classes in (1024, 32_000):
+    for classes in (1024, 8192, 32_000):
         yield Case("tables", f"losses of {classes} classes", losses, scores(classes))
     yield Case("tables", "softmax 1024 below the diagonal", causal_softmax, squares(1024))
     yield Case("reductions", "mse_loss", F.mse_loss, line(2))
+    for width in (4096, 32_000):
+        yield Case("reductions", f"logsumexp {width}", logsumexp, rows(width))
     yield Case("reductions", "largest absolute value", largest, line(1))
     yield Case("reductions", "the norm of x - y", distance, line(2))
     yield Case("reductions", "log_softmax of 4 rows", log_softmax, few(4))

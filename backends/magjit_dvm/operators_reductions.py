@@ -204,6 +204,23 @@ def _softmax(builder: Builder, node: Any) -> Value:
     return replace(value, node=made, logical=tensor.dtype)
 
 
+@register(aten.logsumexp.default)
+def _logsumexp(builder: Builder, node: Any) -> Value:
+    """Of rows whose largest element is infinite, that."""
+    tensor = one_result(node)
+    value, dtype = builder.tensor(node.args[0]), computed_in(tensor.dtype)
+    axes = _axes(value, argument(node, 1, "dim"))
+    value = replace(value, node=builder.cast(value.node, value.dtype, dtype), dtype=dtype)
+    largest = builder.reduce("max", value, axes, True).node
+    powers = builder.compute("exp", dtype, builder.compute("sub", dtype, value.node, largest))
+    keepdim = bool(argument(node, 2, "keepdim", False))
+    total = builder.reduce("sum", replace(value, node=powers), axes, keepdim)
+    made = builder.compute("add", dtype, builder.compute("log", dtype, total.node), largest)
+    infinite = builder.compute("is_inf", dtype, largest, to_bool=True)
+    made = builder.compute("select", dtype, infinite, largest, made)
+    return replace(total, node=made, logical=tensor.dtype)
+
+
 @register(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
 def _softmax_backward(builder: Builder, node: Any) -> Value:
     gradient, output, axis, _ = node.args

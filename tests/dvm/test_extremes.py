@@ -144,6 +144,30 @@ def test_norms(order: float, dtype: torch.dtype) -> None:
         torch.testing.assert_close(got, norms(given, dim, bool(number % 2)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int32])
+def test_logarithms_of_sums_of_exponentials(dtype: torch.dtype) -> None:
+    """Of rows with infinities and NaN, of no element, of one."""
+
+    def sums(x: Any, dim: Any, keepdim: bool) -> Any:
+        return torch.logsumexp(x, dim, keepdim) * 1
+
+    for shape, dim in (
+        ((40, 5), 1),
+        ((40, 5), (0, 1)),
+        ((3, 4, 6), (0, 2)),
+        ((7, 1), 1),
+        ((3, 0), 1),
+    ):
+        x = torch.randint(-9, 9, shape).to(dtype)
+        if dtype.is_floating_point and x.numel() > 9:
+            x[0], x[1, 0] = -torch.inf, torch.inf
+            x[2] = torch.nan if shape[1] > 4 else torch.finfo(dtype).min
+        for keepdim in (False, True):
+            got, want = run(sums, x, dim, keepdim), sums(x, dim, keepdim)
+            assert got.dtype == want.dtype
+            torch.testing.assert_close(got, want, equal_nan=True)
+
+
 def test_counts() -> None:
     def counts(x: Any) -> Any:
         return x.count_nonzero(1), (x > 0).any(1), x.all(1)

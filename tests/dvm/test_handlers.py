@@ -114,6 +114,7 @@ CALLS: dict[Any, Call] = {
     aten.lerp.Tensor: call(X, Y, UNIT),
     aten.lift_fresh_copy.default: call(X),
     aten.linalg_vector_norm.default: call(X, 2, [1], True),
+    aten.logsumexp.default: call(X, [1], True),
     aten.logical_and.default: call(MASK, X),
     aten.logical_not.default: call(X),
     aten.logical_or.default: call(MASK, X),
