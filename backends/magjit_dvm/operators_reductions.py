@@ -184,6 +184,13 @@ def _var(builder: Builder, node: Any) -> Any:
     return shaped(variance), shaped(mean)
 
 
+def _beyond_largest(builder: Builder, value: Value, axes: Sequence[int]) -> tuple[int, int, int]:
+    """The largest of elements, what each is beyond it, and the exponentials of that."""
+    largest = builder.reduce("max", value, axes, True).node
+    away = builder.compute("sub", value.dtype, value.node, largest)
+    return largest, away, builder.compute("exp", value.dtype, away)
+
+
 @register(aten._softmax.default, aten._log_softmax.default)
 def _softmax(builder: Builder, node: Any) -> Value:
     given, axis, _ = node.args
@@ -192,9 +199,7 @@ def _softmax(builder: Builder, node: Any) -> Value:
     if not value.dims:
         raise NotFusable("softmax of a number")
     dtype = value.dtype
-    largest = builder.reduce("max", value, [axis], True)
-    away = builder.compute("sub", dtype, value.node, largest.node)
-    powers = builder.compute("exp", dtype, away)
+    _, away, powers = _beyond_largest(builder, value, [axis])
     total = builder.reduce("sum", replace(value, node=powers), [axis], True)
     if node.target is aten._softmax.default:
         inverse = builder.compute("reciprocal", dtype, total.node)
@@ -211,8 +216,7 @@ def _logsumexp(builder: Builder, node: Any) -> Value:
     value, dtype = builder.tensor(node.args[0]), computed_in(tensor.dtype)
     axes = _axes(value, argument(node, 1, "dim"))
     value = replace(value, node=builder.cast(value.node, value.dtype, dtype), dtype=dtype)
-    largest = builder.reduce("max", value, axes, True).node
-    powers = builder.compute("exp", dtype, builder.compute("sub", dtype, value.node, largest))
+    largest, _, powers = _beyond_largest(builder, value, axes)
     keepdim = bool(argument(node, 2, "keepdim", False))
     total = builder.reduce("sum", replace(value, node=powers), axes, keepdim)
     made = builder.compute("add", dtype, builder.compute("log", dtype, total.node), largest)
