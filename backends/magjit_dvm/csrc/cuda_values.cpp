@@ -129,9 +129,7 @@ void Encoder::find_online()
     }
     bool any = false;
     for (int n = 0; n < n_nodes(); n++) {
-        const Node &node = program.nodes[n];
-        bool largest = node.kind == NODE_reduce && node.op == OP_max && facts[n].floating;
-        int total = largest && canonical[n] == n && uses[n] ? sum_beyond(n) : -1;
+        int total = sum_beyond(n);
         if (total >= 0 && (chunked || uses[power_of(total)] == 1)) {
             online[n] = (int16_t)total;
             online[total] = (int16_t)n;
@@ -163,9 +161,7 @@ bool Encoder::is_read_once() const
     uint64_t totals[(MAX_NODES + 63) / 64] = {};
     bool any = false;
     for (int n = 0; n < n_nodes(); n++) {
-        const Node &node = program.nodes[n];
-        bool largest = node.kind == NODE_reduce && node.op == OP_max && facts[n].floating;
-        int total = largest && canonical[n] == n && uses[n] ? sum_beyond(n) : -1;
+        int total = sum_beyond(n);
         if (total >= 0) {
             totals[total / 64] |= (uint64_t)1 << total % 64;
             any = true;
@@ -203,9 +199,14 @@ void Encoder::look_up_late()
     }
 }
 
-/* Of the largest of x, the sum of exp(x − largest); −1 without one. */
+/* Of the largest of x, if a node is that, the sum of exp(x − largest); −1 without one. */
 int Encoder::sum_beyond(int n) const
 {
+    const Node &largest = program.nodes[n];
+    bool is_largest = largest.kind == NODE_reduce && largest.op == OP_max && facts[n].floating;
+    if (!is_largest || canonical[n] != n || !uses[n]) {
+        return -1;
+    }
     int x = canonical[program.nodes[n].args[0]];
     for (int total = 0; total < n_nodes(); total++) {
         const Node &node = program.nodes[total];

@@ -162,11 +162,10 @@ class Values:
         few = _OF_A_WARP < self.space.cols <= _OF_FEW_WARPS
         if not chunked and few and self.has_tiles():
             return
-        for n, node in enumerate(self.nodes):
-            if node.kind is NodeKind.REDUCE and node.op == "max" and self.kind(n) == "f":
-                total = self.sum_beyond(n) if self.canonical[n] == n and self.uses[n] else -1
-                if total >= 0 and (chunked or self.uses[self.power_of(total)] == 1):
-                    self.online[n] = total
+        for n in range(len(self.nodes)):
+            total = self.sum_beyond(n)
+            if total >= 0 and (chunked or self.uses[self.power_of(total)] == 1):
+                self.online[n] = total
         if self.online:
             self.find_phases()
 
@@ -178,8 +177,7 @@ class Values:
         """Whether rows in chunks are read once, for a loss or the like: no result has tiles."""
         reduces = (NodeKind.REDUCE, NodeKind.SCAN)
         found = [n for n, node in enumerate(self.nodes) if node.kind in reduces and self.uses[n]]
-        largest = [n for n in found if self.nodes[n].op == "max" and self.kind(n) == "f"]
-        totals = {self.sum_beyond(n) for n in largest if self.canonical[n] == n} - {-1}
+        totals = {self.sum_beyond(n) for n in found} - {-1}
         if not totals or self.has_tiles():
             return False
         return all(self.phase[n] == 1 or n in totals for n in found if self.canonical[n] == n)
@@ -206,7 +204,10 @@ class Values:
         return self.canonical[self.nodes[total].args[0]]
 
     def sum_beyond(self, n: int) -> int:
-        """Of the largest of x, the sum of exp(x − largest); −1 without one."""
+        """Of the largest of x, if a node is that, the sum of exp(x − largest); −1 without one."""
+        largest = self.nodes[n].kind is NodeKind.REDUCE and self.nodes[n].op == "max"
+        if not largest or self.kind(n) != "f" or self.canonical[n] != n or not self.uses[n]:
+            return -1
         x = self.canonical[self.nodes[n].args[0]]
         for total, node in enumerate(self.nodes):
             if node.kind is not NodeKind.REDUCE or node.op != "sum" or node.aux == ACROSS:
