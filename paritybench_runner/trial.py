@@ -122,6 +122,9 @@ class Trial:
         self._alive = alive
         self.case = case
         self.device = torch.device(device)
+        if self.device.type == "cuda":
+            # cuDNN's products of float32 have ten bits otherwise, however they are computed.
+            torch.backends.cudnn.allow_tf32 = False
         self._weights: dict[int, dict[str, Tensor]] = {}
         self._printed = Printed()
         self.call_ms = 0.0

@@ -36,6 +36,7 @@ class CudaFused:
         program: Any,
         fallback: Callable[..., Any] | None = None,
         approximate: bool = False,
+        home: int = -1,
         device_type: int = ...,
         /,
     ) -> Self: ...

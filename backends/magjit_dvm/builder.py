@@ -17,6 +17,7 @@ from torch.fx import Node as FxNode
 
 from magjit.plugin.inference import order_of
 from magjit_dvm.cuda.short_functions import SHORT
+from magjit_dvm.cuda.support import NOT_HELD, may_be_stored
 from magjit_dvm.instructions import INSTRUCTIONS, DType, dtype_of
 from magjit_dvm.program import (
     MAX_DIMS,
@@ -491,8 +492,9 @@ class Builder:
         if self.nodes[value.node].kind in numbers:
             raise NotFusable("a result that is a number", node)
         tensor = node.meta["val"]
-        for dim, size in zip(value.dims, value.shape, strict=True):
-            if dim == ONE and size_key(size) != 1:
-                raise NotFusable("a result that is expanded", node)
+        if any(d == ONE and size_key(n) != 1 for d, n in zip(value.dims, value.shape, strict=True)):
+            raise NotFusable("a result that is expanded", node)
         number = self.cast(value.node, value.dtype, stored_as(tensor.dtype))
+        if not may_be_stored(self.nodes, number, tensor.device):
+            raise NotFusable(NOT_HELD, node)
         return Output(number, value.dims, order_of(tensor))

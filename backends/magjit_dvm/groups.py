@@ -32,6 +32,7 @@ VIEWS = frozenset(
     }
 )
 """These cost nothing by themselves: used outside of their group, ATen makes the view."""
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,16 @@ class FusedGroup:
     cube: int = -1
 
     @property
+    def device(self) -> torch.device:
+        """Where its tensors are; it has no nodes where it copies a part of a whole."""
+        given = (one for one in self.arguments if isinstance(one, FxNode))
+        found = (node.meta.get("val") for node in (*self.nodes, *given))
+        return next((one.device for one in found if isinstance(one, torch.Tensor)), _CPU)
+
+    @property
     def on_gpu(self) -> bool:
         """Whether its tensors are on an NVIDIA GPU."""
-        found = [node.meta.get("val") for node in self.nodes]
-        return any(isinstance(one, torch.Tensor) and one.device.type == "cuda" for one in found)
+        return self.device.type == "cuda"
 
     @property
     def operands(self) -> list[FxNode]:

@@ -23,6 +23,7 @@ from magjit_dvm.builder import (
     size_key,
     stored_as,
 )
+from magjit_dvm.cuda.support import NOT_HELD
 from magjit_dvm.groups import VIEWS, FusedGroup, Fusion, Size
 from magjit_dvm.instructions import DType
 from magjit_dvm.operators import argument
@@ -106,6 +107,9 @@ class _Joiner:
         parts = self.parts_of(node, axis, stacked)
         for one in parts:
             self.find_group(one, node, axis, stacked)
+        copies = any(one.group is None for one in parts)
+        if copies and tensor.is_cuda and tensor.dtype == torch.int64:
+            raise NotFusable(NOT_HELD)
         if all(one.group is None for one in parts) and _copied_well_by_aten(node, axis, stacked):
             raise NotFusable("parts that nobody computes")
         try:
@@ -406,4 +410,5 @@ def _like(part: torch.Tensor, one: Output, total: int, program: Program) -> torc
     for k in reversed(one.order):
         strides[k] = stride
         stride *= max(shape[k], 1)
-    return torch.empty_strided(shape, strides, dtype=program.nodes[one.node].dtype.torch)
+    dtype = program.nodes[one.node].dtype.torch
+    return torch.empty_strided(shape, strides, dtype=dtype, device=part.device)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from magjit_dvm.builder import size_key
 from magjit_dvm.norms_backward import layer_norm_backward, rms_norm_backward
 
 __all__ = ["decompositions"]
@@ -15,6 +16,11 @@ aten = torch.ops.aten
 
 _ACROSS = (aten.native_batch_norm_backward.default, aten.native_group_norm_backward.default)
 """What reduces along rows for one result, and across them for gradients of weights."""
+_BATCH_NORMS = (
+    aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_functional.default,
+)
+_MOST_ALONG_COLUMNS = 1 << 17
 _OURS = {
     aten.native_layer_norm_backward.default: layer_norm_backward,
     aten._fused_rms_norm_backward.default: rms_norm_backward,
@@ -63,6 +69,8 @@ def decompositions() -> dict[Any, Any]:
     table[aten.native_dropout.default] = _native_dropout
     for operator in _ACROSS:
         table[operator] = partial(_but_on_gpus, table[operator])
+    for operator in _BATCH_NORMS:
+        table[operator] = partial(_but_along_columns, table[operator])
     for operator, ours in _OURS.items():
         table[operator] = partial(_ours_on_gpus, ours, table[operator])
     for operator in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
@@ -79,6 +87,19 @@ def _but_on_gpus(decomposition: Any, dy: torch.Tensor, *others: Any) -> Any:
     if dy.is_cuda and (weight or bias):
         return NotImplemented
     return decomposition(dy, *others)
+
+
+def _but_along_columns(decomposition: Any, x: torch.Tensor, *others: Any) -> Any:
+    """The statistics of channels that lie side by side: ATen's kernels, but of small tensors.
+
+    The VM on GPUs would leave the whole group to ATen at each call, operator by operator.
+    """
+    if x.is_cuda and x.dim() > 1 and size_key(x.stride(1)) == 1:
+        count = x.numel()
+        count = count if isinstance(count, int) else count.node.hint
+        if count is None or count > _MOST_ALONG_COLUMNS:
+            return NotImplemented
+    return decomposition(x, *others)
 
 
 def _ours_on_gpus(ours: Any, decomposition: Any, dy: torch.Tensor, *others: Any) -> Any:

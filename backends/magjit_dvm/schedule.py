@@ -189,7 +189,9 @@ class Schedule:
             # Imported late: a machine without GPUs does not need it.
             from magjit_dvm.cuda.launch import DeviceFused
 
-            self._globals[name] = DeviceFused(group.program, fallback)
+            index = group.device.index
+            home = -1 if index is None else index
+            self._globals[name] = DeviceFused(group.program, fallback, home=home)
         else:
             self._globals[name] = group.program.compiled(fallback)
         return name

@@ -11,6 +11,8 @@ from torch.fx import GraphModule
 
 from magjit.plugin import BackendContext, BackendError, BackendOptionError, CompiledGraph
 from magjit.plugin.aot import dump_graph
+from magjit.plugin.fx_helpers import runnable
+from magjit.plugin.recurrent import recurrent_as_it_is
 from magjit_inductor.steps import Step
 
 __all__ = ["InductorBackend"]
@@ -81,6 +83,8 @@ class InductorBackend:
         from torch._inductor import config
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
+        if recurrent_as_it_is(gm, example_inputs):
+            return cast(CompiledGraph, runnable(gm))
         inner: Callable[..., Any] = compile_fx_inner
         bypass_cache: AbstractContextManager[Any] = nullcontext()
         if context.want_dumps:

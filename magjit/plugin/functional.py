@@ -3,6 +3,7 @@
 It takes in-place operators apart into functional ones and makes views of what was changed again
 from a list of view operators.  That list is wrong, and results are too, where operators change
 sizes and strides of a tensor in place, and where ``as_strided`` looks at memory that was changed.
+Recurrent layers it takes apart wrongly: see ``recurrent``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from torch._C._dynamo.guards import compute_overlapping_tensors
 from torch.fx import GraphModule, Node
+
+from magjit.plugin.recurrent import recurrent_as_it_is
 
 __all__ = ["can_be_functional", "changes"]
 
@@ -39,6 +42,8 @@ def can_be_functional(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
         gm: torch-level, as ``Backend.compile`` is given it.
         example_inputs: fake tensors among them share memory as the real ones do.
     """
+    if recurrent_as_it_is(gm, example_inputs):
+        return False
     names = [_name(node) for node in gm.graph.nodes]
     if any(name in _OTHER_SIZES for name in names):
         return False

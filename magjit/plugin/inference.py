@@ -25,6 +25,7 @@ from magjit.plugin.fx_helpers import placeholders, runnable
 from magjit.plugin.fx_nodes import remove_unused
 from magjit.plugin.layers.recorded import in_layers
 from magjit.plugin.recording import NotRecorded, record
+from magjit.plugin.recurrent import recurrent_as_it_is
 from magjit.plugin.symbols import is_symbolic
 
 __all__ = [
@@ -69,7 +70,10 @@ def lower_for_inference(
     Returns:
         None where the program writes its inputs otherwise, or writes anything while sizes are
         symbols: what then holds of them (which of them overlap) is for AOTAutograd to find out.
+        None also where recurrent layers have to run as they are.
     """
+    if recurrent_as_it_is(gm, example_inputs):
+        return None
     function = runnable(gm)
     symbolic = any(map(is_symbolic, example_inputs))
     # Composite operators in C++ ask for sizes as numbers; their Python counterparts do not.

@@ -79,3 +79,35 @@ def test_a_number_that_no_argument_says() -> None:
     group = FusedGroup(nodes=nodes, outputs=nodes[-1:], arguments=[x])
     with pytest.raises(BackendError, match="no size of what"):
         by_aten(graph, group)
+
+
+def test_what_an_operand_is_asked_for_but_its_elements() -> None:
+    """The program does not take it; operator by operator, its dtype is known all the same."""
+
+    def blank(x: torch.Tensor) -> torch.Tensor:
+        return (x @ x).new_zeros(9, 2) + 1
+
+    with FakeTensorMode():
+        graph = make_fx(blank)(torch.empty(3, 3, dtype=torch.float64))
+    (group,) = fuse(graph.graph).groups
+    assert not any(isinstance(one, torch.fx.Node) for one in group.arguments)
+    made = by_aten(graph, group)(*group.arguments)
+    torch.testing.assert_close(made, torch.ones(9, 2, dtype=torch.float64))
+
+
+def test_wholes_lie_where_their_parts_do() -> None:
+    def joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x * 2, y + 1], 1)
+
+    given = torch.empty(4, 3), torch.empty(4, 5)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        graph = make_fx(joined)(*given)
+    first = next(one for one in fuse(graph.graph).groups if one.values)
+    assert first.program is not None
+    places = dict(zip(graph.graph.find_nodes(op="placeholder"), given, strict=True))
+    arguments = [places.get(one, one) for one in first.arguments]  # type: ignore[call-overload]
+    made = by_aten(graph, first)(
+        *(one.to("meta") if isinstance(one, torch.Tensor) else one for one in arguments)
+    )
+    whole = made if isinstance(made, torch.Tensor) else made[0]
+    assert whole.is_meta and whole.shape == (4, 8)

@@ -47,6 +47,12 @@ def _launched() -> None:
     image, each = bytes(PARAMETER), KEPT[1] % 1000
     image = image[: HEADER_BYTES + int.from_bytes(image[4:8], "little")]
     launches.append((KEPT[2], int.from_bytes(image[28:32], "little")))
+    add_memory(image)
+    run_image(image, each, KEPT[4], given, list(between.values()), KEPT[2])
+
+
+def add_memory(image: bytes) -> None:
+    """Have in ``between`` all else that an image's words name."""
     there = *given, *between.values()
     known = [(one.data_ptr(), one.untyped_storage().nbytes()) for one in there]
     for at in range(0, len(image) - 7, 4):
@@ -57,7 +63,6 @@ def _launched() -> None:
             held = (ctypes.c_char * length).from_address(address)
             between[address] = torch.frombuffer(held, dtype=torch.uint8)
             known.append((address, length))
-    run_image(image, each, KEPT[4], given, list(between.values()), KEPT[2])
 
 
 launched = ctypes.CFUNCTYPE(None)(_launched)

@@ -37,6 +37,7 @@ from tests.dvm_cuda.with_driver import (
     OnCpu,
     asked_for_stacks,
     negated,
+    positions,
     raised,
     run_all,
 )
@@ -68,6 +69,17 @@ def images() -> list[tuple[bytes, int]]:
         found.append((parameter[at : at + length], end - before))
     assert sum(one for _, one in found) == KEPT[2]
     return found
+
+
+def test_members_that_take_no_tensor() -> None:
+    """They run on the GPU that they were made for."""
+    before, counts = KEPT[0], (50, 70)
+    for _ in range(3):
+        results = stacked(*((OnCpu(positions()), (count,)) for count in counts))
+    assert KEPT[0] == before + 3
+    for (image, _), count, made in zip(images(), counts, results, strict=True):
+        run_image(image, image_of(positions(), [count]).each, KEPT[4], [count], (made,))
+        assert made.tolist() == list(range(0, 3 * count, 3))
 
 
 def test_a_stack_is_one_launch() -> None:
@@ -265,7 +277,7 @@ def test_whoever_has_no_words_is_called_behind_those_that_it_needs() -> None:
     many = OnCpu(beside_rows(F16), lambda *given: tuple(given[0] * k for k in range(3)))
     *three, last = stacked((many, (x, x)), (fused, (2,)))
     assert len(three) == 3 and torch.equal(three[2], x * 2) and last.shape == x.shape
-    assert KEPT[0] == before + 3
+    assert KEPT[0] == before + 3, (KEPT[0] - before, KEPT[1])
     few = OnCpu(beside_rows(F16), lambda *given: given)
     raised(TypeError, "number of results", lambda: stacked((few, (x, x)), (fused, (2,))))
 

@@ -12,7 +12,12 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-PROGRAMS = [("with_driver", 17), ("calls_of_stacks", 11), ("calls_in_steps", 7)]
+PROGRAMS = [
+    ("with_driver", 17),
+    ("calls_of_stacks", 12),
+    ("calls_in_steps", 7),
+    ("calls_of_graphs", 3),
+]
 """Of each, how many tests it has."""
 
 

@@ -69,9 +69,11 @@ def kernel(index: int, each: int, approximate: int, form: int) -> int:
 class OnCpu(DeviceFused):
     """A fused operator whose GPU is the CPU."""
 
-    def __new__(cls, program: Program, fallback: Any = None, approximate: bool = False) -> OnCpu:
-        self = CudaFused.__new__(cls, as_lists(program), fallback, approximate, 0)
-        self.program, self.approximate = program, approximate
+    def __new__(
+        cls, program: Program, fallback: Any = None, approximate: bool = False, home: int = 0
+    ) -> OnCpu:
+        self = CudaFused.__new__(cls, as_lists(program), fallback, approximate, home, 0)
+        self.program, self.approximate, self.home = program, approximate, home
         return self
 
     def _encoded(self, arguments: Sequence[Any]) -> tuple[int, Encoded]:
@@ -103,6 +105,16 @@ def negated() -> Program:
     return Program(1, (tensor(F32, 0),), (load(0, F32), compute("neg", F32, 0)), (output(1, 0),))
 
 
+def positions() -> Program:
+    """Of no tensor: 3 · k for as many as a call says."""
+    nodes = (
+        Node(NodeKind.IOTA, DType.I64, aux=0),
+        Node(NodeKind.CONSTANT, DType.I64, number=3),
+        compute("mul", DType.I64, 0, 1),
+    )
+    return Program(1, (Input(InputKind.INT, DType.I64, (0,)),), nodes, (output(2, 0),))
+
+
 def placed() -> Program:
     """Into a new result of a size that a call says, where it says."""
     inputs = tensor(F32, 0), *[Input(InputKind.INT, DType.I64)] * 2
@@ -112,6 +124,7 @@ def placed() -> Program:
 
 def test_calls_compute() -> None:
     check(negated(), values(F32, 100))
+    check(positions(), 100)
     check(negated(), values(F32, 103)[3:])
     check(softmax(F32), values(F32, 5, 700))
     check(layer_norm(F16), values(F16, 7, 300), *[values(F16, 300)] * 2)
@@ -298,6 +311,7 @@ def test_nothing_to_compute_launches_nothing() -> None:
 
 
 def test_errors_keep_their_types() -> None:
+    raised(vm.NotEncodable, "no tensor to say", lambda: OnCpu(positions(), home=-1)(5))
     fused, x = OnCpu(negated()), values(F32, 100)
     REFUSAL.value = 719
     raised(DeviceError, "unspecified launch failure", lambda: fused(x))

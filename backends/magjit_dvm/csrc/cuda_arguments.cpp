@@ -94,6 +94,7 @@ Taken take_arguments(const CudaFused *self, PyObject *const *args, Py_ssize_t n,
             return taken;
         }
     }
+    device = device < 0 ? self->home : device;
     return device < MAX_GPUS ? TAKEN : TO_PYTHON;
 }
 

@@ -433,8 +433,8 @@ int read_lists(CudaFused *self, PyObject *lists)
 PyObject *cuda_fused_new(PyTypeObject *type, PyObject *args, PyObject *)
 {
     PyObject *lists, *fallback = Py_None;
-    int approximate = 0, device_type = torch_library.cuda;
-    if (!PyArg_ParseTuple(args, "O|Opi:CudaFused", &lists, &fallback, &approximate,
+    int approximate = 0, home = -1, device_type = torch_library.cuda;
+    if (!PyArg_ParseTuple(args, "O|Opii:CudaFused", &lists, &fallback, &approximate, &home,
                           &device_type)) {
         return nullptr;
     }
@@ -445,6 +445,7 @@ PyObject *cuda_fused_new(PyTypeObject *type, PyObject *args, PyObject *)
     self->call = cuda_call;
     self->fallback = Py_NewRef(fallback);
     self->device_type = device_type;
+    self->home = home;
     self->approximate = approximate != 0;
     if (lists != Py_None && read_lists(self, lists)) {
         Py_DECREF(self);

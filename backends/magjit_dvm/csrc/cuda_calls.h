@@ -20,6 +20,7 @@ struct CudaFused {
     Memo *memo;
     PyObject *fallback; /* called with the same arguments where there are no words; or None */
     int32_t device_type;
+    int home; /* the GPU of a program that takes no tensor, or −1 */
     bool approximate; /* the GPU's own tanh and quotients */
     bool asked;       /* for steps, which are in `split` if there are any */
     Split *split;
@@ -42,8 +43,8 @@ int add_cuda_fused(PyObject *module);
 
 enum Taken : uint8_t { TAKEN, NOT_TAKEN, TO_PYTHON };
 
-/* What a call gives, and the one GPU of its tensors, −1 if it has none; where it is not taken,
- * the reason. */
+/* What a call gives, and the one GPU of its tensors, of none the program's own; where it is not
+ * taken, the reason. */
 Taken take_arguments(const CudaFused *self, PyObject *const *args, Py_ssize_t n, int32_t device_type,
                      cuda::Argument *given, int &device, const char *&reason);
 

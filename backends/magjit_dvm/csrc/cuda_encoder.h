@@ -22,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 31, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 32, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
@@ -563,6 +563,7 @@ struct Encoder {
     void count_uses(int n);
     void uncount(int n);
     void emit_row_value(int n);
+    void find_row_value(int n);
     void load_row_value(int n);
     bool by_scalar_word(int n);
     bool with_number(int n);
@@ -571,6 +572,7 @@ struct Encoder {
     void put_scaled_rsqrt(int n, const Scaled &parts);
     int register_of(int n);
     int new_register(int n);
+    bool is_over(int n) const;
     Where row_view(const Operand &one, int cols = 0);
     Where viewed(const Operand &one, const int8_t *dims, int n, bool apart = false, int cols = 0);
     void store_row(int o);
@@ -628,6 +630,7 @@ struct Encoder {
     Product products[MOST_SUMS];
     int16_t pending[MOST_SUMS]; /* of each sum, what it is of; −1 once that has been added */
     bool folded[MAX_NODES]; /* row values that are part of another's word */
+    bool emitted[MAX_NODES], given_away[MAX_NODES]; /* found; of which others have the registers */
     int held = -1;                                          /* the value that A has; −1: none */
     int n_saved = 0, n_free = 0;
     int16_t saved[MAX_NODES], free_slots[MOST_WORDS + 2]; /* in the order of saving, of freeing */

@@ -7,10 +7,15 @@ namespace magjit_dvm::cuda {
 
 void Encoder::emit_row_value(int n)
 {
-    const Node &node = program.nodes[n];
-    if (row_register[n] >= 0) {
-        return;
+    if (row_register[n] < 0) {
+        find_row_value(n);
     }
+    emitted[n] = true;
+}
+
+void Encoder::find_row_value(int n)
+{
+    const Node &node = program.nodes[n];
     if (node.kind == NODE_iota) {
         int x = new_register(n);
         Where where = row_view(line(node.aux));
@@ -218,17 +223,53 @@ int Encoder::register_of(int n)
         word.x = (uint8_t)x;
         word.w2 = value;
     }
+    if (given_away[n]) {
+        refuse("too many values of a row");
+    }
     return std::max<int>(row_register[n], 0);
 }
 
+/* One that is free, or else that of a row value which nobody asks for any more. */
 int Encoder::new_register(int n)
 {
-    if (image.numbers == MAX_REGISTERS) {
-        refuse("too many values of a row");
-        return 0;
+    if (image.numbers < MAX_REGISTERS) {
+        row_register[n] = (int8_t)image.numbers++;
+        return row_register[n];
     }
-    row_register[n] = (int8_t)image.numbers++;
-    return row_register[n];
+    for (int over = 0; over < n_nodes(); over++) {
+        if (is_over(over)) {
+            given_away[over] = true;
+            row_register[n] = row_register[over];
+            return row_register[n];
+        }
+    }
+    refuse("too many values of a row");
+    return 0;
+}
+
+/* Whether row values alone have asked for a row value, and all have been found. */
+bool Encoder::is_over(int n) const
+{
+    if (row_register[n] < 0 || given_away[n] || facts[n].number) {
+        return false;
+    }
+    for (const Output &out : program.outputs) {
+        if (canonical[out.node] == n) {
+            return false;
+        }
+    }
+    bool asked = false;
+    for (int user = 0; user < n_nodes(); user++) {
+        for (int arg : program.nodes[user].args) {
+            if (arg >= 0 && canonical[arg] == n && canonical[user] != n) {
+                if (!emitted[canonical[user]]) {
+                    return false;
+                }
+                asked = true;
+            }
+        }
+    }
+    return asked;
 }
 
 /* Where a row's element of an operand is, or that of its first column. */

@@ -77,7 +77,7 @@ void Encoder::survey()
         canonical[n] = (int16_t)(of < 0 ? n : of);
         row_register[n] = accumulator[n] = -1;
         online[n] = slot[n] = -1;
-        ranged[n] = false;
+        ranged[n] = emitted[n] = given_away[n] = false;
     }
     find_phases();
     check_longs();

@@ -140,6 +140,7 @@ class DeviceFused(CudaFused):
         fallback: called with the same arguments where there are no words for them; without it
             ``NotEncodable`` is raised.
         approximate: the GPU's own tanh and quotients.
+        home: the number of the GPU that a program runs on which takes no tensor, or -1.
 
     A call gives the results: one tensor, or a tuple.
 
@@ -151,15 +152,17 @@ class DeviceFused(CudaFused):
 
     program: Program
     approximate: bool
+    home: int
 
     def __new__(
         cls,
         program: Program,
         fallback: Callable[..., Any] | None = None,
         approximate: bool = False,
+        home: int = -1,
     ) -> Self:
-        self = super().__new__(cls, as_lists(program), fallback, approximate)
-        self.program, self.approximate = program, approximate
+        self = super().__new__(cls, as_lists(program), fallback, approximate, home)
+        self.program, self.approximate, self.home = program, approximate, home
         return self
 
     def steps(self) -> tuple[tuple[Any, ...], ...] | None:
@@ -168,7 +171,7 @@ class DeviceFused(CudaFused):
         return None if found is None else tuple(self._step(one) for one in found)
 
     def _step(self, one: Step) -> tuple[Any, ...]:
-        fused = type(self)(one.program, None, self.approximate)
+        fused = type(self)(one.program, None, self.approximate, self.home)
         joined = None if one.joined is None else self._step(one.joined)
         return fused, one.pieces, one.sources, one.results, one.left_over, joined
 
@@ -214,6 +217,7 @@ class DeviceFused(CudaFused):
             if value.layout is not torch.strided or value.is_neg():
                 raise NotEncodable("a tensor whose memory means something else")
             index = value.device.index
+        index = self.home if index < 0 else index
         if index < 0:
             raise NotEncodable("no tensor to say which GPU")
         return index

@@ -40,7 +40,7 @@ REVERSED = {
 """Operators by what they are with their operands exchanged."""
 WRAPS = frozenset({"neg", "add", "sub", "mul", "pow", "shift_left", "bitwise_not"})
 """Results that may leave the 8 bits of a uint8."""
-MOST_REGISTERS, MOST_WORDS = 16, 224
+MOST_REGISTERS, MOST_WORDS = 16, 224  # a word has four bits for a register
 
 Place = tuple[int, int, int]
 """Of an operand: its descriptor's number, its argument, bytes from there."""
@@ -65,6 +65,8 @@ class RowEncoder(Backwards):
         self.image = Image()
         self.left = list(self.uses)
         self.register: dict[int, int] = {}
+        self.given_away: set[int] = set()  # row values whose registers others have
+        self.emitted: set[int] = set()  # row values that have been found
         self.accumulator: dict[int, int] = {}
         self.saved: dict[int, int] = {}
         self.free: list[int] = []
@@ -146,9 +148,12 @@ class RowEncoder(Backwards):
     # -- row values --
 
     def emit_row_value(self, n: int) -> None:
+        if n not in self.register:
+            self.find_row_value(n)
+        self.emitted.add(n)
+
+    def find_row_value(self, n: int) -> None:
         node = self.nodes[n]
-        if n in self.register:
-            return
         if node.kind is NodeKind.IOTA:
             self.put("s.ld.at", x=self.new_register(n), place=self.row_view(self.line(node.aux)))
         elif self.is_load(n):
@@ -249,17 +254,36 @@ class RowEncoder(Backwards):
         """The row register of a row value, or a new one with a number."""
         n = self.canonical[n]
         if not self.is_number(n):
+            if n in self.given_away:
+                raise NotEncodable("too many values of a row")
             return self.register[n]
         if n not in self.register:
             self.put("s.k", x=self.new_register(n), w2=self.bits(n))
         return self.register[n]
 
     def new_register(self, n: int) -> int:
-        if len(self.register) == MOST_REGISTERS:
-            raise NotEncodable("too many values of a row")
-        self.register[n] = len(self.register)
-        self.image.numbers = len(self.register)
-        return self.register[n]
+        """One that is free, or else that of a row value which nobody asks for any more."""
+        if self.image.numbers < MOST_REGISTERS:
+            self.register[n] = self.image.numbers
+            self.image.numbers += 1
+            return self.register[n]
+        for over in range(len(self.nodes)):
+            if self.is_over(over):
+                self.given_away.add(over)
+                self.register[n] = self.register[over]
+                return self.register[n]
+        raise NotEncodable("too many values of a row")
+
+    def is_over(self, n: int) -> bool:
+        """Whether row values alone have asked for a row value, and all have been found."""
+        if n not in self.register or n in self.given_away or self.is_number(n):
+            return False
+        found = {self.canonical[u] for u in range(len(self.nodes)) if self.reads(u, n)} - {n}
+        stored = any(self.canonical[out.node] == n for out in self.program.outputs)
+        return bool(found) and not stored and self.emitted >= found
+
+    def reads(self, user: int, n: int) -> bool:
+        return any(self.canonical[arg] == n for arg in self.nodes[user].args)
 
     def row_view(self, one: Operand, cols: int = 0) -> Place:
         """Where a row's element of an operand is, or that of its first column."""

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from magjit_dvm.cuda.functions import FLOATS, INTS
 from magjit_dvm.cuda.long_ranges import NOT_HELD, LongRanges, NotHeld
 from magjit_dvm.cuda.words import RUNNING
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import ROUNDED, Node, NodeKind, Program
 
-__all__ = ["FLOATING", "may_be_short", "missing_words", "reduction_name"]
+__all__ = [
+    "FLOATING",
+    "NOT_HELD",
+    "may_be_short",
+    "may_be_stored",
+    "missing_words",
+    "reduction_name",
+]
 
 FLOATING = frozenset({DType.F32, DType.F16, DType.BF16})
 """Dtypes that are computed in float registers."""
@@ -47,22 +56,35 @@ def _may_be_held(nodes: Sequence[Node], number: int) -> bool:
     The largest of some has to be held exactly: mostly it is a result, and with it a whole group
     would be left to ATen.
     """
+    node = nodes[number]
+    if DType.I64 not in (node.dtype, *(nodes[arg].dtype for arg in node.args)):
+        return True
+    try:
+        ranges = _of_small_sizes(nodes)
+        ranges.check(number)
+        return node.kind is not NodeKind.REDUCE or ranges.of(number).exact
+    except NotHeld:
+        return False
 
+
+def may_be_stored(nodes: Sequence[Node], number: int, device: torch.device) -> bool:
+    """Whether a result may be held exactly where it is computed: a GPU has 32 bits of an int64."""
+    if device.type != "cuda" or nodes[number].dtype is not DType.I64:
+        return True
+    try:
+        return _of_small_sizes(nodes).of(number).exact
+    except NotHeld:
+        return True  # of a float: it is stored as it is computed
+
+
+def _of_small_sizes(nodes: Sequence[Node]) -> LongRanges:
     def value(n: int) -> int:
         node = nodes[n]
         if node.kind is NodeKind.CAST:
             return value(node.args[0])
         return int(node.number) if node.kind is NodeKind.CONSTANT else 1
 
-    node = nodes[number]
-    if DType.I64 not in (node.dtype, *(nodes[arg].dtype for arg in node.args)):
-        return True
-    try:
-        ranges = LongRanges(nodes, value, lambda _: 1)
-        ranges.check(number)
-        return node.kind is not NodeKind.REDUCE or ranges.of(number).exact
-    except NotHeld:
-        return False
+    return LongRanges(nodes, value, lambda _: 1)
 
 
 def reduction_name(op: str, dtype: DType) -> str:

@@ -1,0 +1,141 @@
+"""Graphs of a GPU's, whole: the schedule's calls, each launch run by the simulator as it is made.
+
+Run as a program with the path of the driver, as ``calls_in_steps.py``.  What is ATen's runs on the
+CPU.  No group may go operator by operator.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import magjit_dvm.cuda.launch as launching
+from magjit_dvm.cuda.simulate import run_image
+from magjit_dvm.cuda.words import HEADER_BYTES
+from magjit_dvm.fuser import fuse
+from magjit_dvm.lowering import decompositions
+from magjit_dvm.schedule import Schedule
+from magjit_dvm.simplify import simplify
+from tests.dvm_cuda.calls_in_steps import HOOK, add_memory, between, given, launches
+from tests.dvm_cuda.calls_of_stacks import images
+from tests.dvm_cuda.with_driver import KEPT, PARAMETER, OnCpu, run_all
+
+aten = torch.ops.aten
+_OF_STACKS = 4000
+
+
+def _launched() -> None:
+    """Run what the driver has kept: one image, or those of a stack."""
+    found = images() if KEPT[1] >= _OF_STACKS else [(_image(), KEPT[2])]
+    launches.append((len(found), KEPT[2]))
+    for image, blocks in found:
+        add_memory(image)
+        run_image(image, KEPT[1] % 1000, KEPT[4], given, list(between.values()), blocks)
+
+
+def _image() -> bytes:
+    image = bytes(PARAMETER)
+    return image[: HEADER_BYTES + int.from_bytes(image[4:8], "little")]
+
+
+run_launched = ctypes.CFUNCTYPE(None)(_launched)
+
+
+def schedule_of(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Schedule:
+    """What is made of a function of fake tensors, traced on the CPU, as if it were on a GPU."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        graph: GraphModule = make_fx(function, decompositions())(*map(torch.empty, shapes))
+        for node in graph.graph.nodes:
+            if "device" in node.kwargs:
+                node.kwargs = {**node.kwargs, "device": torch.device("cuda", 0)}
+        graph.recompile()
+        on_gpu = (torch.empty(shape, device="cuda") for shape in shapes)
+        graph = make_fx(graph, decompositions())(*on_gpu)
+    graph.graph.eliminate_dead_code()
+    simplify(graph.graph)
+    return Schedule(graph, fuse(graph.graph))
+
+
+def check(function: Callable[..., Any], *shapes: tuple[int, ...], launched: int) -> None:
+    """The third call of a graph, and how many launches it has.
+
+    A constant's device is the CPU's: what reads one is not checked here.
+    """
+    schedule = schedule_of(function, *shapes)
+    for name, fused in schedule.programs():
+        assert isinstance(fused, OnCpu), name
+        assert fused.home == 0
+    torch.manual_seed(0)
+    arguments = [torch.randn(shape) for shape in shapes]
+    HOOK.value = ctypes.cast(run_launched, ctypes.c_void_p).value
+    try:
+        for _ in range(3):
+            given[:] = arguments
+            between.clear()
+            launches.clear()
+            found = schedule.call(*arguments)
+    finally:
+        HOOK.value = None
+    assert len(launches) == launched, launches
+    for made, wanted in zip(found, function(*arguments), strict=True):
+        torch.testing.assert_close(made, wanted, rtol=1e-5, atol=1e-5)
+
+
+def reordered(x: torch.Tensor) -> Any:
+    return (torch.cat([x[..., k::2, m::2] for m in range(2) for k in range(2)], 1),)
+
+
+def beside_places(x: torch.Tensor) -> Any:
+    """Where each pixel is: of no tensor."""
+    batch, _, height, width = x.shape
+    rows = torch.arange(height, device=x.device, dtype=x.dtype).view(1, 1, -1, 1) / height
+    columns = torch.arange(width, device=x.device, dtype=x.dtype).view(1, 1, 1, -1) / width
+    places = [one.expand(batch, 1, height, width) * 2 - 1 for one in (rows, columns)]
+    return (torch.cat([x * 2, *places], 1),)
+
+
+def test_parts_that_nobody_computes() -> None:
+    """They are copied by groups without nodes, which are the GPU's all the same."""
+    for shape in ((4, 4, 4, 4), (2, 8, 16, 16)):
+        check(reordered, shape, launched=2)
+        check(beside_places, shape, launched=2)
+    for function in (
+        lambda x: (torch.cat([x, x * 2], 1),),
+        lambda x: (torch.cat([x * 2, x], 1),),
+        lambda x: (torch.stack([x, x.exp(), x[:1].expand(x.shape)], 0),),
+    ):
+        check(function, (3, 5, 7, 9), launched=1)
+
+
+def test_images_in_other_sizes() -> None:
+    """Positions are computed on the GPU, from nothing but sizes."""
+
+    def nearest(x: torch.Tensor) -> Any:
+        y = F.adaptive_avg_pool2d(x, 4)
+        return (torch.cat([F.interpolate(y, size=(8, 8), mode="nearest") + 1, x], 1),)
+
+    check(nearest, (2, 3, 8, 8), launched=2)
+
+
+def test_batch_norms() -> None:
+    def normed(x: torch.Tensor, *rest: torch.Tensor) -> Any:
+        norm = aten._native_batch_norm_legit_functional.default
+        out, *others = norm(x, *rest, True, 0.1, 1e-5)
+        return torch.cat([out.relu(), x], 1), *others
+
+    for shape in ((4, 6, 5, 5), (5, 3, 70, 90)):
+        check(normed, shape, *[shape[1:2]] * 4, launched=1)
+
+
+if __name__ == "__main__":
+    launching.DeviceFused = OnCpu  # type: ignore[misc]
+    os.environ["MAGJIT_DVM_CUDA"] = "1"
+    run_all(dict(globals()))

@@ -1,0 +1,85 @@
+"""Batch norms in training: one program with the running statistics, or ATen's kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from magjit_dvm.by_aten import by_aten
+from magjit_dvm.cuda.rows import MOST_REGISTERS
+from magjit_dvm.fuser import fuse
+from magjit_dvm.groups import Fusion
+from magjit_dvm.lowering import decompositions
+from tests.dvm_cuda.agreeing import check_encoders
+from tests.dvm_cuda.checking import BIG, check_words
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+aten = torch.ops.aten
+
+
+def normed(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, var: torch.Tensor
+) -> Any:
+    """As AOTAutograd has it: what the backward needs and new running statistics are results."""
+    norm = aten._native_batch_norm_legit_functional.default
+    out, *others = norm(x, weight, bias, mean, var, True, 0.1, 1e-5)
+    return out.relu(), *others
+
+
+def fusion_of(shape: tuple[int, ...], order: torch.memory_format) -> tuple[Any, Fusion]:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(shape, device="cuda").to(memory_format=order)
+        rest = [torch.empty(shape[1], device="cuda") for _ in range(4)]
+        graph = make_fx(normed, decomposition_table=decompositions())(x, *rest)
+    graph.graph.eliminate_dead_code()
+    return graph, fuse(graph.graph)
+
+
+def given_for(shape: tuple[int, ...]) -> list[torch.Tensor]:
+    rest = [torch.rand(shape[1]) + 0.5 for _ in range(4)]
+    return [torch.randn(shape) + 1, *rest]
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 5, 4, 4), (3, 7, 9, 3), (4, 3, 20, 40), (64, 12), (2, 3, 70), (5, 2, 70, 90)]
+)
+def test_with_running_statistics_it_is_one_program(shape: tuple[int, ...]) -> None:
+    """It has 17 values for each channel, and a row 16 registers: some are of two, in turn."""
+    graph, fusion = fusion_of(shape, torch.contiguous_format)
+    (group,) = fusion.groups
+    assert group.program is not None and len(group.outputs) == 5
+    around, given = torch.fx.Interpreter(graph, garbage_collect_values=False), given_for(shape)
+    for made, expected in zip(around.run(*given), normed(*given), strict=True):
+        torch.testing.assert_close(made, expected)
+    arguments = [around.env[one] for one in group.arguments]
+    image = check_words(group.program, arguments)
+    assert image is not None and image.numbers == MOST_REGISTERS
+    assert check_encoders(group.program, arguments, BIG) == "encoded"
+    for made, node in zip(by_aten(graph, group)(*arguments), group.outputs, strict=True):
+        torch.testing.assert_close(made, around.env[node])
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "fused"),
+    [
+        ((8, 64, 56, 56), torch.contiguous_format, True),
+        ((8, 64, 56, 56), torch.channels_last, False),
+        ((2, 8, 14, 14), torch.channels_last, True),
+        ((4096, 1024), torch.contiguous_format, False),
+        ((64, 1024), torch.contiguous_format, True),
+    ],
+)
+def test_channels_side_by_side_are_atens(
+    shape: tuple[int, ...], order: torch.memory_format, fused: bool
+) -> None:
+    """Many of them: no launch of the VM's reads them as fast, and ATen has one kernel."""
+    graph, fusion = fusion_of(shape, order)
+    whole = graph.graph.find_nodes(
+        op="call_function", target=aten._native_batch_norm_legit_functional.default
+    )
+    assert bool(whole) is not fused
+    assert any(len(group.outputs) > 1 for group in fusion.groups) is fused
