@@ -180,6 +180,7 @@ TESTCASES = [(c, {CASE}) for c in (Keeps, Large, Large)]
 """
 
 
+@pytest.mark.slow
 def test_a_case_has_the_memory_of_a_new_process(tmp_path: Path) -> None:
     (tmp_path / "test_large.py").write_text(LEAVES_MEMORY)
     call("run", "--corpus", tmp_path, "--out", tmp_path / "out", "--steps", 2, "--memory", 2)

@@ -98,10 +98,21 @@ LIKE_ANOTHER_WITHOUT_GRADIENTS = _LIKE_ANOTHER | {
 }
 
 
+LONG_WITH_SYMBOLS = {
+    "a result without gradient",
+    "first frozen",
+    "gradient of a transposed, but for the last",
+}
+
+
 def models(alike: Collection[str]) -> list[Any]:
-    """Names of all models, with fixed sizes and with symbols; those alike are slow."""
+    """Names of all models, with fixed sizes and with symbols; slow those alike, and long ones."""
+
+    def is_slow(name: str, dynamic: bool) -> bool:
+        return name in alike or (dynamic and name in LONG_WITH_SYMBOLS)
+
     return [
-        pytest.param(name, dynamic, marks=[pytest.mark.slow] if name in alike else [])
+        pytest.param(name, dynamic, marks=[pytest.mark.slow] if is_slow(name, dynamic) else [])
         for name in MODELS
         for dynamic in (False, True)
     ]

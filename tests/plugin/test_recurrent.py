@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import magjit
 from magjit.plugin.recurrent import recurrent_as_it_is
 
-BACKENDS = ["dvm", "triton", pytest.param("inductor", marks=pytest.mark.slow)]
+BACKENDS = ["dvm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("triton", "inductor"))]
 LAYERS = [torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN]
 
 

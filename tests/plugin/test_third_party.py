@@ -62,6 +62,7 @@ def test_found_by_name_and_conformant(installed: Path) -> None:
     assert "0 FAILED" in out and "0 refused" in out
 
 
+@pytest.mark.slow
 @pytest.mark.install
 def test_its_own_test_file_is_one_line(installed: Path) -> None:
     tests = EXAMPLE / "tests" / "test_tape.py"
