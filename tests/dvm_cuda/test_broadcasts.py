@@ -7,9 +7,12 @@ import torch
 
 from magjit_dvm.cuda.encode import Machine
 from magjit_dvm.instructions import DType
+from magjit_dvm.program import ONE as ONE_ELEMENT
 from magjit_dvm.program import Program
-from tests.dvm.checking import cast, compute, load, output, tensor
+from tests.dvm.checking import cast, compute, load, output, reduce, tensor
 from tests.dvm_cuda import checking
+from tests.dvm_cuda.agreeing import check_encoders
+from tests.dvm_cuda.checking import BIG
 from tests.dvm_cuda.test_encoder import values
 
 pytestmark = pytest.mark.usefixtures("way")
@@ -99,3 +102,22 @@ def test_few_or_no_rows(shape: tuple[int, int]) -> None:
     program = binary(F32, ((0, 1), (1,), (0,)), 2)
     image = checking.check_words(program, [x, row, column], ONE)
     assert (image is None) is (0 in shape)
+
+
+@pytest.mark.parametrize("dtype", [F32, I32, I64], ids=lambda one: one.text)
+@pytest.mark.parametrize("shape", [(4, 4), (9, 100), (3, 2000), (130, 7)])
+def test_columns_that_a_call_has_expanded(dtype: DType, shape: tuple[int, int]) -> None:
+    """A tensor for each row, but not for the program: it is no input of rows, as ``(0,)`` is."""
+    nodes = [load(0, F32), load(1, dtype), *([] if dtype is F32 else [cast(F32, 1)])]
+    nodes += [compute("mul", F32, 0, len(nodes) - 1), reduce("sum", F32, len(nodes), 1)]
+    made = output(len(nodes) - 1, 0, ONE_ELEMENT), output(len(nodes) - 2, 0, 1)
+    expanded = Program(2, (tensor(F32, 0, 1), tensor(dtype, 0, 1)), tuple(nodes), made)
+    of_rows = Program(2, (tensor(F32, 0, 1), tensor(dtype, 0)), tuple(nodes), made)
+    x, column = values(F32, *shape), values(dtype, shape[0])
+    for program, given in (
+        (expanded, [x, column.unsqueeze(1).expand(shape)]),
+        (of_rows, [x, column]),
+    ):
+        assert check_encoders(program, given, BIG) == "encoded"
+        image = checking.check_words(program, given)
+        assert image is not None and image.row_inputs == (program is of_rows)

@@ -22,7 +22,7 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 32, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 33, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
@@ -454,7 +454,7 @@ struct Encoder {
     /* cuda_plan.cpp */
     void arrange();
     bool varies_throughout(const Operand &one) const;
-    bool is_of_rows(const Operand &one) const;
+    bool is_of_rows(int number) const;
     void refuse_slow();
     void divide(int64_t widest, int64_t together);
     using MostWarps = int64_t(int64_t each); /* in a block */

@@ -84,16 +84,24 @@ void Encoder::arrange()
     chunked = image.chunks > 1;
     bool by_stages = image.n_inputs && image.by_rows && !stopped();
     for (int number : prepared.loads) {
-        if (by_stages && image.n_inputs < MAX_STAGED && is_of_rows(inputs[number])) {
+        if (by_stages && image.n_inputs < MAX_STAGED && is_of_rows(number)) {
             image.inputs[image.n_inputs++] = {(int16_t)number, inputs[number].size, 0};
             image.row_inputs++;
         }
     }
 }
 
-/* Whether a tensor has 32 bits or 64 for each row, side by side in their order. */
-bool Encoder::is_of_rows(const Operand &one) const
+/* Whether a tensor has 32 bits or 64 for each row, side by side in their order. One that is expanded
+ * along the columns has columns for the program: it is loaded as a tile. */
+bool Encoder::is_of_rows(int number) const
 {
+    for (int n = 0; n < n_nodes(); n++) {
+        const Node &node = program.nodes[n];
+        if (node.kind == NODE_load && node.aux == number && has[n] & reduced) {
+            return false;
+        }
+    }
+    const Operand &one = inputs[number];
     return one.size >= 4 && image.rows > 1 && contiguous(one, ~reduced);
 }
 

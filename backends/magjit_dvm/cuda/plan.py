@@ -96,15 +96,22 @@ def arrange(space: Space, image: Image, machine: Machine) -> bool:
     _divide(space, image, machine, widest, sum(size for _, size in staged))
     if staged and image.by_rows:
         operands = [(n, one) for n in loads if (one := space.inputs[n])]
-        rows = [(n, one.size, 0) for n, one in operands if _is_of_rows(space, one)]
+        rows = [(n, one.size, 0) for n, one in operands if _is_of_rows(space, n, one)]
         rows = rows[: MAX_INPUTS - len(staged)]
         image.inputs += rows
         image.row_inputs = len(rows)
     return image.chunks > 1
 
 
-def _is_of_rows(space: Space, one: Operand) -> bool:
-    """Whether a tensor has 32 bits or 64 for each row, side by side in their order."""
+def _is_of_rows(space: Space, number: int, one: Operand) -> bool:
+    """Whether a tensor has 32 bits or 64 for each row, side by side in their order.
+
+    One that is expanded along the columns has columns for the program: it is loaded as a tile.
+    """
+    nodes = enumerate(space.program.nodes)
+    loads = (n for n, node in nodes if node.kind is NodeKind.LOAD and node.aux == number)
+    if any(space.has[n] & space.reduced for n in loads):
+        return False
     return one.size >= 4 and space.rows > 1 and space.contiguous(one, space.kept)
 
 
