@@ -27,12 +27,13 @@ def by_aten(gm: GraphModule, group: FusedGroup) -> Callable[..., Any]:
     """The group operator by operator, made when it is first called.
 
     Raises:
-        BackendError: it takes numbers that neither its arguments nor their sizes say.
+        BackendError: it takes numbers that neither its arguments nor their sizes say; of numbers
+            that its program does not take, when it is called.
     """
     made: list[Callable[..., Any]] = []
     known = {*group.nodes, *(one for one in group.arguments if isinstance(one, FxNode))}
     read = (one for node in group.nodes for one in node.all_input_nodes)
-    if any(one not in known for one in read):
+    if any(is_symbol(one) and one not in known for one in read):
         made.append(_graph_of(gm, group))  # now, since it may be refused
 
     def run(*arguments: Any) -> Any:

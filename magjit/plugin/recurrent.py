@@ -23,7 +23,7 @@ __all__ = ["recurrent_as_it_is"]
 _LAYERS = ("gru", "lstm", "rnn_relu", "rnn_tanh")
 
 
-def recurrent_as_it_is(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+def recurrent_as_it_is(gm: Any, example_inputs: Sequence[Any]) -> bool:
     """Whether a graph has recurrent layers that are right only as they are; the log says why.
 
     Such a graph is to be called, not lowered.
@@ -38,7 +38,9 @@ def recurrent_as_it_is(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
     return reason is not None
 
 
-def _reason(gm: GraphModule, example_inputs: Sequence[Any]) -> str | None:
+def _reason(gm: Any, example_inputs: Sequence[Any]) -> str | None:
+    if not isinstance(gm, GraphModule):
+        return None  # a function, which nobody looks into
     graphs = [one.graph for one in gm.modules() if isinstance(one, GraphModule)]
     layers = [node for graph in graphs for node in graph.nodes if _is_recurrent(node)]
     if not layers:
