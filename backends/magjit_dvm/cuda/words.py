@@ -362,6 +362,7 @@ class Image:
         for number, word in enumerate(self.words):
             behind = self.words[number + 1].first if number + 1 < len(self.words) else "end"
             second = BY.index(word.second) if word.first == "by" else NUMBER[word.second]
+            assert 0 <= (word.x | word.y) < 16, "numbers of registers have 4 bits"
             head = NUMBER[word.first] | second << 8 | word.x << 16 | word.y << 20
             parts.append(struct.pack("<4I", head | NUMBER[behind] << 24, word.w1, word.w2, word.w3))
         for one in self.descriptors:
