@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from magjit_dvm.alone import elements
 from magjit_dvm.builder import size_key
+from magjit_dvm.cuda.support import SMALL
 from magjit_dvm.norms_backward import layer_norm_backward, rms_norm_backward
 
 __all__ = ["decompositions"]
@@ -20,7 +22,6 @@ _BATCH_NORMS = (
     aten._native_batch_norm_legit.no_stats,
     aten._native_batch_norm_legit_functional.default,
 )
-_MOST_ALONG_COLUMNS = 1 << 17
 _OURS = {
     aten.native_layer_norm_backward.default: layer_norm_backward,
     aten._fused_rms_norm_backward.default: rms_norm_backward,
@@ -95,9 +96,7 @@ def _but_along_columns(decomposition: Any, x: torch.Tensor, *others: Any) -> Any
     The VM on GPUs would leave the whole group to ATen at each call, operator by operator.
     """
     if x.is_cuda and x.dim() > 1 and size_key(x.stride(1)) == 1:
-        count = x.numel()
-        count = count if isinstance(count, int) else count.node.hint
-        if count is None or count > _MOST_ALONG_COLUMNS:
+        if not 0 < elements(x.shape) <= SMALL:
             return NotImplemented
     return decomposition(x, *others)
 

@@ -105,9 +105,25 @@ def test_wholes_lie_where_their_parts_do() -> None:
     first = next(one for one in fuse(graph.graph).groups if one.values)
     assert first.program is not None
     places = dict(zip(graph.graph.find_nodes(op="placeholder"), given, strict=True))
-    arguments = [places.get(one, one) for one in first.arguments]  # type: ignore[call-overload]
     made = by_aten(graph, first)(
-        *(one.to("meta") if isinstance(one, torch.Tensor) else one for one in arguments)
+        *(
+            places[one].to("meta") if isinstance(one, torch.fx.Node) else one
+            for one in first.arguments
+        )
     )
     whole = made if isinstance(made, torch.Tensor) else made[0]
     assert whole.is_meta and whole.shape == (4, 8)
+
+
+def test_a_number_that_the_program_leaves_out() -> None:
+    """Operator by operator it is needed, and said when that is asked for."""
+    graph = torch.fx.Graph()
+    x, number = graph.placeholder("x"), graph.placeholder("number")
+    made = graph.call_function(aten.mul.Tensor, (x, number))
+    with FakeTensorMode():
+        x.meta["val"] = made.meta["val"] = torch.empty(3)
+    number.meta["val"] = 2.0
+    group = FusedGroup(nodes=[made], outputs=[made], arguments=[x])
+    run = by_aten(torch.fx.GraphModule(torch.nn.Module(), graph), group)
+    with pytest.raises(BackendError, match="number is nothing that"):
+        run(torch.ones(3))

@@ -251,7 +251,7 @@ def test_operator_by_operator(target: Any) -> None:
     around = torch.fx.Interpreter(gm, garbage_collect_values=False)
     around.run(*tensors)
     for group in fuse(gm.graph).groups:
-        given = [around.env.get(one, one) for one in group.arguments]  # type: ignore[call-overload]
+        given = [around.env[a] if isinstance(a, torch.fx.Node) else a for a in group.arguments]
         made = by_aten(gm, group)(*given)
         made = made if isinstance(made, tuple) else (made,)
         for got, node in zip(made, group.outputs, strict=True):

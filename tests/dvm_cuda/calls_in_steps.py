@@ -10,7 +10,8 @@ import ctypes
 import gc
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,11 +45,16 @@ launches: list[tuple[int, int]] = []  # blocks, elements of a row
 
 def _launched() -> None:
     """Run what the driver has kept, over the memory that its words name."""
-    image, each = bytes(PARAMETER), KEPT[1] % 1000
-    image = image[: HEADER_BYTES + int.from_bytes(image[4:8], "little")]
+    image, each = kept_image(), KEPT[1] % 1000
     launches.append((KEPT[2], int.from_bytes(image[28:32], "little")))
     add_memory(image)
     run_image(image, each, KEPT[4], given, list(between.values()), KEPT[2])
+
+
+def kept_image() -> bytes:
+    """The parameter of the last launch, of one operator."""
+    image = bytes(PARAMETER)
+    return image[: HEADER_BYTES + int.from_bytes(image[4:8], "little")]
 
 
 def add_memory(image: bytes) -> None:
@@ -69,16 +75,28 @@ launched = ctypes.CFUNCTYPE(None)(_launched)
 HOOK = ctypes.c_void_p.in_dll(DRIVER, "launched")
 
 
-def called(fused: OnCpu, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-    """The results of a call, each launch run as it is made."""
+@contextmanager
+def each_launch(run: Any) -> Iterator[None]:
+    """Have the driver call this as soon as it keeps a launch."""
+    HOOK.value = ctypes.cast(run, ctypes.c_void_p).value
+    try:
+        yield
+    finally:
+        HOOK.value = None
+
+
+def call_anew(call: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Call with nothing known but these arguments."""
     given[:] = [one for one in arguments if isinstance(one, torch.Tensor)]
     between.clear()
     launches.clear()
-    HOOK.value = ctypes.cast(launched, ctypes.c_void_p).value
-    try:
-        found = fused(*arguments)
-    finally:
-        HOOK.value = None
+    return call(*arguments)
+
+
+def called(fused: OnCpu, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """The results of a call, each launch run as it is made."""
+    with each_launch(launched):
+        found = call_anew(fused, arguments)
     results = found if isinstance(found, tuple) else (found,)
     return tuple(one.clone() for one in results)
 

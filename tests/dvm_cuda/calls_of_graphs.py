@@ -10,6 +10,7 @@ import ctypes
 import os
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -19,14 +20,21 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import magjit_dvm.cuda.launch as launching
 from magjit_dvm.cuda.simulate import run_image
-from magjit_dvm.cuda.words import HEADER_BYTES
 from magjit_dvm.fuser import fuse
 from magjit_dvm.lowering import decompositions
 from magjit_dvm.schedule import Schedule
 from magjit_dvm.simplify import simplify
-from tests.dvm_cuda.calls_in_steps import HOOK, add_memory, between, given, launches
+from tests.dvm_cuda.calls_in_steps import (
+    add_memory,
+    between,
+    call_anew,
+    each_launch,
+    given,
+    kept_image,
+    launches,
+)
 from tests.dvm_cuda.calls_of_stacks import images
-from tests.dvm_cuda.with_driver import KEPT, PARAMETER, OnCpu, run_all
+from tests.dvm_cuda.with_driver import KEPT, OnCpu, run_all
 
 aten = torch.ops.aten
 _OF_STACKS = 4000
@@ -34,16 +42,11 @@ _OF_STACKS = 4000
 
 def _launched() -> None:
     """Run what the driver has kept: one image, or those of a stack."""
-    found = images() if KEPT[1] >= _OF_STACKS else [(_image(), KEPT[2])]
+    found = images() if KEPT[1] >= _OF_STACKS else [(kept_image(), KEPT[2])]
     launches.append((len(found), KEPT[2]))
     for image, blocks in found:
         add_memory(image)
         run_image(image, KEPT[1] % 1000, KEPT[4], given, list(between.values()), blocks)
-
-
-def _image() -> bytes:
-    image = bytes(PARAMETER)
-    return image[: HEADER_BYTES + int.from_bytes(image[4:8], "little")]
 
 
 run_launched = ctypes.CFUNCTYPE(None)(_launched)
@@ -65,25 +68,16 @@ def schedule_of(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Sched
 
 
 def check(function: Callable[..., Any], *shapes: tuple[int, ...], launched: int) -> None:
-    """The third call of a graph, and how many launches it has.
-
-    A constant's device is the CPU's: what reads one is not checked here.
-    """
+    """The third call of a graph, and how many launches it has."""
     schedule = schedule_of(function, *shapes)
     for name, fused in schedule.programs():
         assert isinstance(fused, OnCpu), name
         assert fused.home == 0
     torch.manual_seed(0)
     arguments = [torch.randn(shape) for shape in shapes]
-    HOOK.value = ctypes.cast(run_launched, ctypes.c_void_p).value
-    try:
+    with each_launch(run_launched):
         for _ in range(3):
-            given[:] = arguments
-            between.clear()
-            launches.clear()
-            found = schedule.call(*arguments)
-    finally:
-        HOOK.value = None
+            found = call_anew(schedule.call, arguments)
     assert len(launches) == launched, launches
     for made, wanted in zip(found, function(*arguments), strict=True):
         torch.testing.assert_close(made, wanted, rtol=1e-5, atol=1e-5)
@@ -136,6 +130,8 @@ def test_batch_norms() -> None:
 
 
 if __name__ == "__main__":
-    launching.DeviceFused = OnCpu  # type: ignore[misc]
-    os.environ["MAGJIT_DVM_CUDA"] = "1"
-    run_all(dict(globals()))
+    with (
+        mock.patch.object(launching, "DeviceFused", OnCpu),
+        mock.patch.dict(os.environ, MAGJIT_DVM_CUDA="1"),
+    ):
+        run_all(dict(globals()))

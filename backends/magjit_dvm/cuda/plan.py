@@ -15,6 +15,7 @@ from magjit_dvm.cuda.forms import (
 from magjit_dvm.cuda.machine import STAGES, Machine, count
 from magjit_dvm.cuda.parts import MOST_EACH
 from magjit_dvm.cuda.shapes import Operand, Space
+from magjit_dvm.cuda.support import SMALL
 from magjit_dvm.cuda.warps import (
     OF_CHUNKS,
     OF_GRADIENTS,
@@ -64,7 +65,7 @@ _FEW = 12
 _MEETING, _OF_ROW = 7, 16
 """Row registers, and one more, are the 1024 bytes of a warp where rows' warps add up their sums;
 and the most warps of a row there."""
-_SMALL, _LONG, _NARROW = 1 << 17, 1 << 16, 16
+_LONG, _NARROW = 1 << 16, 16
 """Elements below which any way is fast enough; columns from which on a row is long, and up to which
 it is narrow: a warp has room for hundreds of them."""
 
@@ -123,7 +124,7 @@ def _refuse_slow(
     Raises:
         NotEncodable: it is one of these.
     """
-    if not image.by_rows or image.elements <= _SMALL:
+    if not image.by_rows or image.elements <= SMALL:
         return
     operands = [one for n in loads if (one := space.inputs[n])]
     whole = [one for one in operands if all(one.strides[d] for d in space.active)]

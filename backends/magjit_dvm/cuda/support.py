@@ -15,12 +15,15 @@ from magjit_dvm.program import ROUNDED, Node, NodeKind, Program
 __all__ = [
     "FLOATING",
     "NOT_HELD",
+    "SMALL",
     "may_be_short",
     "may_be_stored",
     "missing_words",
     "reduction_name",
 ]
 
+SMALL = 1 << 17
+"""Elements that reductions along columns may have; ATen reads more of them better."""
 FLOATING = frozenset({DType.F32, DType.F16, DType.BF16})
 """Dtypes that are computed in float registers."""
 _MOVES = ("copy", "select")
