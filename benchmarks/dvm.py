@@ -390,7 +390,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the parts; 1 when a result of MagJIT's was not eager's. As a child, one cold start."""
     options = parsed(arguments)
     if options.device == "cuda":
-        os.environ["MAGJIT_DVM_CUDA"] = "1"
+        os.environ |= {"MAGJIT_DVM_CUDA": "1", "MAGJIT_DVM_WAIT": "1"}
         return on_gpu(options)
     with torch.no_grad():
         if options.one:

@@ -9,6 +9,7 @@ nothing, all in turns.  The kernel is the interpreter's, with a program that onl
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -64,7 +65,8 @@ def ending() -> bytes:
 
 
 def start_machine() -> None:
-    """Compiles something for the backend, so that its modules are loaded."""
+    """Compiles something, so that the backend is loaded; calls wait for kernels from now on."""
+    os.environ["MAGJIT_DVM_WAIT"] = "1"
     compiled = magjit.compile(lambda x: (x * 2 + 1).relu(), backend="dvm")
     compiled(torch.ones(8, device="cuda"))
 

@@ -20,7 +20,6 @@ from torch.fx import Node as FxNode
 from magjit_dvm.across import has_room, has_room_alone
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import ACROSS, Input, InputKind, Node, NodeKind, Output, Program
-from magjit_dvm.vm import NotEncodable
 
 __all__ = ["WideNorm", "is_wide", "is_wide_norm", "norm_gradients"]
 
@@ -88,10 +87,10 @@ class WideNorm:
         )
         matrices = [one.view(-1, columns) for one in (dy, x)]
         vectors = [one.view(-1) for one in (*rows, weight)]
-        try:
-            dx, *sums = run(*matrices, *vectors)
-        except NotEncodable:
+        found = run(*matrices, *vectors)
+        if found is None:
             return None
+        dx, *sums = found
         made = [one.view(shape) for one in sums]
         return dx.view(x.shape), *made, *[None] * (count - len(made))
 
@@ -109,7 +108,7 @@ def _compiled(
 
     like = None if of_bias is None else _OF_VECTORS[of_bias]
     program = norm_gradients(_DTYPES[dtype], _OF_VECTORS[of_weight], like, centered, columns)
-    return DeviceFused(program)
+    return DeviceFused(program, lambda *_: None)  # operator by operator is not its own
 
 
 def norm_gradients(

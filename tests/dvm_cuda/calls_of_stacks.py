@@ -172,6 +172,23 @@ def test_until_its_kernel_is_there_a_stack_is_launched_one_by_one() -> None:
     assert KEPT[0] == before + 3 and asked_for_stacks[-2:] == [8, 8]
 
 
+def test_members_run_by_their_fallback_until_kernels_are_there() -> None:
+    x, before, calls = values(F32, 100), KEPT[0], list[Any]()
+
+    def fallback(*given: Any) -> torch.Tensor:
+        calls.append(given)
+        return torch.zeros(100)
+
+    fused = OnCpu(negated(), fallback)
+    vm.cuda_gpu(0, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))  # forgets its kernels
+    with with_driver.being_compiled():
+        stacked((fused, (x,)), (fused, (x,)))
+    assert KEPT[0] == before and len(calls) == 2
+    vm.cuda_gpu(0, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))
+    stacked((fused, (x,)), (fused, (x,)))
+    assert KEPT[0] == before + 1 and len(calls) == 2
+
+
 # -- of operators that depend on one another ------------------------------------------------------
 
 

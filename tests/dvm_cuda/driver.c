@@ -13,6 +13,8 @@ int refuses_parts;  /* parameters of fewer bytes than the kernel's are refused *
 int refuses_overlap; /* launches that may begin early are refused */
 int overlapped;      /* launches that might */
 int capturing_now;   /* streams say that they are captured */
+int capture_mode;    /* of this thread; 2 where a capture elsewhere forbids nothing */
+int mode_of_load;    /* the one in which a module was loaded last */
 uint64_t kept_size; /* bytes of the last parameter */
 void (*launched)(void); /* called after each launch */
 
@@ -49,6 +51,7 @@ Result cuCtxSetCurrent(void *context)
 Result cuModuleLoadData(void **module, const void *image)
 {
     *module = pointer(*(const unsigned char *)image);
+    mode_of_load = capture_mode;
     return 0;
 }
 Result cuModuleGetFunction(void **function, void *module, const char *name)
@@ -66,6 +69,13 @@ Result cuStreamIsCapturing(void *stream, int *capturing)
 {
     (void)stream;
     *capturing = capturing_now;
+    return 0;
+}
+Result cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    int before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
     return 0;
 }
 Result cuLaunchKernel(void *function, unsigned blocks, unsigned y, unsigned z, unsigned threads,

@@ -11,7 +11,8 @@ import gc
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple
 from typing import Any
 
@@ -51,10 +52,14 @@ MACHINE = astuple(BIG)
 asked: list[tuple[int, int, int]] = []
 asked_for_stacks: list[int] = []
 there = True  # the kernel of stacks
+compilers_are_done = True
 
 
-def kernel(index: int, each: int, approximate: int, form: int) -> int:
+def kernel(index: int, each: int, approximate: int, form: int, waits: int) -> int:
     """As the backend's: tells of the GPU, loads a kernel."""
+    if each and not waits and not compilers_are_done:
+        asked.append((index, each, approximate))
+        return 0
     if form == STACKED:
         asked_for_stacks.append(each)
         name = f"stack_{each}"
@@ -64,6 +69,17 @@ def kernel(index: int, each: int, approximate: int, form: int) -> int:
         vm.cuda_gpu(index, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))
         return 0
     return vm.cuda_load(index, bytes([1 + approximate]) * 8, f"interpret_{each}", MACHINE[1], True)
+
+
+@contextmanager
+def being_compiled() -> Iterator[None]:
+    """Meanwhile no kernel is there for who does not wait."""
+    global compilers_are_done
+    compilers_are_done = False
+    try:
+        yield
+    finally:
+        compilers_are_done = True
 
 
 class OnCpu(DeviceFused):
@@ -345,6 +361,43 @@ def raised(kind: type[Exception], text: str, call: Callable[[], Any]) -> None:
         assert text in str(found), found
         return
     raise AssertionError(f"no {kind.__name__}")
+
+
+def test_calls_run_by_their_fallback_until_kernels_are_there() -> None:
+    x, program, calls = values(F32, 100), negated(), list[Any]()
+
+    def fallback(*given: Any) -> Any:
+        calls.append(given)
+        return torch.zeros(100)
+
+    vm.cuda_gpu(0, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))  # forgets its kernels
+    before = KEPT[0]
+    with being_compiled():
+        fused = OnCpu(program, fallback)
+        assert fused(x).sum() == 0 and fused(x).sum() == 0
+        assert calls == [(x,), (x,)] and KEPT[0] == before and asked[-2:] == [(0, 8, 0)] * 2
+        OnCpu(program)(x)
+        assert KEPT[0] == before + 1, "what has no fallback waits"
+    vm.cuda_gpu(0, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))
+    check(program, x)
+    found = fused(x)
+    launched([x], [found])
+    assert torch.equal(found, -x) and len(calls) == 2
+
+
+def test_kernels_of_an_image_and_of_its_sums_are_asked_for_at_once() -> None:
+    given, calls, first = [values(F16, 3000, 256), values(F32, 3000)], list[Any](), len(asked)
+    vm.cuda_gpu(0, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))  # forgets its kernels
+    with being_compiled():
+        OnCpu(beside_rows(F16), lambda *given: calls.append(given))(*given)
+    (_, each, _), sums = asked[first:]
+    assert len(calls) == 1 and each >= 8 and sums == (0, SUMS, 0)
+
+
+def test_a_module_is_loaded_whatever_is_captured_meanwhile() -> None:
+    mode = ctypes.c_int.in_dll(DRIVER, "capture_mode")
+    vm.cuda_load(0, bytes([1]) * 8, "interpret_8", MACHINE[1], True)
+    assert ctypes.c_int.in_dll(DRIVER, "mode_of_load").value == 2 and mode.value == 0
 
 
 def test_new_shapes_leave_nothing_behind() -> None:

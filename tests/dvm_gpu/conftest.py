@@ -1,4 +1,4 @@
-"""The machine for GPUs is asked for."""
+"""The machine for GPUs is asked for, and waited for."""
 
 from __future__ import annotations
 
@@ -8,3 +8,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAGJIT_DVM_CUDA", "1")
+    monkeypatch.setenv("MAGJIT_DVM_WAIT", "1")

@@ -115,10 +115,8 @@ ORDERS = [
 @pytest.fixture(autouse=True)
 def exactly() -> Iterator[None]:
     """cuDNN's products of float32 as such."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = before
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
 
 
 @pytest.fixture

@@ -48,13 +48,18 @@ PyObject *by_reference(PyObject *self, PyObject *const *args, Py_ssize_t n)
     return result;
 }
 
+PyObject *by_fallback(CudaFused *self, PyObject *const *args, Py_ssize_t n)
+{
+    return PyObject_Vectorcall(self->fallback, args, (size_t)n, nullptr);
+}
+
 PyObject *refused(CudaFused *self, const char *reason, PyObject *const *args, Py_ssize_t n)
 {
     if (self->fallback == Py_None) {
         PyErr_SetString(not_encodable, reason);
         return nullptr;
     }
-    return PyObject_Vectorcall(self->fallback, args, (size_t)n, nullptr);
+    return by_fallback(self, args, n);
 }
 
 PyObject *as_tuple(const int64_t *numbers, int n)
@@ -229,6 +234,18 @@ int PartsToAdd::launch(int device, void *stream)
     return one.function ? magjit_dvm::launch(one) : -1;
 }
 
+bool may_launch(const CudaFused *self, const Encoded &encoded, int device)
+{
+    if (self->fallback == Py_None) {
+        return true;
+    }
+    bool image = kernel_of(device, encoded.each, self->approximate, encoded.form, false) != 0;
+    if (PyErr_Occurred()) {
+        return false;
+    }
+    return (!encoded.n_sums || kernel_of_sums(device, false)) && image; /* both are asked for */
+}
+
 int launch_image(const CudaFused *self, Encoded &encoded, const uint64_t *addresses, int device)
 {
     Launch one{};
@@ -286,9 +303,13 @@ PyObject *cuda_call(PyObject *object, PyObject *const *args, size_t nargsf, PyOb
     Encoded encoded;
     encode_call(self, given, gpus[device].machine, encoded);
     if (encoded.few_rows) {
-        PyObject *found = call_in_steps(self, given, device);
+        bool awaited = false;
+        PyObject *found = call_in_steps(self, given, device, awaited);
         if (found || PyErr_Occurred()) {
             return found;
+        }
+        if (awaited) {
+            return by_fallback(self, args, n);
         }
     }
     if (encoded.verdict == REFUSED) {
@@ -296,6 +317,9 @@ PyObject *cuda_call(PyObject *object, PyObject *const *args, size_t nargsf, PyOb
     }
     if (encoded.verdict == LEFT) {
         return by_reference(object, args, n);
+    }
+    if (encoded.verdict == ENCODED && !may_launch(self, encoded, device)) {
+        return PyErr_Occurred() ? nullptr : by_fallback(self, args, n);
     }
     CudaResults results;
     if (!allocate_results(self, given, encoded, device, results)) {

@@ -83,10 +83,15 @@ bool allocate_results(const CudaFused *self, const cuda::Argument *given,
 /* Into an image's words. */
 void write_addresses(cuda::Encoded &encoded, const uint64_t *addresses);
 
-/* The call in steps, of rows that are few and long. NULL without an exception: there are none. */
-PyObject *call_in_steps(CudaFused *self, const cuda::Argument *given, int device);
+/* The call in steps, of rows that are few and long. NULL without an exception: there are none, or
+ * their kernels are `awaited`. */
+PyObject *call_in_steps(CudaFused *self, const cuda::Argument *given, int device, bool &awaited);
 int visit_steps(CudaFused *self, visitproc visit, void *arg);
 void clear_steps(CudaFused *self);
+
+/* Whether an image can be launched now, or whoever calls has no other way than to wait for its
+ * kernels; where not, they are being compiled, or an exception is set. */
+bool may_launch(const CudaFused *self, const cuda::Encoded &encoded, int device);
 
 /* Writes addresses and runs an image. −1 with an exception. */
 int launch_image(const CudaFused *self, cuda::Encoded &encoded, const uint64_t *addresses,

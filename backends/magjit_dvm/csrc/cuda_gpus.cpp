@@ -16,16 +16,14 @@ namespace {
 
 PyObject *kernel_hook;
 
-} // namespace
-
-uint64_t ask_for_kernel(int device, int each, bool approximate, Form form)
+uint64_t ask_for_kernel(int device, int each, bool approximate, Form form, bool waits)
 {
     if (!kernel_hook) {
         PyErr_SetString(PyExc_RuntimeError, "nobody to ask for kernels");
         return 0;
     }
-    PyObject *found = PyObject_CallFunction(kernel_hook, "iiii", device, each, (int)approximate,
-                                            (int)form);
+    PyObject *found = PyObject_CallFunction(kernel_hook, "iiiii", device, each, (int)approximate,
+                                            (int)form, (int)waits);
     uint64_t function = found ? PyLong_AsUnsignedLongLong(found) : 0;
     Py_XDECREF(found);
     if (!PyErr_Occurred() && !gpus[device].known) {
@@ -34,28 +32,30 @@ uint64_t ask_for_kernel(int device, int each, bool approximate, Form form)
     return PyErr_Occurred() ? 0 : function;
 }
 
+} // namespace
+
 bool is_known(int device)
 {
     if (!gpus[device].known) {
-        ask_for_kernel(device, 0, false);
+        ask_for_kernel(device, 0, false, ALONE, true);
     }
     return gpus[device].known && !PyErr_Occurred();
 }
 
-uint64_t kernel_of(int device, int each, bool approximate, Form form)
+uint64_t kernel_of(int device, int each, bool approximate, Form form, bool waits)
 {
     uint64_t &known = gpus[device].kernels[form][each / 8][approximate];
     if (!known) {
-        known = ask_for_kernel(device, each, approximate, form);
+        known = ask_for_kernel(device, each, approximate, form, waits);
     }
     return known;
 }
 
-uint64_t kernel_of_sums(int device)
+uint64_t kernel_of_sums(int device, bool waits)
 {
     uint64_t &known = gpus[device].sums;
     if (!known) {
-        known = ask_for_kernel(device, SUMS, false);
+        known = ask_for_kernel(device, SUMS, false, ALONE, waits);
     }
     return known;
 }

@@ -22,13 +22,12 @@ struct Gpu {
 extern Gpu gpus[MAX_GPUS];
 extern PyObject *allocate_hook; /* see py_cuda_hooks */
 
-/* A kernel's handle, after which the GPU is known; 0 with an exception set. */
-uint64_t ask_for_kernel(int device, int each, bool approximate, Form form = cuda::ALONE);
 bool is_known(int device); /* after it has been asked for; false with an exception */
-uint64_t kernel_of_sums(int device);
 
-/* Of stacks, 0 without an exception: it is not there yet. */
-uint64_t kernel_of(int device, int each, bool approximate, Form form);
+/* A kernel's handle, after which the GPU is known; 0 with an exception set, or without one, where
+ * nobody waits: it is being compiled, or cannot be. */
+uint64_t kernel_of(int device, int each, bool approximate, Form form, bool waits = true);
+uint64_t kernel_of_sums(int device, bool waits = true);
 
 /* torch's current stream; −1 with an exception set. */
 int current_stream(int32_t device_type, int device, void **stream);
@@ -37,7 +36,8 @@ int current_stream(int32_t device_type, int device, void **stream);
 int read_device(PyObject *tuple, cuda::Device &machine);
 
 /* cuda_hooks(kernel, allocate): what Python does when it is asked. kernel(device, R, approximate,
- * form) is a kernel's handle, and tells of the device by cuda_gpu; with R = 0 it only does that.
+ * form, waits) is a kernel's handle, or 0, and tells of the device by cuda_gpu; with R = 0 it only
+ * does that.
  * allocate(sizes, strides, dtype, device) is a tensor, or raises as torch does; device −1 is the CPU. */
 PyObject *py_cuda_hooks(PyObject *, PyObject *args);
 

@@ -47,6 +47,7 @@ struct Driver {
     Result (*module_function)(void **, void *, const char *);
     Result (*function_attribute)(void *, int, int);
     Result (*is_capturing)(void *, int *);
+    Result (*exchange_capture_mode)(int *);
     Result (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                      void *, void **, void **);
     Result (*launch_with)(const Config *, void *, void **, void **); /* none before CUDA 11.8 */
@@ -90,6 +91,7 @@ int load_driver()
     FIND(module_function, "cuModuleGetFunction")
     FIND(function_attribute, "cuFuncSetAttribute")
     FIND(is_capturing, "cuStreamIsCapturing")
+    FIND(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode")
     FIND(launch, "cuLaunchKernel")
 #undef FIND
     driver.launch_with = (decltype(driver.launch_with))dlsym(library, "cuLaunchKernelEx");
@@ -138,6 +140,23 @@ public:
 private:
     void *before = nullptr;
     bool changed = false;
+};
+
+/* While it lives, what this thread does is forbidden by no capture, here or in another thread: a module
+ * that is loaded is no part of a graph. */
+class RelaxedCapture {
+public:
+    RelaxedCapture() : result(driver.exchange_capture_mode(&mode)) {}
+    ~RelaxedCapture()
+    {
+        if (result == SUCCESS) {
+            driver.exchange_capture_mode(&mode);
+        }
+    }
+
+private:
+    int mode = 2; /* CU_STREAM_CAPTURE_MODE_RELAXED; then the one before */
+    Result result;
 };
 
 /* The tile counter of a launch. Launches of one stream come after one another and leave zeros, so that
@@ -249,6 +268,7 @@ PyObject *py_cuda_load(PyObject *, PyObject *args)
     }
     void *context, *module, *function; /* for as long as the process lives */
     ContextGuard guard;
+    RelaxedCapture relaxed;
     if (failed(driver.primary_context(&context, device), "cuDevicePrimaryCtxRetain") ||
         failed(guard.enter(context), "cuCtxSetCurrent") ||
         failed(driver.module_load(&module, image), "cuModuleLoadData") ||

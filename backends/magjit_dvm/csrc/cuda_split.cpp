@@ -309,6 +309,8 @@ public:
     {
     }
 
+    bool awaited = false; /* kernels */
+
     PyObject *run()
     {
         if (!division.found()) {
@@ -366,6 +368,14 @@ private:
                (!division.rest || !one.pieces || launch(one, true, one.left_over));
     }
 
+    /* Whether a step may be launched now; with an exception, not. */
+    bool is_there(const Encoded &encoded)
+    {
+        bool there = may_launch(self, encoded, device);
+        awaited = !there;
+        return there;
+    }
+
     bool launch(const OneStep &step, bool left_over, const std::vector<int> &results)
     {
         CudaFused *fused = step.fused;
@@ -375,7 +385,7 @@ private:
         Encoded encoded;
         encode_call(fused, values, gpus[device].machine, encoded);
         CudaResults found;
-        if (encoded.verdict != ENCODED ||
+        if (encoded.verdict != ENCODED || !is_there(encoded) ||
             !allocate_results(fused, values, encoded, device, found) ||
             launch_image(fused, encoded, found.addresses, device)) {
             return false;
@@ -394,7 +404,7 @@ private:
 
 } // namespace
 
-PyObject *call_in_steps(CudaFused *self, const Argument *given, int device)
+PyObject *call_in_steps(CudaFused *self, const Argument *given, int device, bool &awaited)
 {
     if (!self->asked) {
         if (ask_for_steps(self)) {
@@ -402,7 +412,13 @@ PyObject *call_in_steps(CudaFused *self, const Argument *given, int device)
         }
         self->asked = true;
     }
-    return self->split ? CallInSteps(self, given, device).run() : nullptr;
+    if (!self->split) {
+        return nullptr;
+    }
+    CallInSteps call(self, given, device);
+    PyObject *made = call.run();
+    awaited = call.awaited;
+    return made;
 }
 
 int visit_steps(CudaFused *self, visitproc visit, void *arg)

@@ -261,6 +261,9 @@ private:
         if ((encoded.verdict != ENCODED && encoded.verdict != NOTHING) || encoded.few_rows) {
             return false;
         }
+        if (encoded.verdict == ENCODED && !may_launch(member.self, encoded, device)) {
+            return false;
+        }
         if ((member.reads || member.is_read) && member.fits_a_block()) {
             captured = captured < 0 ? ask_for_graph(member) : captured;
             if (captured < 0) {

@@ -25,12 +25,13 @@ from magjit_dvm.cuda.forms import ALONE, said_of
 from magjit_dvm.cuda.interpreter import source
 from magjit_dvm.cuda.parts import SUMS, SUMS_SOURCE
 
-__all__ = ["LEAST", "compiled", "compilers", "usable"]
+__all__ = ["LEAST", "compiled", "compilers", "kept", "usable"]
 
 log = logging.getLogger("magjit.dvm")
 
 LEAST = (8, 0)
 """The first compute capability that has the interpreter's instructions."""
+_KIND = "dvm_cubin"
 _OPTIONS = ("-std=c++17", "-default-device")
 
 
@@ -47,6 +48,15 @@ def usable(index: int) -> bool:
     return not reason
 
 
+def kept(arch: str, each: int, approximate: bool, form: int = ALONE) -> bytes | None:
+    """What ``compiled`` would give, if it is on disk.
+
+    Raises:
+        BackendError: there is no compiler.
+    """
+    return disk_cache().get(_KIND, _key(arch, each, approximate, form))
+
+
 def compiled(arch: str, each: int, approximate: bool, form: int = ALONE) -> bytes:
     """The cubin of the kernel for R elements a lane.
 
@@ -58,25 +68,42 @@ def compiled(arch: str, each: int, approximate: bool, form: int = ALONE) -> byte
     Raises:
         BackendError: there is no compiler, or it fails.
     """
+    key = _key(arch, each, approximate, form)
+
+    def made() -> bytes:
+        of_cases = f"the interpreter{said_of(form)}, R = {each},"
+        what = "the kernel of sums" if each == SUMS else of_cases
+        log.info("compiling %s for %s; it is kept on disk", what, arch)
+        text = SUMS_SOURCE if each == SUMS else source(approximate, (each,), _checked(), form)
+        make = _by_nvcc if _compiler().startswith("nvcc") else _by_nvrtc
+        return make(text, arch)
+
+    return disk_cache().get_or_make(_KIND, key, made)
+
+
+def _key(arch: str, each: int, approximate: bool, form: int) -> str:
+    code = _code()  # the source's own text takes 35 ms to make
+    return fingerprint(code, each, approximate, _checked(), form, arch, _compiler(), *_OPTIONS)
+
+
+@cache
+def _code() -> str:
+    return code_digest(Path(__file__).parents[1])
+
+
+def _checked() -> bool:
+    """Whether kernels are for checkers of races."""
+    return os.environ.get("MAGJIT_DVM_CHECKED") == "1"
+
+
+def _compiler() -> str:
     found = compilers()
     if not found:
         raise BackendError(
             "the GPU's interpreter cannot be compiled: there is neither NVRTC nor nvcc",
             remedy="install torch for CUDA, which brings NVRTC, or run on the CPU",
         )
-    make = _by_nvcc if found[0].startswith("nvcc") else _by_nvrtc
-    code = code_digest(Path(__file__).parents[1])  # the source's own text takes 35 ms to make
-    checked = os.environ.get("MAGJIT_DVM_CHECKED") == "1"  # for checkers of races
-    key = fingerprint(code, each, approximate, checked, form, arch, found[0], *_OPTIONS)
-
-    def made() -> bytes:
-        of_cases = f"the interpreter{said_of(form)}, R = {each},"
-        what = "the kernel of sums" if each == SUMS else of_cases
-        log.info("compiling %s for %s; it is kept on disk", what, arch)
-        text = SUMS_SOURCE if each == SUMS else source(approximate, (each,), checked, form)
-        return make(text, arch)
-
-    return disk_cache().get_or_make("dvm_cubin", key, made)
+    return found[0]
 
 
 def compilers() -> list[str]:

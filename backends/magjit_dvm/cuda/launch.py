@@ -1,13 +1,13 @@
 """Fused operators on a GPU: arguments to words, outputs from torch's allocator, one launch.
 
-A launch goes to torch's current stream.  Kernels are compiled when they are first needed.  A call
-is C++ (``csrc/cuda_calls.cpp``), which asks here for GPUs and kernels that it does not know yet; of
-a call nothing is kept.
+A launch goes to torch's current stream.  Kernels are compiled when they are first needed, beside
+calls, which run operator by operator until they are there.  A call is C++
+(``csrc/cuda_calls.cpp``), which asks here for GPUs and kernels that it does not know yet; of a call
+nothing is kept.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
@@ -17,9 +17,10 @@ from typing import Any, Self
 import torch
 
 from magjit.plugin import BackendError
-from magjit_dvm.cuda.build import LEAST, compiled
+from magjit_dvm.cuda.build import LEAST
 from magjit_dvm.cuda.encode import Encoded, Machine, encode
-from magjit_dvm.cuda.forms import ALONE, STACKED, form_of, kernel_name
+from magjit_dvm.cuda.forms import STACKED, form_of, kernel_name
+from magjit_dvm.cuda.kernels import Kernel, Kernels
 from magjit_dvm.cuda.native import as_lists
 from magjit_dvm.cuda.parts import SUMS, SUMS_NAME, THREADS, Parts
 from magjit_dvm.cuda.splitting import Step, steps_of
@@ -38,8 +39,6 @@ from magjit_dvm.vm import (
 
 __all__ = ["DeviceFused", "Gpu", "gpu"]
 
-log = logging.getLogger("magjit.dvm")
-
 _COUNTERS = 8192
 _LEAST_SHARED = 101376
 """Bytes that a block may ask for on any GPU from 8.0 on, where torch does not say."""
@@ -52,6 +51,7 @@ class Gpu:
         index: torch's number of it.
         machine: sizes that the encoder asks for.
         counters: pairs of 32-bit numbers, zeros between launches.
+        function: see ``Kernels.function``.
     """
 
     def __init__(self, index: int) -> None:
@@ -67,47 +67,13 @@ class Gpu:
         self.counters = torch.zeros(_COUNTERS, 2, dtype=torch.int32, device=f"cuda:{index}")
         torch.cuda.synchronize(index)  # zeros before any stream's first launch
         cuda_gpu(index, astuple(self.machine), self.counters.data_ptr(), _COUNTERS)
-        self._functions: dict[tuple[int, bool, int], int] = {}
-        self._asked: set[tuple[int, bool]] = set()
-        self._lock = threading.Lock()
+        self.function = Kernels(self.arch, self._loaded).function
 
-    def function(self, each: int, approximate: bool, form: int = ALONE) -> int:
-        """The kernel for R elements a lane, or of sums; compiled when it is first asked for."""
-        key = each, approximate, form
-        found = self._functions.get(key)
-        if found is None:
-            with self._lock:
-                found = self._functions.get(key)
-                if found is None:
-                    found = self._loaded(key, compiled(self.arch, *key))
-        return found
-
-    def function_of_stacks(self, each: int, approximate: bool) -> int:
-        """The kernel that runs several images; 0 while it is being compiled, or cannot be.
-
-        Nobody waits for it: fused operators of a stack can be launched one by one.
-        """
-        found = self._functions.get((each, approximate, STACKED))
-        if found is None and (each, approximate) not in self._asked:
-            self._asked.add((each, approximate))
-            threading.Thread(target=self.compile_for_stacks, args=(each, approximate)).start()
-        return found or 0
-
-    def compile_for_stacks(self, each: int, approximate: bool) -> None:
-        """Have the kernel of stacks."""
-        key = each, approximate, STACKED
-        try:
-            self._loaded(key, compiled(self.arch, *key))
-        except (BackendError, DeviceError) as error:
-            log.warning("fused operators of a stack are launched one by one: %s", error)
-
-    def _loaded(self, key: tuple[int, bool, int], cubin: bytes) -> int:
-        each, _, form = key
+    def _loaded(self, kernel: Kernel, cubin: bytes) -> int:
+        each, _, form = kernel
         name = SUMS_NAME if each == SUMS else kernel_name(each, form)
         shared = 0 if each == SUMS else self.machine.shared_bytes
-        found = cuda_load(self.index, cubin, name, shared, self._overlaps)
-        self._functions[key] = found
-        return found
+        return cuda_load(self.index, cubin, name, shared, self._overlaps)
 
 
 _gpus: dict[int, Gpu] = {}
@@ -137,8 +103,8 @@ class DeviceFused(CudaFused):
 
     Args:
         program: what it computes.
-        fallback: called with the same arguments where there are no words for them; without it
-            ``NotEncodable`` is raised.
+        fallback: called with the same arguments where there are no words for them, and while its
+            kernel is being compiled; without it ``NotEncodable`` is raised, and a call waits.
         approximate: the GPU's own tanh and quotients.
         home: the number of the GPU that a program runs on which takes no tensor, or -1.
 
@@ -146,6 +112,7 @@ class DeviceFused(CudaFused):
 
     Raises:
         NotEncodable: there are no words for these arguments, and no fallback.
+        BackendError: there is no kernel, and no fallback.
         DeviceError: the launch failed.
         torch.OutOfMemoryError: there is no memory for results.
     """
@@ -268,12 +235,14 @@ def _launch_sums(parts: Parts, tensors: Sequence[Any], index: int) -> None:
     )
 
 
-def _kernel(index: int, each: int, approximate: int, form: int) -> int:
-    """Asked for by C++: the GPU is told of; its kernel for R, or of sums, if that is not 0."""
+def _kernel(index: int, each: int, approximate: int, form: int, waits: int) -> int:
+    """Asked for by C++: the GPU is told of; its kernel for R, or of sums, if that is not 0.
+
+    A stack never waits: its operators can be launched one by one.
+    """
     one = gpu(index)
-    if form == STACKED:
-        return one.function_of_stacks(each, bool(approximate))
-    return one.function(each, bool(approximate), form) if each else 0
+    waiting = bool(waits) and form != STACKED
+    return one.function(each, bool(approximate), form, waiting) if each else 0
 
 
 def _allocate(sizes: Sequence[int], strides: Sequence[int], dtype: int, index: int) -> torch.Tensor:
