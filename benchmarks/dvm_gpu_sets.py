@@ -260,7 +260,7 @@ def part_small(benchmark: Benchmark, options: argparse.Namespace) -> None:
     case = "shapes: 4 operators, 100 KB, float16"
     small_calls(benchmark, case, four_operators, one, options.peers)
     for each in (8, 16):
-        dvm("cuda.launch").gpu(0).compile_for_stacks(each, False)
+        dvm("cuda.launch").gpu(0).function(each, False, dvm("cuda.forms").STACKED)
     rows = [chosen.sample(range(30, 71), 4) for _ in range(SMALL)]
     several = [tuple(half(count, 1024) for count in counts) for counts in rows]
     case = "shapes: 4 × 4 operators, 100 KB each, float16"

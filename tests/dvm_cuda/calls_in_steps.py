@@ -146,6 +146,24 @@ def test_rows_keep_their_own() -> None:
     check(Program(3, *whole_sum(F16)), turned, launched=2)
 
 
+def test_channels_of_images_are_few_rows_sooner() -> None:
+    """Since they lie in parts; as many rows that lie in one are none too few."""
+    nodes = load(0, F16), cast(F32, 0), reduce("sum", F32, 1, 0, 2)
+    channels = Program(3, (tensor(F16, 0, 1, 2),), nodes, (output(2, 1),))
+    rows = Program(2, (tensor(F16, 0, 1),), (*nodes[:2], reduce("sum", F32, 1, 1)), (output(2, 0),))
+    for program, shape, launched in (
+        (channels, (32, 200, 3136), 2),
+        (channels, (64, 600, 3136), 1),  # more rows
+        (channels, (32, 512, 784), 1),  # shorter
+        (rows, (200, 100_352), 1),
+        (rows, (60, 313_600), 2),
+    ):
+        fused, x = OnCpu(program), torch.empty(shape, dtype=torch.float16)
+        before = KEPT[0]
+        fused(x)
+        assert KEPT[0] == before + launched, shape
+
+
 def whole_sum(dtype: DType) -> tuple[Any, ...]:
     nodes = load(0, dtype), cast(F32, 0), reduce("sum", F32, 1, 0, 1, 2)
     return (tensor(dtype, 0, 1, 2),), nodes, (output(2),)

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 PROGRAMS = [
     ("with_driver", 20),
     ("calls_of_stacks", 13),
-    ("calls_in_steps", 8),
+    ("calls_in_steps", 9),
     ("calls_of_graphs", 3),
 ]
 """Of each, how many tests it has."""

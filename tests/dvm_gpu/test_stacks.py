@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import magjit
 from dvm_cases import balanced
 from magjit_dvm.backend import schedules
+from magjit_dvm.cuda.forms import STACKED
 from magjit_dvm.cuda.launch import DeviceFused, gpu
 from magjit_dvm.stacking import Stack
 from magjit_dvm.vm import run_stacked
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(autouse=True, scope="module")
 def compiled_kernels() -> None:
     for each in (8, 16, 32):
-        gpu(0).compile_for_stacks(each, False)
+        gpu(0).function(each, False, STACKED)
 
 
 def launches(call: Callable[[], Any]) -> Counter[str]:

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 from magjit_dvm.cuda.encode import encode
+from magjit_dvm.cuda.forms import STACKED
 from magjit_dvm.cuda.launch import DeviceFused, gpu
 from magjit_dvm.cuda.words import Image
 from magjit_dvm.instructions import DType
@@ -173,7 +174,7 @@ def run_stack() -> None:
     programs = [program for program, _ in members]
     encoded = [encode(*one, gpu(0).machine).image for one in zip(programs, given, strict=True)]
     for each in {image.each for image in encoded if image is not None}:
-        gpu(0).compile_for_stacks(each, False)
+        gpu(0).function(each, False, STACKED)
     fused = tuple(DeviceFused(program) for program in programs)
     results = list(run_stacked(fused, *(one for arguments in given for one in arguments)))
     for program, arguments in members:
@@ -183,7 +184,7 @@ def run_stack() -> None:
 
 def run_chain() -> None:
     """Programs that share a block, of fewer warps and more, beside one that has its own."""
-    gpu(0).compile_for_stacks(8, False)
+    gpu(0).function(8, False, STACKED)
     x, y = ended(words.values(F32, 12, 300)), ended(words.values(F32, 400))
     programs = (chained.summed(), chained.by_rows(), chain(2), chained.summed())
     fused = tuple(DeviceFused(program) for program in programs)

@@ -123,13 +123,14 @@ void Encoder::refuse_slow()
         return;
     }
     int inner = dims_in_order[n_order - 1];
-    bool along = image.n_inputs > 0, whole = false;
+    bool along = image.n_inputs > 0, whole = false, apart = false;
     for (int number : prepared.reads) {
         whole |= varies_throughout(inputs[number]);
     }
     for (int number : prepared.reads) {
         const Operand &one = inputs[number];
         along |= one.strides[inner] == one.size && (!whole || varies_throughout(one));
+        apart |= varies_throughout(one) && !contiguous(one);
     }
     if (!along) {
         return refuse("a large reduction along columns");
@@ -141,9 +142,10 @@ void Encoder::refuse_slow()
         encoded.few_rows = true;
         return refuse("a reduction of few long rows");
     }
-    /* In steps each block has something to do; they read nothing more, but are more launches. */
-    bool half = image.cols >= LONG && image.rows * 2 <= machine.multiprocessors;
-    encoded.few_rows = half && image.elements >= LARGE;
+    /* In steps each block has something to do; they read nothing more, but are more launches. Rows
+     * that lie in parts (channels of images) come to a block slowly: of these, more are few. */
+    int64_t few = apart ? 4 * machine.multiprocessors : machine.multiprocessors / 2;
+    encoded.few_rows = image.cols >= LONG && image.rows <= few && image.elements >= LARGE;
 }
 
 void Encoder::divide(int64_t widest, int64_t together)
