@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from magjit_dvm import reference, vm
+from magjit_dvm import reference
 from magjit_dvm.cuda.simulate import run_image
 from magjit_dvm.cuda.words import HEADER_BYTES
 from magjit_dvm.instructions import DType
@@ -26,10 +26,8 @@ from tests.dvm.checking import cast, compute, load, output, reduce, require_resu
 from tests.dvm_cuda.long_rows import largest, mean_square, normalized, softmaxed, weighed
 from tests.dvm_cuda.test_encoder import values
 from tests.dvm_cuda.with_driver import (
-    COUNTERS,
     DRIVER,
     KEPT,
-    MACHINE,
     PARAMETER,
     REFUSAL,
     OnCpu,
@@ -202,11 +200,9 @@ def test_a_call_is_its_fallbacks_until_the_kernels_of_steps_are_there() -> None:
         return torch.zeros(())
 
     fused = OnCpu(mean_square(F16), fallback)
-    vm.cuda_gpu(0, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))  # forgets its kernels
     with being_compiled():
         called(fused, [x, x])
     assert len(calls) == 1 and not launches
-    vm.cuda_gpu(0, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))
     called(fused, [x, x])
     assert len(calls) == 1 and len(launches) == 2
 

@@ -27,11 +27,9 @@ from tests.dvm_cuda.checking import BIG
 from tests.dvm_cuda.test_encoder import layer_norm, softmax, values
 from tests.dvm_cuda.test_sums import beside_rows
 from tests.dvm_cuda.with_driver import (
-    COUNTERS,
     DRIVER,
     KEPT,
     KEPT_SIZE,
-    MACHINE,
     PARAMETER,
     REFUSAL,
     OnCpu,
@@ -162,7 +160,7 @@ def test_what_has_no_words_is_called_by_itself() -> None:
 
 def test_until_its_kernel_is_there_a_stack_is_launched_one_by_one() -> None:
     x, before = values(F32, 100), KEPT[0]
-    vm.cuda_gpu(0, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))  # forgets its kernels
+    with_driver.tell_of(0)
     with_driver.there = False
     fused = OnCpu(negated())
     stacked((fused, (x,)), (fused, (x,)))
@@ -180,11 +178,9 @@ def test_members_run_by_their_fallback_until_kernels_are_there() -> None:
         return torch.zeros(100)
 
     fused = OnCpu(negated(), fallback)
-    vm.cuda_gpu(0, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))  # forgets its kernels
     with with_driver.being_compiled():
         stacked((fused, (x,)), (fused, (x,)))
     assert KEPT[0] == before and len(calls) == 2
-    vm.cuda_gpu(0, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))
     stacked((fused, (x,)), (fused, (x,)))
     assert KEPT[0] == before + 1 and len(calls) == 2
 

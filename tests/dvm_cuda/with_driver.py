@@ -55,6 +55,11 @@ there = True  # the kernel of stacks
 compilers_are_done = True
 
 
+def tell_of(index: int) -> None:
+    """The GPU's sizes; kernels that were known of it are forgotten."""
+    vm.cuda_gpu(index, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))
+
+
 def kernel(index: int, each: int, approximate: int, form: int, waits: int) -> int:
     """As the backend's: tells of the GPU, loads a kernel."""
     if each and not waits and not compilers_are_done:
@@ -66,20 +71,22 @@ def kernel(index: int, each: int, approximate: int, form: int, waits: int) -> in
         return vm.cuda_load(index, bytes([4]) * 8, name, MACHINE[1], True) if there else 0
     asked.append((index, each, approximate))
     if not each:
-        vm.cuda_gpu(index, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))
+        tell_of(index)
         return 0
     return vm.cuda_load(index, bytes([1 + approximate]) * 8, f"interpret_{each}", MACHINE[1], True)
 
 
 @contextmanager
 def being_compiled() -> Iterator[None]:
-    """Meanwhile no kernel is there for who does not wait."""
+    """Meanwhile no kernel is there for who does not wait; afterwards all are asked for anew."""
     global compilers_are_done
+    tell_of(0)
     compilers_are_done = False
     try:
         yield
     finally:
         compilers_are_done = True
+        tell_of(0)
 
 
 class OnCpu(DeviceFused):
@@ -370,7 +377,6 @@ def test_calls_run_by_their_fallback_until_kernels_are_there() -> None:
         calls.append(given)
         return torch.zeros(100)
 
-    vm.cuda_gpu(0, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))  # forgets its kernels
     before = KEPT[0]
     with being_compiled():
         fused = OnCpu(program, fallback)
@@ -378,7 +384,6 @@ def test_calls_run_by_their_fallback_until_kernels_are_there() -> None:
         assert calls == [(x,), (x,)] and KEPT[0] == before and asked[-2:] == [(0, 8, 0)] * 2
         OnCpu(program)(x)
         assert KEPT[0] == before + 1, "what has no fallback waits"
-    vm.cuda_gpu(0, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))
     check(program, x)
     found = fused(x)
     launched([x], [found])
@@ -387,7 +392,6 @@ def test_calls_run_by_their_fallback_until_kernels_are_there() -> None:
 
 def test_kernels_of_an_image_and_of_its_sums_are_asked_for_at_once() -> None:
     given, calls, first = [values(F16, 3000, 256), values(F32, 3000)], list[Any](), len(asked)
-    vm.cuda_gpu(0, MACHINE, COUNTERS.data_ptr(), len(COUNTERS))  # forgets its kernels
     with being_compiled():
         OnCpu(beside_rows(F16), lambda *given: calls.append(given))(*given)
     (_, each, _), sums = asked[first:]
