@@ -146,7 +146,7 @@ class _Lowering:
             if name in taken:  # `a.b_c` and `a_b.c`
                 name = f"{name}_{value_id}"
             taken.add(name)
-            self.nodes[value_id] = self.placeholder(name)
+            self.bind(ValueRef(value_id), self.placeholder(name))
 
     def placeholder(self, name: str) -> Node:
         """An input under its node's name: `a_b` and `a_B` are one name to torch.fx."""
@@ -218,7 +218,8 @@ class _Lowering:
             target, kwargs = tag_activation_checkpoint, {"use_reentrant": False}
         node = self.fx.call_function(target, args, kwargs)
         for index, value_id in enumerate(outputs):
-            self.nodes[value_id] = self.fx.call_function(operator.getitem, (node, index))
+            item = self.fx.call_function(operator.getitem, (node, index))
+            self.bind(ValueRef(value_id), item)
 
     def add_function(self, op: Operator, region: FunctionRegion) -> None:
         """``apply`` with the forward as a graph module; a value used elsewhere comes along."""
@@ -310,6 +311,7 @@ class _Lowering:
         """
         if isinstance(result, ValueRef):
             self.nodes[result.value_id] = node
+            node.meta["value_id"] = result.value_id
         elif isinstance(result, tuple):
             for index, item in enumerate(result):
                 if next(refs_in(item), None) is not None:

@@ -411,6 +411,7 @@ def _emit(build: Build) -> None:
         captured.timings,
         dict(build.context.dumps),
         tuple(build.context.movement),
+        tuple(build.context.notes),
         grad_enabled=bool(build.observation.global_state["grad_mode"]),
         repeatable=repeatable,
         fixed_draws=any(drawn.pinned for drawn in numbers.draws),

@@ -84,6 +84,7 @@ class Record:
         guard_origins: what each of them is for.
         paths: how the nodes that the origins name are reached.
         graph_module: the graph as the backend got it.
+        notes: what the backend had to say of it.
         grad_enabled: grad mode at each call, which the guard checks.
         repeatable: the graph changes nothing outside, so that after a failure in it the program
             can be run as if it had not been called.
@@ -103,6 +104,7 @@ class Record:
     timings: Timings
     dumps: dict[str, str] = field(default_factory=dict)
     movement: tuple[DataMovement, ...] = ()
+    notes: tuple[str, ...] = ()
     grad_enabled: bool = True
     repeatable: bool = False
     fixed_draws: bool = False

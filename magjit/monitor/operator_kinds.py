@@ -246,6 +246,14 @@ def classify(func: Callable[..., Any]) -> tuple[OpKind, str]:
     return OpKind.COMPUTE, name
 
 
+def reads_only(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call that usually computes asks for metadata, or sets what is so already."""
+    if name == "requires_grad_":
+        (wanted,) = args[1:] or [kwargs.get("requires_grad", True)]
+        return args[0].requires_grad is wanted
+    return name == "type" and len(args) == 1 and not kwargs
+
+
 def shape_depends_on_data(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call that usually keeps shapes static has a data-dependent result shape."""
     if name == "__getitem__" and len(args) == 2:

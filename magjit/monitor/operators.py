@@ -43,6 +43,7 @@ from magjit.monitor.operator_kinds import (
     OpKind,
     classify,
     is_random,
+    reads_only,
     shape_depends_on_data,
 )
 from magjit.monitor.size_arguments import MANY, READ_BY, shape_after, tensors_as_sizes
@@ -225,7 +226,7 @@ class OperatorRecorder(TorchFunctionMode):
     ) -> After | None:
         if name in ("__eq__", "__ne__") and not isinstance(args[-1], _COMPARED):
             return None  # never equal to what is no tensor and no number
-        if name == "type" and len(args) == 1 and not kwargs:
+        if reads_only(name, args, kwargs):
             return self._metadata(func, name, args, kwargs)
         inputs: list[Value] = []
         operator = self._operator(func, args, kwargs, inputs)
@@ -328,12 +329,9 @@ class OperatorRecorder(TorchFunctionMode):
             return lambda out: self.graph.operators.append(operator)
         known = self.value_of(tensor)
         fresh = known is not None and not known.is_input
-        if name == "requires_grad" and tensor.requires_grad is args[-1]:
-            self.use(tensor)  # it has been so before, which the guard compares
-            return None
-        if name == "requires_grad" and fresh:
-            operator = self._operator(torch.Tensor.requires_grad_, args, kwargs, [])
-            return lambda out: self.graph.operators.append(operator)
+        if name == "requires_grad" and (fresh or tensor.requires_grad is args[-1]):
+            note = self._compute(torch.Tensor.requires_grad_, "requires_grad_", args, kwargs)
+            return note and (lambda out: note(tensor))
         if name == "grad" and not fresh:
             self._observer.set_tensor_attribute(tensor, name)
         else:

@@ -29,6 +29,7 @@ from magjit.plugin.fx_helpers import (
 from magjit.plugin.fx_nodes import keep_checks
 from magjit.plugin.generated_source import sources_tied_to_result
 from magjit.plugin.inputs import GraphInput, TensorInput, materialize
+from magjit.plugin.leaves import UsedLeaf, set_aside
 from magjit.plugin.protocol import Backend, CompiledGraph, ExampleInputs
 from magjit.plugin.shape_guards import shape_guards
 from magjit.plugin.symbols import bind_symbols, is_symbolic, passing_symbols
@@ -74,6 +75,12 @@ def run_backend(
             )
         owned = copy_graph_module(gm)
         convention = simplify(owned, inputs)
+        try:
+            leaves = set_aside(owned)
+        except UsedLeaf as reason:
+            context.note(f"a graph runs as it is: {reason}")
+            context.guards[:] = convention.guards([])
+            return convention.wrap(runnable(owned))
         context.inputs = tuple(inputs[i] for i in convention.kept)
         if context.live_inputs is not None:
             context.live_inputs = [context.live_inputs[i] for i in convention.kept]
@@ -83,7 +90,7 @@ def run_backend(
         compiled = _compile_with_examples(backend, owned, context)
         context.guards[:] = convention.guards(context.guards)
         context.symbolic_inputs = tuple(convention.kept[i] for i in context.symbolic_inputs)
-        return convention.wrap(compiled)
+        return convention.wrap(leaves.wrap(compiled))
 
 
 def _wants(backend: Backend) -> ExampleInputs:

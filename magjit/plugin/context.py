@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ from magjit.plugin.data_movement import DataMovement
 from magjit.plugin.inputs import GraphInput
 
 __all__ = ["BackendContext"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -45,6 +48,7 @@ class BackendContext:
             ``inputs``.
         dumps: name to text, in the order of the passes.
         movement: what the compiled graphs move, in the order in which they were compiled.
+        notes: what a reader of the report should know of the compilation.
     """
 
     mode: str | None = None
@@ -63,6 +67,12 @@ class BackendContext:
     guards: list[BackendGuard] = field(default_factory=list)
     dumps: dict[str, str] = field(default_factory=dict)
     movement: list[DataMovement] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Tell the log, at level INFO, and the report."""
+        logger.info("%s", text)
+        self.notes.append(text)
 
     def add_guard(self, guard: BackendGuard) -> None:
         """Make ``guard`` part of the record that holds the compiled graph."""

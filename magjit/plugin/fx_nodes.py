@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,13 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import has_side_effect
 
-__all__ = ["has_effects", "is_symbol", "keep_checks", "new_call", "remove_unused"]
+from magjit.errors import Location
+
+__all__ = ["called_at", "has_effects", "is_symbol", "keep_checks", "new_call", "remove_unused"]
 
 aten = torch.ops.aten
+
+_USER_LINE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
 def new_call(
@@ -33,6 +38,12 @@ def new_call(
     if kwargs:
         node.kwargs = kwargs
     return node
+
+
+def called_at(node: Node) -> Location | None:
+    """Where the user's program calls an operator, if its graph tells."""
+    lines = _USER_LINE.findall(node.meta.get("stack_trace") or "")
+    return Location(lines[-1][0], int(lines[-1][1]), lines[-1][2]) if lines else None
 
 
 def keep_checks() -> None:

@@ -12,7 +12,6 @@ What shape propagation (TSCompiler, section 4.1) computes with; the rules are it
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
@@ -25,7 +24,8 @@ from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from magjit.errors import BackendError, Location
+from magjit.errors import BackendError
+from magjit.plugin.fx_nodes import called_at
 
 __all__ = ["Call", "Dim", "NoRule", "Shape", "Sizes", "Value", "shape_of_value", "show"]
 
@@ -33,8 +33,6 @@ Dim: TypeAlias = "int | sympy.Expr"
 Shape: TypeAlias = tuple[Dim, ...]
 Value: TypeAlias = Any
 Key: TypeAlias = int | str
-
-_USER_LINE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
 class NoRule(Exception):
@@ -172,11 +170,9 @@ class Call:
         self.arguments.update(self.node.kwargs)
 
     def fail(self, what: str) -> NoReturn:
-        lines = _USER_LINE.findall(self.node.meta.get("stack_trace") or "")
-        where = Location(lines[-1][0], int(lines[-1][1]), lines[-1][2]) if lines else None
         minimum = f"symbols are taken to be at least {self.sizes.minimum}: give `minimum` if not"
         at = f"Shapes do not fit at {self.node.format_node()}"
-        raise BackendError(f"{at}: {what}", remedy=minimum, location=where)
+        raise BackendError(f"{at}: {what}", remedy=minimum, location=called_at(self.node))
 
     def argument(self, key: Key) -> Any:
         return [*self.arguments.values()][key] if isinstance(key, int) else self.arguments.get(key)

@@ -45,6 +45,7 @@ def collect(captured: Captured, content: Content) -> None:
         content.mock_source = record.mock_source
         content.backend_dumps.update(record.dumps)
         content.movement += record.movement
+        content.notes += record.notes
     for name, milliseconds in captured.timings.as_dict().items():
         content.timings[name] = content.timings.get(name, 0.0) + milliseconds
     for func in captured.missing:
