@@ -376,6 +376,16 @@ def _dvm_gpu_models(results: Results) -> str:
     return _compared(results, metrics)
 
 
+def _dvm_gpu_training(results: Results) -> str:
+    metrics = {
+        "step_ms": "forward and backward, ms",
+        "forward_us": "forward, µs",
+        "step_us": "forward and backward, µs",
+    }
+    rows = _by_metric(results, metrics, ("magjit", "inductor", "eager"))
+    return markdown(["case", "metric", "MagJIT", "Inductor", "eager"], rows)
+
+
 def _virtual_tensors(results: Results) -> str:
     peers = ("magjit", "torch.compile", "eager")
     header = ["block", "a call, MagJIT, ms", "torch.compile, ms", "eager, ms", "times as fast"]
@@ -481,6 +491,11 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
     "dvm_gpu_sets": ("dvm_gpu_models.json#sets", _DVM_GPU, _dvm_gpu_sets),
     "dvm_gpu_small": ("dvm_gpu_models.json#shapes", _DVM_GPU, _dvm_gpu_small),
     "dvm_gpu_models": ("dvm_gpu_models.json#models", _DVM_GPU, _dvm_gpu_models),
+    "dvm_gpu_training": (
+        "dvm_gpu_training.json",
+        "python benchmarks/dvm_gpu_training.py",
+        _dvm_gpu_training,
+    ),
     "dvm_shapes": ("dvm.json#shapes", _DVM, _dvm_shapes),
     "dvm_varied": ("dvm.json#varied", _DVM, _dvm_shapes),
 }

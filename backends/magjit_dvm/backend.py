@@ -22,6 +22,7 @@ from magjit_dvm.lowering import decompositions
 from magjit_dvm.schedule import Schedule
 from magjit_dvm.simplify import simplify
 from magjit_dvm.streaming import Streamed
+from magjit_dvm.writes import write_together
 
 __all__ = ["MODES", "DvmBackend", "schedules"]
 
@@ -92,6 +93,7 @@ class DvmBackend:
                 context,
                 forward=compile_aten,
                 decompositions=decompositions(),
+                mutations_in_graph=True,
             )
         dump_graph(context, "aten_inference.py", lowered)
         parts = _parts(lowered) if self.cuda_graphs else None
@@ -138,6 +140,7 @@ class DvmBackend:
 
     def _schedule(self, gm: GraphModule, context: BackendContext) -> CompiledGraph:
         simplify(gm.graph)
+        write_together(gm.graph)
         floats_on_device(gm.graph)
         schedule = Schedule(gm, fuse(gm.graph))
         _live.add(schedule)

@@ -18,11 +18,11 @@ from torch.fx import Node as FxNode
 
 from magjit_dvm.across import may_go_across
 from magjit_dvm.alone import elements, gains_alone
-from magjit_dvm.builder import Builder, NotFusable
+from magjit_dvm.builder import Builder, NotFusable, Value
 from magjit_dvm.groups import VIEWS, FusedGroup, Fusion
 from magjit_dvm.joining import join_parts
 from magjit_dvm.look_ups import only_looks_up, repeated
-from magjit_dvm.program import NodeKind
+from magjit_dvm.program import ACROSS, NodeKind, varying
 from magjit_dvm.size_classes import SizeClasses
 from magjit_dvm.translate import handles, translate
 
@@ -98,8 +98,12 @@ class _Fuser:
 
     def joined(self, group: FusedGroup, node: FxNode) -> bool:
         """Add ``node`` to the group's program, which stays as it was if that fails."""
+        builder = self.builders[id(group)]
+        loops = len(builder.loops)
         try:
-            translate(self.builders[id(group)], node)
+            translate(builder, node)
+            if len(builder.loops) > loops:
+                _check_loops(group, builder)
         except NotFusable:
             self.builders[id(group)] = self.built(group.nodes)
             return False
@@ -129,6 +133,8 @@ class _Fuser:
                 continue
             try:
                 builder = self.built(nodes)
+                for each in (group, other):
+                    _check_loops(each, builder)
             except NotFusable:
                 continue
             self.spread(nodes)
@@ -327,6 +333,29 @@ class _Fuser:
             self.group_of.get(user) is not group or self.made_outside(user, outputs)
             for user in node.users
         )
+
+
+def _check_loops(group: FusedGroup, builder: Builder) -> None:
+    """Raise where what has been reduced lacks a loop of the group that is not reduced.
+
+    As a result it has no place in the group, which would be divided when it is complete, wherever
+    it was begun; else it would be computed anew for each turn of that loop.
+    """
+    reduced = {d for one in builder.nodes if one.kind is NodeKind.REDUCE for d in one.dims}
+    if not reduced:
+        return
+    needed = set(range(len(builder.loops))) - reduced
+    varies: list[frozenset[int]] = []
+    for one in builder.nodes:
+        varies.append(varying(one, varies, builder.inputs))
+        if one.kind is NodeKind.REDUCE and one.aux != ACROSS and not needed <= varies[-1]:
+            raise NotFusable("a reduction for each turn of another loop")
+    for node in group.nodes:
+        value = builder.values.get(node)
+        if not isinstance(value, Value) or needed.issubset(value.dims):
+            continue
+        if not all(map(handles, node.users)):
+            raise NotFusable("a result lacks a loop of the group", node)
 
 
 def _is_one_kernel(group: FusedGroup) -> bool:

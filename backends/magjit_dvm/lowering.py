@@ -7,17 +7,13 @@ from typing import Any
 
 import torch
 
-from magjit_dvm.alone import elements
-from magjit_dvm.builder import size_key
-from magjit_dvm.cuda.support import SMALL
+from magjit_dvm import batch_norms
 from magjit_dvm.norms_backward import layer_norm_backward, rms_norm_backward
 
 __all__ = ["decompositions"]
 
 aten = torch.ops.aten
 
-_ACROSS = (aten.native_batch_norm_backward.default, aten.native_group_norm_backward.default)
-"""What reduces along rows for one result, and across them for gradients of weights."""
 _BATCH_NORMS = (
     aten._native_batch_norm_legit.no_stats,
     aten._native_batch_norm_legit_functional.default,
@@ -68,10 +64,12 @@ def decompositions() -> dict[Any, Any]:
     operators = [getattr(aten, name) for name in names if hasattr(aten, name)]
     table = dict(torch._decomp.get_decompositions(operators))
     table[aten.native_dropout.default] = _native_dropout
-    for operator in _ACROSS:
-        table[operator] = partial(_but_on_gpus, table[operator])
+    of_groups = aten.native_group_norm_backward.default
+    table[of_groups] = partial(_but_on_gpus, table[of_groups])
+    of_batches = aten.native_batch_norm_backward.default
+    table[of_batches] = partial(batch_norms.backward, table[of_batches])
     for operator in _BATCH_NORMS:
-        table[operator] = partial(_but_along_columns, table[operator])
+        table[operator] = partial(batch_norms.forward, table[operator])
     for operator, ours in _OURS.items():
         table[operator] = partial(_ours_on_gpus, ours, table[operator])
     for operator in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
@@ -88,17 +86,6 @@ def _but_on_gpus(decomposition: Any, dy: torch.Tensor, *others: Any) -> Any:
     if dy.is_cuda and (weight or bias):
         return NotImplemented
     return decomposition(dy, *others)
-
-
-def _but_along_columns(decomposition: Any, x: torch.Tensor, *others: Any) -> Any:
-    """The statistics of channels that lie side by side: ATen's kernels, but of small tensors.
-
-    The VM on GPUs would leave the whole group to ATen at each call, operator by operator.
-    """
-    if x.is_cuda and x.dim() > 1 and size_key(x.stride(1)) == 1:
-        if not 0 < elements(x.shape) <= SMALL:
-            return NotImplemented
-    return decomposition(x, *others)
 
 
 def _ours_on_gpus(ours: Any, decomposition: Any, dy: torch.Tensor, *others: Any) -> Any:

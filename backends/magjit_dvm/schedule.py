@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 
 from magjit_dvm.attention import Attention, DeviceAttention, attention
+from magjit_dvm.batch_norms import kernel_of
 from magjit_dvm.builder import size_key
 from magjit_dvm.by_aten import by_aten
 from magjit_dvm.groups import FusedGroup, Fusion, Size, operands_of, results_of
@@ -173,6 +174,8 @@ class Schedule:
             target = DeviceAttention() if step.meta["val"].is_cuda else Attention()
         elif is_wide_norm(step):
             target = WideNorm(step.target)
+        else:
+            target = kernel_of(step) or target
         if step.op == "call_module":
             target = self._gm.get_submodule(str(step.target))
         function = self._global(_title(step.target), target)

@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import magjit_dvm.cuda.launch as launching
+from magjit_dvm import batch_norms
 from magjit_dvm.cuda.simulate import run_image
 from magjit_dvm.fuser import fuse
 from magjit_dvm.lowering import decompositions
@@ -67,8 +68,10 @@ def schedule_of(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Sched
     return Schedule(graph, fuse(graph.graph))
 
 
-def check(function: Callable[..., Any], *shapes: tuple[int, ...], launched: int) -> None:
-    """The third call of a graph, and how many launches it has."""
+def check(
+    function: Callable[..., Any], *shapes: tuple[int, ...], launched: int = 0, images: int = 0
+) -> None:
+    """The third call of a graph, and how many launches it has, or images: small ones share them."""
     schedule = schedule_of(function, *shapes)
     for name, fused in schedule.programs():
         assert isinstance(fused, OnCpu), name
@@ -78,7 +81,8 @@ def check(function: Callable[..., Any], *shapes: tuple[int, ...], launched: int)
     with each_launch(run_launched):
         for _ in range(3):
             found = call_anew(schedule.call, arguments)
-    assert len(launches) == launched, launches
+    assert launched in (0, len(launches)), launches
+    assert images in (0, sum(of_launch for of_launch, _ in launches)), launches
     for made, wanted in zip(found, function(*arguments), strict=True):
         torch.testing.assert_close(made, wanted, rtol=1e-5, atol=1e-5)
 
@@ -127,6 +131,42 @@ def test_batch_norms() -> None:
 
     for shape in ((4, 6, 5, 5), (5, 3, 70, 90)):
         check(normed, shape, *[shape[1:2]] * 4, launched=1)
+
+
+in_parts = mock.patch.multiple(batch_norms, _ONE_LAUNCH=0, _LONG=0, _LEAST_IMAGE=17)
+"""Batch norms as if all were of many images, each of many elements."""
+
+
+@in_parts
+def test_batch_norms_in_parts() -> None:
+    """Means of images, then of channels, then what is elementwise."""
+
+    def normed(x: torch.Tensor, *rest: torch.Tensor) -> Any:
+        norm = aten._native_batch_norm_legit_functional.default
+        out, *others = norm(x * 2, *rest, True, 0.1, 1e-5)
+        return out.relu(), *others
+
+    for shape in ((4, 6, 5, 8), (3, 5, 9, 7), (40, 3, 33), (2, 3, 2, 5, 6)):
+        check(normed, shape, *[shape[1:2]] * 4, images=3)
+
+
+@in_parts
+def test_gradients_of_batch_norms_in_parts() -> None:
+    def gradients(dy: torch.Tensor, x: torch.Tensor, *rest: torch.Tensor) -> Any:
+        weight, mean, root = rest
+        backward = aten.native_batch_norm_backward.default
+        passed = aten.threshold_backward.default(dy, x, 0)
+        kept = mean, root, True, 1e-5, [True] * 3
+        return backward(passed, x, weight, None, None, *kept)
+
+    def of_bias(dy: torch.Tensor, x: torch.Tensor, *rest: torch.Tensor) -> Any:
+        kept = *rest, True, 1e-5, [True, False, True]
+        dx, _, bias = aten.native_batch_norm_backward.default(dy, x, None, None, None, *kept)
+        return dx, bias
+
+    for shape in ((4, 6, 5, 8), (3, 5, 9, 7), (40, 3, 33)):
+        check(gradients, shape, shape, *[shape[1:2]] * 3, images=3)
+        check(of_bias, shape, shape, *[shape[1:2]] * 2, images=5)
 
 
 if __name__ == "__main__":

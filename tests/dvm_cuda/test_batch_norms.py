@@ -1,4 +1,4 @@
-"""Batch norms in training: one program with the running statistics, or ATen's kernel."""
+"""Batch norms in training: a program with the running statistics, in parts, or ATen's kernel."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from magjit_dvm import batch_norms
+from magjit_dvm.batch_norms import BatchNorm, Way, kernel_of
 from magjit_dvm.by_aten import by_aten
 from magjit_dvm.cuda.rows import MOST_REGISTERS
 from magjit_dvm.fuser import fuse
 from magjit_dvm.groups import Fusion
 from magjit_dvm.lowering import decompositions
+from magjit_dvm.writes import write_together
 from tests.dvm_cuda.agreeing import check_encoders
 from tests.dvm_cuda.checking import BIG, check_words
 
@@ -66,20 +69,82 @@ def test_with_running_statistics_it_is_one_program(shape: tuple[int, ...]) -> No
 @pytest.mark.parametrize(
     ("shape", "order", "fused"),
     [
-        ((8, 64, 56, 56), torch.contiguous_format, True),
+        ((8, 64, 16, 16), torch.contiguous_format, True),
+        ((8, 64, 56, 56), torch.contiguous_format, False),
         ((8, 64, 56, 56), torch.channels_last, False),
         ((2, 8, 14, 14), torch.channels_last, True),
         ((4096, 1024), torch.contiguous_format, False),
         ((64, 1024), torch.contiguous_format, True),
     ],
 )
-def test_channels_side_by_side_are_atens(
+def test_what_is_one_kernel_of_atens(
     shape: tuple[int, ...], order: torch.memory_format, fused: bool
 ) -> None:
-    """Many of them: no launch of the VM's reads them as fast, and ATen has one kernel."""
+    """Channels of large images, or many side by side: no launch of the VM's reads them as fast."""
     graph, fusion = fusion_of(shape, order)
     whole = graph.graph.find_nodes(
         op="call_function", target=aten._native_batch_norm_legit_functional.default
     )
     assert bool(whole) is not fused
     assert any(len(group.outputs) > 1 for group in fusion.groups) is fused
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "way", "backward"),
+    [
+        ((32, 64, 112, 112), torch.float16, Way.PARTS, True),
+        ((32, 256, 56, 56), torch.float16, Way.PARTS, False),
+        ((32, 256, 56, 56), torch.bfloat16, Way.PARTS, True),
+        ((32, 512, 28, 28), torch.float16, Way.KERNEL, False),
+        ((32, 512, 28, 28), torch.bfloat16, Way.PARTS, False),
+        ((128, 64, 32, 32), torch.float32, Way.PARTS, True),
+        ((128, 2048, 7, 7), torch.float16, Way.KERNEL, False),
+        ((128, 2048, 7, 7), torch.bfloat16, Way.PROGRAM, False),
+        ((4, 512, 28, 28), torch.bfloat16, Way.KERNEL, False),
+        ((4, 2048, 7, 7), torch.float16, Way.PROGRAM, False),
+        ((1, 64, 1000, 1000), torch.float16, Way.PROGRAM, False),
+        ((64, 64, 0, 8), torch.float16, Way.PROGRAM, False),
+    ],
+)
+def test_ways(shape: tuple[int, ...], dtype: torch.dtype, way: Way, backward: bool) -> None:
+    """As measured: long channels in parts, gradients of few of them as well."""
+    with FakeTensorMode():
+        x = torch.empty(shape, device="cuda", dtype=dtype)
+        assert batch_norms._way(x, training=True) is way
+        assert batch_norms._backward_in_parts(x) is backward
+        assert batch_norms._way(x, training=False) is Way.PROGRAM
+        assert batch_norms._way(x.to("cpu"), training=True) is Way.PROGRAM
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_running_statistics_are_written_by_the_kernel(read: bool) -> None:
+    """Not where something else reads what they were."""
+
+    def program(x: torch.Tensor, *rest: torch.Tensor) -> Any:
+        norm = aten._native_batch_norm_legit_functional.default
+        out, mean, root, *new = norm(x, *rest, True, 0.1, 1e-5)
+        before = rest[2] * 2 if read else root
+        for old, one in zip(rest[2:], new, strict=True):
+            aten.copy_.default(old, one)
+        return out, mean, before
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = [torch.empty(8, 64, 56, 56, device="cuda")]
+        given += [torch.empty(64, device="cuda") for _ in range(4)]
+        graph = make_fx(program, decomposition_table=decompositions())(*given)
+    write_together(graph.graph)
+    (norm,) = graph.graph.find_nodes(
+        op="call_function", target=aten._native_batch_norm_legit_functional.default
+    )
+    made = kernel_of(norm)
+    assert isinstance(made, BatchNorm)
+    targets = {node.target for node in graph.graph.nodes}
+    assert aten.copy_.default not in targets
+    assert (aten._foreach_copy_.default in targets) is read
+    arguments = given_for((8, 64, 4, 4))
+    old = [one.clone() for one in arguments[3:]]
+    found = made(*arguments, True, 0.1, 1e-5)
+    expected = norm.target(*arguments[:3], *old, True, 0.1, 1e-5)
+    torch.testing.assert_close(list(found), list(expected))
+    assert all((one is new) is not read for one, new in zip(arguments[3:], found[3:], strict=True))
+    torch.testing.assert_close(arguments[3:], old if read else list(expected[3:]))

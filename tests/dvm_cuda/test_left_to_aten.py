@@ -105,7 +105,7 @@ def backward_of(name: str, device: str, weights: bool) -> Any:
     given: dict[str, tuple[Any, ...]] = {
         "native_group_norm_backward": (x, x, groups, groups, channels, 2, 8, 4, 2, mask),
         "native_batch_norm_backward": (
-            *(x, x, channels, channels, channels, channels, channels),
+            *(x, x, channels, None, None, channels, channels),
             *(True, 1e-5, mask),
         ),
     }
