@@ -12,12 +12,15 @@ from torch.fx import GraphModule
 from magjit.plugin import BackendContext, BackendError, BackendOptionError, CompiledGraph
 from magjit.plugin.aot import dump_graph
 from magjit.plugin.fx_helpers import runnable
+from magjit.plugin.inference import needs_gradients
 from magjit.plugin.recurrent import recurrent_as_it_is
+from magjit_inductor.partitioning import KeepingOldValues
 from magjit_inductor.steps import Step
 
 __all__ = ["InductorBackend"]
 
 _PASS = "post_grad_custom_pre_pass"
+_PARTITIONER = "custom_partitioner_fn"
 
 
 class InductorBackend:
@@ -93,12 +96,13 @@ class InductorBackend:
             inner = _dumping(inner, context)
             # A cached result comes without the graphs that it was made of.
             bypass_cache = aot_config.patch(enable_autograd_cache=False)
+        patches = dict(self.config)
+        if needs_gradients(example_inputs, context):
+            given = patches.get(_PARTITIONER, config.custom_partitioner_fn)
+            patches[_PARTITIONER] = KeepingOldValues(given)
         with bypass_cache:
             compiled = compile_fx(
-                gm,
-                list(example_inputs),
-                inner_compile=inner,
-                config_patches=self.config or None,
+                gm, list(example_inputs), inner_compile=inner, config_patches=patches or None
             )
         if not callable(compiled):
             raise BackendError(f"Inductor made no callable but {type(compiled).__name__}")

@@ -25,6 +25,7 @@ from magjit.plugin.generated_source import sources_tied_to_result
 from magjit.plugin.inference import needs_gradients
 from magjit.plugin.layers import Layers, once
 from magjit.plugin.protocol import CompiledGraph
+from magjit.plugin.saved import keeping_old_values
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ def aot(
 
     backward = backward or forward
     inference = inference or forward
-    split = partition_fn or min_cut_rematerialization_partition
+    split = keeping_old_values(partition_fn or min_cut_rematerialization_partition)
 
     def compiled(gm: GraphModule, split: Callable[..., Any]) -> CompiledGraph:
         compiler = aot_autograd(

@@ -1,0 +1,114 @@
+"""What a forward graph keeps for its backward, where it changes its own inputs.
+
+A partitioner takes an input for something that is there anyway: what the backward needs of it is
+computed again from the input itself.  Where the program has changed the input meanwhile, that is
+another value: up to torch 2.13 ``torch.compile`` gives wrong gradients then, without any sign, or
+raises at the backward, according to where the change is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+from magjit.plugin.aliases import memory_of, written_by
+from magjit.plugin.fx_helpers import placeholders
+
+__all__ = ["keep_old_values", "keeping_old_values"]
+
+aten = torch.ops.aten
+
+Split = Callable[..., tuple[GraphModule, GraphModule]]
+
+
+def keeping_old_values(split: Split) -> Split:
+    """A partitioner whose forward graphs keep copies of inputs that change."""
+
+    def keeping(joint: GraphModule, inputs: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
+        behind = _changed_behind(joint)
+        forward, backward = split(joint, inputs, **options)
+        keep_old_values(forward, options["num_fwd_outputs"], behind)
+        return forward, backward
+
+    return keeping
+
+
+def keep_old_values(
+    forward: GraphModule, results: int, behind: Collection[str] = frozenset()
+) -> None:
+    """Have a forward graph keep copies where it keeps inputs that change, or views of them.
+
+    Args:
+        forward: is changed.
+        results: how many outputs come before those that are kept for the backward.
+        behind: names of inputs that AOTAutograd writes after the graph.
+
+    Raises:
+        NotImplementedError: such an input has gaps in memory, which a copy has not.
+    """
+    changed = _changed_within(forward)
+    changed |= {node for node in placeholders(forward) if node.name in behind}
+    output = forward.graph.output_node()
+    outputs = list(output.args[0])  # type: ignore[arg-type]
+    kept = [
+        (position, node)
+        for position, node in enumerate(outputs[results:], results)
+        if isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)
+        if not changed.isdisjoint(memory_of([node]))
+    ]
+    if not kept:
+        return
+    copies: dict[Node, Node] = {}
+    for node in changed:
+        copies[node] = _copied(forward, node)
+    for position, node in kept:
+        outputs[position] = _made_of(node, copies)
+    output.args = (tuple(outputs) if isinstance(output.args[0], tuple) else outputs,)
+    for copy in list(copies.values()):
+        if not copy.users:
+            forward.graph.erase_node(copy)
+    forward.recompile()
+
+
+def _changed_within(forward: GraphModule) -> set[Node]:
+    """The inputs whose memory a graph writes."""
+    written = (one for node in forward.graph.nodes for one in written_by(node))
+    return {one for one in memory_of(written) if one.op == "placeholder"}
+
+
+def _changed_behind(joint: GraphModule) -> set[str]:
+    """Names of the inputs that AOTAutograd writes after the forward, by what it says of outputs."""
+    results = tree_leaves(joint.graph.output_node().meta.get("desc", ()))
+    changed = [one.mutated_input for one in results if isinstance(one, InputMutationAOTOutput)]
+    return {node.name for node in placeholders(joint) if node.meta.get("desc") in changed}
+
+
+def _copied(forward: GraphModule, node: Node) -> Node:
+    value = node.meta["val"]
+    made = value.clone()
+    if made.stride() != value.stride():
+        raise NotImplementedError("an input with gaps in memory that changes after it is read")
+    first = next(one for one in forward.graph.nodes if one.op != "placeholder")
+    with forward.graph.inserting_before(first):
+        copy = forward.graph.call_function(aten.clone.default, (node,))
+    copy.meta["val"] = made
+    return copy
+
+
+def _made_of(node: Node, copies: dict[Node, Node]) -> Node:
+    """A view of an input as one of its copy."""
+    if node in copies or node.op == "placeholder":
+        return copies.get(node, node)
+    if memory_of([node]).isdisjoint(copies):
+        return node
+    operands = {one: _made_of(one, copies) for one in node.all_input_nodes}
+    if all(one is other for one, other in operands.items()):
+        return node
+    with node.graph.inserting_after(node):
+        copies[node] = node.graph.node_copy(node, operands.__getitem__)
+    return copies[node]
