@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
+from magjit.plugin.aliases import is_alias, memory_of
 from magjit_dvm.batch_norms import writes_in_place
 
 __all__ = ["write_together"]
@@ -28,13 +30,14 @@ def write_together(graph: Graph) -> None:
     copies = _last_copies(graph)
     for node in [one.args[1] for one in copies if isinstance(one.args[1], Node)]:
         _by_its_kernel(graph, node, copies)
+    written: set[Any] = {one.args[0] for one in copies}
     added: dict[Any, list[Node]] = defaultdict(list)
     copied: dict[Any, list[Node]] = defaultdict(list)
     for copy in copies:
         to, source = copy.args[:2]
         assert isinstance(to, Node) and isinstance(source, Node)
         value, given = to.meta["val"], source.meta["val"]
-        if copy.users or _elements(value) > _SMALL:
+        if copy.users or _elements(value) > _SMALL or memory_of([source]) & written:
             continue
         key = value.dtype, value.device
         if _adds_to(source, to, copy):
@@ -61,9 +64,17 @@ def _last_copies(graph: Graph) -> list[Node]:
         to, source = node.args
         if to.op != "placeholder" or not isinstance(source, Node) or source.op == "placeholder":
             continue
-        if all(order[user] <= order[node] for user in to.users):
+        if all(order[user] <= order[node] for user in _readers(to)):
             found.append(node)
     return found
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """Who reads a tensor, or a view of it."""
+    for user in node.users:
+        yield user
+        if is_alias(user):
+            yield from _readers(user)
 
 
 def _by_its_kernel(graph: Graph, result: Node, copies: list[Node]) -> None:

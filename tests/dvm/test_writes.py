@@ -86,6 +86,27 @@ def test_large_ones_and_views_are_written_alone() -> None:
     assert "_foreach" not in "\n".join(sources(run))
 
 
+def test_what_is_written_is_not_read_meanwhile() -> None:
+    """Buffers that change places, through views and as they are."""
+
+    def program(x: torch.Tensor, *states: torch.Tensor) -> torch.Tensor:
+        a, b, c, d = states
+        old = a.clone()
+        a.copy_(b.view(2, 3).t().reshape(6))
+        b.copy_(c.view(3, 2).view(6))
+        c.copy_(old * 1)
+        d.copy_(c + x)
+        return (a + b).sum() + d.view(2, 3).sum()
+
+    compiled = magjit.compile(program, backend="dvm")
+    states = [torch.arange(6.0) + 10 * k for k in range(4)]
+    mine = [one.clone() for one in states]
+    for turn in range(4):
+        x = torch.full((6,), float(turn))
+        torch.testing.assert_close(compiled(x, *mine), program(x, *states))
+        torch.testing.assert_close(mine, states)
+
+
 def test_versions_tell_of_writes() -> None:
     """Autograd sees that what it keeps has been changed."""
     model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3)).train()
