@@ -30,6 +30,8 @@ _WITH_STATS = aten._native_batch_norm_legit_functional.default
 _WITHOUT = aten._native_batch_norm_legit.no_stats
 _BACKWARD = aten.native_batch_norm_backward.default
 
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+"""What GPUs have words for, all of which is computed in float32."""
 _ONE_LAUNCH = 1 << 19
 """Elements up to which a program of one launch is as fast as any other."""
 _LONG = 1 << 17
@@ -82,6 +84,8 @@ def _way(x: torch.Tensor, training: bool) -> Way:
     """By the sizes of the example, where only a call tells them."""
     if not x.is_cuda or not training or x.dim() < 2:
         return Way.PROGRAM
+    if x.dtype not in _DTYPES:
+        return Way.KERNEL
     count = elements(x.shape)
     if size_key(x.stride(1)) == 1:  # as rows, the VM would leave these to ATen at each call
         return Way.PROGRAM if 0 < count <= SMALL else Way.KERNEL

@@ -104,6 +104,7 @@ def test_what_is_one_kernel_of_atens(
         ((4, 2048, 7, 7), torch.float16, Way.PROGRAM, False),
         ((1, 64, 1000, 1000), torch.float16, Way.PROGRAM, False),
         ((64, 64, 0, 8), torch.float16, Way.PROGRAM, False),
+        ((32, 64, 112, 112), torch.float64, Way.KERNEL, False),
     ],
 )
 def test_ways(shape: tuple[int, ...], dtype: torch.dtype, way: Way, backward: bool) -> None:

@@ -93,11 +93,12 @@ def compare(shape: tuple[int, ...], dtype: torch.dtype, *, affine: bool, tracks:
         torch.testing.assert_close(compiled(x), twin(x), **close)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_kernels_are_eager_modes_own(dtype: torch.dtype) -> None:
     """To the last bit: channels that cuDNN reads once."""
     torch.manual_seed(0)
     model = nn.BatchNorm2d(256).cuda().train()
+    model = model.double() if dtype is torch.float64 else model
     twin = copy.deepcopy(model)
     compiled = magjit.compile(model, backend="dvm")
     for _ in range(3):
