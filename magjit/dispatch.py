@@ -359,6 +359,7 @@ class Controller:
             dynamic=self.options.dynamic,
             fullgraph=self.options.fullgraph,
             want_dumps=self.keep_last,
+            grad_enabled=bool(observation.global_state["grad_mode"]),
         )
         self.history.expected = {}
         try:

@@ -83,7 +83,7 @@ class DvmBackend:
             return self._schedule(graph, context)
 
         lowered = None
-        if not needs_gradients(example_inputs, context):
+        if not needs_gradients(gm, example_inputs, context):
             mode = context.fake_mode
             lowered = lower_for_inference(gm, example_inputs, mode, decompositions())
         if lowered is None:

@@ -97,7 +97,7 @@ class InductorBackend:
             # A cached result comes without the graphs that it was made of.
             bypass_cache = aot_config.patch(enable_autograd_cache=False)
         patches = dict(self.config)
-        if needs_gradients(example_inputs, context):
+        if needs_gradients(gm, example_inputs, context):
             given = patches.get(_PARTITIONER, config.custom_partitioner_fn)
             patches[_PARTITIONER] = KeepingOldValues(given)
         with bypass_cache:

@@ -92,7 +92,7 @@ def aot(
         return result
 
     layers = None
-    if needs_gradients(example_inputs, context):
+    if context.grad_enabled and needs_gradients(gm, example_inputs, context):
         layers = once(gm, example_inputs, context.fake_mode, decompositions or {})
     while layers is not None:
         try:

@@ -12,7 +12,15 @@ from torch.fx.node import has_side_effect
 
 from magjit.errors import Location
 
-__all__ = ["called_at", "has_effects", "is_symbol", "keep_checks", "new_call", "remove_unused"]
+__all__ = [
+    "called_at",
+    "enables_gradients",
+    "has_effects",
+    "is_symbol",
+    "keep_checks",
+    "new_call",
+    "remove_unused",
+]
 
 aten = torch.ops.aten
 
@@ -44,6 +52,18 @@ def called_at(node: Node) -> Location | None:
     """Where the user's program calls an operator, if its graph tells."""
     lines = _USER_LINE.findall(node.meta.get("stack_trace") or "")
     return Location(lines[-1][0], int(lines[-1][1]), lines[-1][2]) if lines else None
+
+
+def enables_gradients(gm: Any) -> bool:
+    """Whether a torch-level graph, or one of its parts, switches grad mode on."""
+    if not isinstance(gm, torch.fx.GraphModule):
+        return False  # a function, which nobody looks into
+    graphs = [one.graph for one in gm.modules() if isinstance(one, torch.fx.GraphModule)]
+    return any(
+        node.target is torch._C._set_grad_enabled and node.args[:1] == (True,)
+        for graph in graphs
+        for node in graph.nodes
+    )
 
 
 def keep_checks() -> None:

@@ -22,7 +22,7 @@ from magjit.plugin.aliases import memory_of, written_by
 from magjit.plugin.context import BackendContext
 from magjit.plugin.functional import can_be_functional
 from magjit.plugin.fx_helpers import placeholders, runnable
-from magjit.plugin.fx_nodes import remove_unused
+from magjit.plugin.fx_nodes import enables_gradients, remove_unused
 from magjit.plugin.layers.recorded import in_layers
 from magjit.plugin.recording import NotRecorded, record
 from magjit.plugin.recurrent import recurrent_as_it_is
@@ -41,11 +41,16 @@ aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., Any]]
 
 
-def needs_gradients(example_inputs: Sequence[Any], context: BackendContext) -> bool:
-    """Whether a graph of these inputs has a backward."""
-    return context.grad_enabled and any(
-        isinstance(one, torch.Tensor) and one.requires_grad for one in example_inputs
-    )
+def needs_gradients(gm: Any, example_inputs: Sequence[Any], context: BackendContext) -> bool:
+    """Whether a graph of these inputs may have a backward: grad mode is on, at the start or later.
+
+    Args:
+        gm, example_inputs, context: as ``Backend.compile`` is given them.
+    """
+    tensors = (one for one in example_inputs if isinstance(one, torch.Tensor))
+    if not any(one.requires_grad for one in tensors):
+        return False
+    return context.grad_enabled or enables_gradients(gm)
 
 
 def lower_for_inference(

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from magjit.plugin.fx_nodes import enables_gradients
+
 logger = logging.getLogger(__name__)
 
 __all__ = ["recurrent_as_it_is"]
@@ -48,7 +50,8 @@ def _reason(gm: Any, example_inputs: Sequence[Any]) -> str | None:
     tensors = [one for one in example_inputs if isinstance(one, torch.Tensor)]
     if any(one.device.type != "cpu" for one in tensors):
         return "a recurrent layer is one kernel on a GPU"
-    trains = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
+    trains = any(one.requires_grad for one in tensors)
+    trains = trains and (torch.is_grad_enabled() or enables_gradients(gm))
     plain = all(one.dtype == torch.float32 for one in tensors if one.dtype.is_floating_point)
     return next(filter(None, (_reason_of(one, trains, plain) for one in layers)), None)
 

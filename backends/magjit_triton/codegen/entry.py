@@ -77,7 +77,7 @@ def compile_with_kernels(
         )
         return made
 
-    if not needs_gradients(example_inputs, context):
+    if not needs_gradients(gm, example_inputs, context):
         mode, table = context.fake_mode, decompositions()
         lowered = lower_for_inference(
             gm, example_inputs, mode, table, with_writes=False, to_inputs=True
