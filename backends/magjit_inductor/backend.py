@@ -15,6 +15,7 @@ from magjit.plugin.fx_helpers import runnable
 from magjit.plugin.inference import needs_gradients
 from magjit.plugin.recurrent import recurrent_as_it_is
 from magjit_inductor.partitioning import KeepingOldValues
+from magjit_inductor.results import with_own_results
 from magjit_inductor.steps import Step
 
 __all__ = ["InductorBackend"]
@@ -102,7 +103,10 @@ class InductorBackend:
             patches[_PARTITIONER] = KeepingOldValues(given)
         with bypass_cache:
             compiled = compile_fx(
-                gm, list(example_inputs), inner_compile=inner, config_patches=patches or None
+                gm,
+                list(example_inputs),
+                inner_compile=with_own_results(inner),
+                config_patches=patches or None,
             )
         if not callable(compiled):
             raise BackendError(f"Inductor made no callable but {type(compiled).__name__}")

@@ -294,3 +294,28 @@ def test_conformance_on_cuda() -> None:
     report = conformance.run(backend, device="cuda")
     print(report)
     report.raise_for_failures()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_results_lie_in_memory_of_their_own(gradients: bool) -> None:
+    """Inductor takes a product with ones for the other operand: the input itself."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x + w
+        return (
+            *(torch.ones_like(w) * w, w + torch.zeros_like(w), x * 1, w / 1),
+            *(y, y * torch.ones_like(y), y.view(3, 1), *(y * 2).max(0)),
+        )
+
+    compiled = magjit.compile(program, backend="inductor")
+    for _ in range(3):
+        x, w = torch.randn(3), torch.randn(3).requires_grad_(gradients)
+        found, expected = compiled(x, w), program(x, w)
+        torch.testing.assert_close(found, expected)
+        for results in (found, expected):
+            memory = [one.untyped_storage().data_ptr() for one in (x, w, *results)]
+            assert len(set(memory)) == len(memory) - 1  # the view's is that of y
+        kept = w.detach().clone()
+        with torch.no_grad():
+            found[0].add_(1)
+        torch.testing.assert_close(w.detach(), kept)
