@@ -359,7 +359,7 @@ class Controller:
             dynamic=self.options.dynamic,
             fullgraph=self.options.fullgraph,
             want_dumps=self.keep_last,
-            grad_enabled=bool(observation.global_state["grad_mode"]),
+            grad_enabled=observation.grad_enabled,
         )
         self.history.expected = {}
         try:

@@ -222,7 +222,7 @@ class Observation:
         recorder, graph = self.recorder, self.recorder.operators.graph
         if recorder.tells_apart:
             return False
-        grads = self.global_state["grad_mode"] or any(
+        grads = self.grad_enabled or any(
             op.func is torch._C._set_grad_enabled for op in graph.operators
         )
         nodes = [recorder.graph.node_of(item.tensor) for item in graph.inputs]
@@ -269,6 +269,12 @@ class Observation:
                     parts.append(name)
             current = graph.nodes[current.parent]
         return "_".join(reversed(parts)) or f"input_{node.node_id}"
+
+    @property
+    def grad_enabled(self) -> bool:
+        """Grad mode when the run began; now, where it has not come so far."""
+        state = self.global_state
+        return torch.is_grad_enabled() if state is None else bool(state["grad_mode"])
 
     @contextmanager
     def ambient(self) -> Iterator[None]:

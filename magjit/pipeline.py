@@ -412,7 +412,7 @@ def _emit(build: Build) -> None:
         dict(build.context.dumps),
         tuple(build.context.movement),
         tuple(build.context.notes),
-        grad_enabled=bool(build.observation.global_state["grad_mode"]),
+        grad_enabled=build.observation.grad_enabled,
         repeatable=repeatable,
         fixed_draws=any(drawn.pinned for drawn in numbers.draws),
         late=build.compiled if isinstance(build.compiled, LateGraph) else None,
