@@ -70,7 +70,7 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("outside", [True, False])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one.__name__)
-@pytest.mark.parametrize("backend", ["dvm", "eager", "inductor"])
+@pytest.mark.parametrize("backend", ["dvm", "eager", "inductor", "triton"])
 def test_as_in_eager_mode(backend: str, program: Callable[..., Any], outside: bool) -> None:
     compiled = magjit.compile(program, backend=backend)
     for turn in range(3):

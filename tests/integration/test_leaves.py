@@ -186,7 +186,7 @@ def gradients(results: Any, x: torch.Tensor) -> list[torch.Tensor | None]:
 
 @pytest.mark.parametrize("needed", [False, True], ids=["", "x needs gradients"])
 @pytest.mark.parametrize("program", [*RETURNED, *COMPUTED], ids=lambda one: one.__name__)
-@pytest.mark.parametrize("backend", ["dvm", "eager"])
+@pytest.mark.parametrize("backend", ["dvm", "eager", "triton"])
 def test_as_in_eager_mode(backend: str, program: Program, needed: bool) -> None:
     compare(backend, program, needed)
 

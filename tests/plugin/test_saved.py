@@ -90,7 +90,7 @@ class ByAten:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("backend", ["dvm", "inductor", "within", "behind"])
+@pytest.mark.parametrize("backend", ["dvm", "inductor", "triton", "within", "behind"])
 def test_gradients(backend: str, program: Callable[..., Any]) -> None:
     """Written within the graph, or behind it."""
     chosen: Any = ByAten(backend == "within") if backend in ("within", "behind") else backend
