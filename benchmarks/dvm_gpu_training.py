@@ -2,19 +2,19 @@
 
     python benchmarks/dvm_gpu_training.py --json benchmarks/results/dvm_gpu_training.json
 
-forward_us   a batch norm in training, with running statistics, and its ReLU; L2 flushed before
+forward_us   a batch norm in training, with running statistics, and its ReLU
 step_us      the same and its gradients
 step_ms      forward and backward of a ResNet-50 in float16 autocast, by batch size
 
-Medians of turns; Inductor compiles for these sizes alone, not counted.  Results and gradients are
-compared with eager's: norms exactly, the network's losses over three steps of SGD.
+Norms behind a full queue, with the cache flushed; the network until the GPU is done.  Medians of
+turns; Inductor compiles for these sizes alone, not counted.  Results and gradients of norms are
+compared with eager's, of the network the losses over three steps of SGD.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -26,6 +26,8 @@ from torch.nn import functional as F
 import magjit
 from agreement import differences
 from compilers import compile_without_limit
+from dvm_gpu import microseconds
+from dvm_gpu_models import steady
 from harness import Benchmark, Row, argument_parser
 from models import ResNet
 
@@ -40,32 +42,9 @@ IMAGES = (
     (128, 2048, 7, 7),
 )
 BATCHES = (4, 32, 128)
-ROUNDS = 15
+TURNS = 15
 CHECKED = 3
 TOLERANCE = {torch.float16: (1e-2, 1e-2), torch.bfloat16: (6e-2, 6e-2), torch.float32: (1e-5, 1e-5)}
-_FLUSHED = 512 << 20
-"""Bytes written before each call: more than the L2 cache, and time for the host to go ahead."""
-
-Run = Callable[[], object]
-
-
-def turns(runs: dict[str, Run], rounds: int, *, flush: bool) -> dict[str, float]:
-    """Median milliseconds of each on the GPU, each round beginning with another."""
-    blank = torch.empty(_FLUSHED if flush else 1, device="cuda", dtype=torch.uint8)
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    names = list(runs)
-    for turn in range(rounds):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize()
-            blank.zero_()
-            first.record()
-            runs[name]()
-            last.record()
-            last.synchronize()
-            times[name].append(first.elapsed_time(last))
-    return {name: statistics.median(found) for name, found in times.items()}
 
 
 def compiled(model: nn.Module, name: str) -> Callable[..., Tensor]:
@@ -90,8 +69,8 @@ def measure_norm(
     torch.manual_seed(0)
     x = (torch.randn(shape, device="cuda") * 2 + 1).to(dtype)
     dy = torch.randn_like(x)
-    forward: dict[str, Run] = {}
-    step: dict[str, Run] = {}
+    forward: dict[str, Callable[[], object]] = {}
+    step: dict[str, Callable[[], object]] = {}
     results: dict[str, list[Tensor]] = {}
     for name in ("magjit", *peers):
         model = norm(shape[1])
@@ -118,27 +97,26 @@ def measure_norm(
     note = "; ".join(f"magjit: {one}" for one in islice(apart, 2))
     case = f"batch norm, ReLU: {' x '.join(map(str, shape))} {str(dtype)[6:]}"
     for metric, runs in (("forward_us", forward), ("step_us", step)):
-        found = turns(runs, ROUNDS, flush=True)
-        benchmark.add(Row.of(case, metric, "us", {k: v * 1e3 for k, v in found.items()}, note))
+        benchmark.add(Row.of(case, metric, "us", microseconds(runs, TURNS), note))
 
 
 # -- a network --
 
 
 def measure_network(benchmark: Benchmark, batch: int, peers: Sequence[str]) -> None:
-    runs: dict[str, Run] = {}
+    runs: dict[str, Callable[[Tensor], object]] = {}
     losses: dict[str, list[float]] = {}
     for name in ("magjit", *peers):
         torch.manual_seed(0)
         model = ResNet((3, 4, 6, 3)).cuda().train()
-        x = torch.randn(batch, 3, 224, 224, device="cuda")
+        images = torch.randn(batch, 3, 224, 224, device="cuda")
         wanted = torch.arange(batch, device="cuda") % 10
         call = compiled(model, name)
 
         def step(
+            x: Tensor,
             call: Callable[..., Tensor] = call,
             model: nn.Module = model,
-            x: Tensor = x,
             wanted: Tensor = wanted,
         ) -> Tensor:
             model.zero_grad(set_to_none=True)
@@ -150,13 +128,13 @@ def measure_network(benchmark: Benchmark, batch: int, peers: Sequence[str]) -> N
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
         losses[name] = []
         for _ in range(CHECKED):
-            losses[name].append(step().item())
+            losses[name].append(step(images).item())
             optimizer.step()
         runs[name] = step
     pairs = zip(losses["eager"], losses["magjit"], strict=True)
     apart = max(abs(ours - theirs) / abs(theirs) for theirs, ours in pairs)
     note = "" if apart < 2e-2 else f"magjit: losses are {apart:.2g} apart"
-    found = turns(runs, ROUNDS, flush=False)
+    found = steady(runs, [images])
     benchmark.add(Row.of(f"ResNet-50, training, {batch} images", "step_ms", "ms", found, note))
 
 

@@ -174,10 +174,9 @@ def kernel_of(node: FxNode) -> Callable[..., Any] | None:
     return BatchNorm(node.target, bool(node.meta.get("in_place"))) if node.args[-3] else None
 
 
-def writes_in_place(node: FxNode) -> dict[int, int]:
-    """Results that a batch norm's kernel can write to arguments, by their numbers."""
-    in_place = node.target is _WITH_STATS and kernel_of(node) is not None
-    return {3: 3, 4: 4} if in_place else {}
+def writes_in_place(node: FxNode) -> tuple[int, ...]:
+    """Results that a batch norm's kernel can write to the arguments of the same numbers."""
+    return (3, 4) if node.target is _WITH_STATS and kernel_of(node) is not None else ()
 
 
 class BatchNorm:

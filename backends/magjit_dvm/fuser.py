@@ -103,7 +103,7 @@ class _Fuser:
         try:
             translate(builder, node)
             if len(builder.loops) > loops:
-                _check_loops(group, builder)
+                _check_loops(group.nodes, builder)
         except NotFusable:
             self.builders[id(group)] = self.built(group.nodes)
             return False
@@ -133,8 +133,7 @@ class _Fuser:
                 continue
             try:
                 builder = self.built(nodes)
-                for each in (group, other):
-                    _check_loops(each, builder)
+                _check_loops(nodes, builder)
             except NotFusable:
                 continue
             self.spread(nodes)
@@ -335,8 +334,8 @@ class _Fuser:
         )
 
 
-def _check_loops(group: FusedGroup, builder: Builder) -> None:
-    """Raise where what has been reduced lacks a loop of the group that is not reduced.
+def _check_loops(nodes: Iterable[FxNode], builder: Builder) -> None:
+    """Raise where what has been reduced lacks a loop of a group that is not reduced.
 
     As a result it has no place in the group, which would be divided when it is complete, wherever
     it was begun; else it would be computed anew for each turn of that loop.
@@ -350,7 +349,7 @@ def _check_loops(group: FusedGroup, builder: Builder) -> None:
         varies.append(varying(one, varies, builder.inputs))
         if one.kind is NodeKind.REDUCE and one.aux != ACROSS and not needed <= varies[-1]:
             raise NotFusable("a reduction for each turn of another loop")
-    for node in group.nodes:
+    for node in nodes:
         value = builder.values.get(node)
         if not isinstance(value, Value) or needed.issubset(value.dims):
             continue

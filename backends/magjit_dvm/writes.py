@@ -28,16 +28,17 @@ _SMALL = 1 << 16
 def write_together(graph: Graph) -> None:
     """Join the last writes of inputs; what a kernel can write by itself is not copied."""
     copies = _last_copies(graph)
-    for node in [one.args[1] for one in copies if isinstance(one.args[1], Node)]:
-        _by_its_kernel(graph, node, copies)
-    written: set[Any] = {one.args[0] for one in copies}
+    for node in graph.nodes:
+        if written := writes_in_place(node):
+            _by_its_kernel(graph, node, written, copies)
+    targets: set[Any] = {one.args[0] for one in copies}
     added: dict[Any, list[Node]] = defaultdict(list)
     copied: dict[Any, list[Node]] = defaultdict(list)
     for copy in copies:
         to, source = copy.args[:2]
         assert isinstance(to, Node) and isinstance(source, Node)
         value, given = to.meta["val"], source.meta["val"]
-        if copy.users or _elements(value) > _SMALL or memory_of([source]) & written:
+        if copy.users or _elements(value) > _SMALL or memory_of([source]) & targets:
             continue
         key = value.dtype, value.device
         if _adds_to(source, to, copy):
@@ -77,22 +78,16 @@ def _readers(node: Node) -> Iterator[Node]:
             yield from _readers(user)
 
 
-def _by_its_kernel(graph: Graph, result: Node, copies: list[Node]) -> None:
+def _by_its_kernel(graph: Graph, norm: Node, numbers: tuple[int, ...], copies: list[Node]) -> None:
     """Running statistics that a batch norm's kernel writes where they are."""
-    if result.target is not operator.getitem or not isinstance(result.args[0], Node):
-        return
-    norm = result.args[0]
-    places = writes_in_place(norm)
     items = {one.args[1]: one for one in norm.users if one.target is operator.getitem}
     found = []
-    for item, argument in places.items():
-        to, made = norm.args[argument], items.get(item)
+    for number in numbers:
+        to, made = norm.args[number], items.get(number)
         written = [one for one in copies if made is not None and one.args == (to, made)]
         if not isinstance(to, Node) or len(written) != 1 or set(to.users) != {norm, *written}:
             return
         found += written
-    if not found:
-        return
     for copy in found:
         copies.remove(copy)
         graph.erase_node(copy)

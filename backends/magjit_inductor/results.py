@@ -14,7 +14,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
-from magjit.plugin.fx_helpers import placeholders
+from magjit.plugin.fx_helpers import called, placeholders, results_of, set_results
 
 __all__ = ["with_own_results"]
 
@@ -34,8 +34,7 @@ def with_own_results(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 def _separate(gm: GraphModule) -> None:
     """Copy what lies in an input's memory, or in another result's, and should not."""
-    output = gm.graph.output_node()
-    results = list(output.args[0])  # type: ignore[arg-type]
+    results = results_of(gm.graph)
     taken = {memory for node in placeholders(gm) if (memory := _memory(node)) is not None}
     changed = False
     for position in _own_positions(len(results)):
@@ -43,15 +42,13 @@ def _separate(gm: GraphModule) -> None:
         memory = _memory(node)
         if memory in taken:
             assert isinstance(node, Node)
-            with gm.graph.inserting_before(output):
-                results[position] = gm.graph.call_function(torch.ops.aten.clone.default, (node,))
-            results[position].meta["val"] = node.meta["val"].clone()
+            with gm.graph.inserting_before(gm.graph.output_node()):
+                results[position] = called(gm.graph, torch.ops.aten.clone.default, node)
             changed = True
         elif memory is not None:
             taken.add(memory)
     if changed:
-        output.args = (tuple(results) if isinstance(output.args[0], tuple) else results,)
-        gm.recompile()
+        set_results(gm, results)
 
 
 def _memory(node: Any) -> int | None:

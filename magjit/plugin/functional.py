@@ -16,6 +16,7 @@ import torch
 from torch._C._dynamo.guards import compute_overlapping_tensors
 from torch.fx import GraphModule, Node
 
+from magjit.plugin.fx_nodes import called_name
 from magjit.plugin.recurrent import recurrent_as_it_is
 
 __all__ = ["can_be_functional", "changes"]
@@ -44,7 +45,7 @@ def can_be_functional(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
     """
     if recurrent_as_it_is(gm, example_inputs):
         return False
-    names = [_name(node) for node in gm.graph.nodes]
+    names = [called_name(node) for node in gm.graph.nodes]
     if any(name in _OTHER_SIZES for name in names):
         return False
     if not any(changes(node) for node in gm.graph.nodes):
@@ -52,19 +53,11 @@ def can_be_functional(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
     return "as_strided" not in names and not _overlap(example_inputs)
 
 
-def _name(node: Node) -> str:
-    if node.op == "call_method":
-        return str(node.target)
-    if node.op != "call_function":
-        return ""
-    return str(getattr(node.target, "__name__", "")).split(".")[0]
-
-
 def changes(node: Node) -> bool:
     """Whether a call of a torch-level graph writes a tensor that it is given."""
     if node.target is operator.setitem or "out" in node.kwargs:
         return True
-    name = _name(node)
+    name = called_name(node)
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 

@@ -41,7 +41,9 @@ __all__ = [
     "partition",
     "placeholders",
     "propagate",
+    "results_of",
     "runnable",
+    "set_results",
 ]
 
 _compile_numbers = count()
@@ -63,6 +65,20 @@ class FakeInputs:
 def placeholders(gm: GraphModule) -> list[Node]:
     """The graph's inputs in calling order."""
     return [node for node in gm.graph.nodes if node.op == "placeholder"]
+
+
+def results_of(graph: Graph) -> list[Any]:
+    """What a graph returns, of one that ends in a tuple or a list."""
+    (results,) = graph.output_node().args
+    assert isinstance(results, (tuple, list))
+    return list(results)
+
+
+def set_results(gm: GraphModule, results: list[Any]) -> None:
+    """Have a graph return these, as many as before."""
+    output = gm.graph.output_node()
+    output.args = (tuple(results) if isinstance(output.args[0], tuple) else results,)
+    gm.recompile()
 
 
 def copy_graph_module(gm: GraphModule) -> GraphModule:

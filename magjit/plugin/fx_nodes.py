@@ -7,14 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import has_side_effect
 
 from magjit.errors import Location
 
 __all__ = [
     "called_at",
+    "called_name",
     "enables_gradients",
+    "graphs_of",
     "has_effects",
     "is_symbol",
     "keep_checks",
@@ -48,6 +50,15 @@ def new_call(
     return node
 
 
+def called_name(node: Node) -> str:
+    """The name of the function or method that a node calls, if it calls one."""
+    if node.op == "call_method":
+        return str(node.target)
+    if node.op != "call_function":
+        return ""
+    return str(getattr(node.target, "__name__", "")).split(".")[0]
+
+
 def called_at(node: Node) -> Location | None:
     """Where the user's program calls an operator, if its graph tells."""
     lines = _USER_LINE.findall(node.meta.get("stack_trace") or "")
@@ -56,14 +67,18 @@ def called_at(node: Node) -> Location | None:
 
 def enables_gradients(gm: Any) -> bool:
     """Whether a torch-level graph, or one of its parts, switches grad mode on."""
-    if not isinstance(gm, torch.fx.GraphModule):
-        return False  # a function, which nobody looks into
-    graphs = [one.graph for one in gm.modules() if isinstance(one, torch.fx.GraphModule)]
     return any(
         node.target is torch._C._set_grad_enabled and node.args[:1] == (True,)
-        for graph in graphs
+        for graph in graphs_of(gm)
         for node in graph.nodes
     )
+
+
+def graphs_of(gm: Any) -> list[Graph]:
+    """A graph module's own graph and those of its parts; none of a function."""
+    if not isinstance(gm, GraphModule):
+        return []
+    return [one.graph for one in gm.modules() if isinstance(one, GraphModule)]
 
 
 def keep_checks() -> None:

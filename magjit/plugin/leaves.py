@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from magjit.plugin.fx_nodes import called_at, new_call
+from magjit.plugin.fx_helpers import results_of
+from magjit.plugin.fx_nodes import called_at, called_name, graphs_of, new_call
 from magjit.plugin.protocol import CompiledGraph
 
 __all__ = ["Leaves", "UsedLeaf", "set_aside"]
@@ -65,10 +66,9 @@ def set_aside(gm: GraphModule) -> Leaves:
         UsedLeaf: the graph uses a leaf that it makes, or changes an input's ``requires_grad``; then
             ``gm`` is as it was.
     """
-    for inner in gm.modules():
-        if inner is not gm and isinstance(inner, GraphModule):
-            for node in filter(_makes_leaf, inner.graph.nodes):
-                raise UsedLeaf(_text("a part of the program that stays one call makes", node))
+    _, *inner = graphs_of(gm)
+    for node in filter(_makes_leaf, (one for graph in inner for one in graph.nodes)):
+        raise UsedLeaf(_text("a part of the program that stays one call makes", node))
     makers = list(filter(_makes_leaf, gm.graph.nodes))
     if not makers:
         return Leaves(())
@@ -77,8 +77,7 @@ def set_aside(gm: GraphModule) -> Leaves:
     groups = [[node for node in order if _tensor(node) == one] for one in wanted]
     for same in groups:
         _check(same, order)
-    (output,) = (node for node in gm.graph.nodes if node.op == "output")
-    results = list(output.args[0])
+    results = results_of(gm.graph)
     made = []
     for same in groups:
         finish = _finish(same)
@@ -99,12 +98,11 @@ def _makes_leaf(node: Node) -> bool:
 
 
 def _is_request(node: Node) -> bool:
-    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-    return name == "requires_grad_"
+    return called_name(node) == "requires_grad_"
 
 
 def _is_parameter(node: Node) -> bool:
-    return getattr(node.target, "__name__", "") == "make_parameter"
+    return called_name(node) == "make_parameter"
 
 
 def _wanted(maker: Node) -> bool:
@@ -138,14 +136,12 @@ def _check(same: list[Node], order: dict[Node, int]) -> None:
 
 
 def _detaches(node: Node) -> bool:
-    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-    return name == "detach"
+    return called_name(node) == "detach"
 
 
 def _text(what: str, maker: Node) -> str:
-    name = getattr(maker.target, "__name__", maker.target)
     where = called_at(maker)
-    return f"{what} {name}" + ("" if where is None else f" at {where}")
+    return f"{what} {called_name(maker)}" + ("" if where is None else f" at {where}")
 
 
 def _finish(same: list[Node]) -> Finish:

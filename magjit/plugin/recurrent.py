@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from magjit.plugin.fx_nodes import enables_gradients
+from magjit.plugin.fx_nodes import enables_gradients, graphs_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +41,7 @@ def recurrent_as_it_is(gm: Any, example_inputs: Sequence[Any]) -> bool:
 
 
 def _reason(gm: Any, example_inputs: Sequence[Any]) -> str | None:
-    if not isinstance(gm, GraphModule):
-        return None  # a function, which nobody looks into
-    graphs = [one.graph for one in gm.modules() if isinstance(one, GraphModule)]
-    layers = [node for graph in graphs for node in graph.nodes if _is_recurrent(node)]
+    layers = [node for graph in graphs_of(gm) for node in graph.nodes if _is_recurrent(node)]
     if not layers:
         return None
     tensors = [one for one in example_inputs if isinstance(one, torch.Tensor)]

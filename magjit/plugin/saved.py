@@ -16,8 +16,10 @@ from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from magjit.plugin.aliases import memory_of, written_by
-from magjit.plugin.fx_helpers import placeholders
+from magjit.errors import BackendError
+from magjit.plugin.aliases import memory_of
+from magjit.plugin.fx_helpers import called, placeholders, results_of, set_results
+from magjit.plugin.inference import written_inputs
 
 __all__ = ["keep_old_values", "keeping_old_values"]
 
@@ -49,12 +51,11 @@ def keep_old_values(
         behind: names of inputs that AOTAutograd writes after the graph.
 
     Raises:
-        NotImplementedError: such an input has gaps in memory, which a copy has not.
+        BackendError: such an input has gaps in memory, which a copy has not.
     """
-    changed = _changed_within(forward)
+    changed = written_inputs(forward)
     changed |= {node for node in placeholders(forward) if node.name in behind}
-    output = forward.graph.output_node()
-    outputs = list(output.args[0])  # type: ignore[arg-type]
+    outputs = results_of(forward.graph)
     kept = [
         (position, node)
         for position, node in enumerate(outputs[results:], results)
@@ -63,22 +64,11 @@ def keep_old_values(
     ]
     if not kept:
         return
-    copies: dict[Node, Node] = {}
-    for node in changed:
-        copies[node] = _copied(forward, node)
+    read = changed & memory_of(node for _, node in kept)
+    copies = {node: _copied(forward, node) for node in placeholders(forward) if node in read}
     for position, node in kept:
         outputs[position] = _made_of(node, copies)
-    output.args = (tuple(outputs) if isinstance(output.args[0], tuple) else outputs,)
-    for copy in list(copies.values()):
-        if not copy.users:
-            forward.graph.erase_node(copy)
-    forward.recompile()
-
-
-def _changed_within(forward: GraphModule) -> set[Node]:
-    """The inputs whose memory a graph writes."""
-    written = (one for node in forward.graph.nodes for one in written_by(node))
-    return {one for one in memory_of(written) if one.op == "placeholder"}
+    set_results(forward, outputs)
 
 
 def _changed_behind(joint: GraphModule) -> set[str]:
@@ -89,14 +79,14 @@ def _changed_behind(joint: GraphModule) -> set[str]:
 
 
 def _copied(forward: GraphModule, node: Node) -> Node:
-    value = node.meta["val"]
-    made = value.clone()
-    if made.stride() != value.stride():
-        raise NotImplementedError("an input with gaps in memory that changes after it is read")
     first = next(one for one in forward.graph.nodes if one.op != "placeholder")
     with forward.graph.inserting_before(first):
-        copy = forward.graph.call_function(aten.clone.default, (node,))
-    copy.meta["val"] = made
+        copy = called(forward.graph, aten.clone.default, node)
+    if copy.meta["val"].stride() != node.meta["val"].stride():
+        raise BackendError(
+            "an input with gaps in memory changes after it is used, and a gradient needs it",
+            remedy="make the input contiguous, or use backend='eager'",
+        )
     return copy
 
 
