@@ -36,13 +36,14 @@ _ONE_LAUNCH = 1 << 19
 """Elements up to which a program of one launch is as fast as any other."""
 _LONG = 1 << 17
 """Bytes of a channel beyond which cuDNN reads it more than once."""
-_LEAST_IMAGE = 128
+_LEAST_IMAGE = 32
 """Elements of a channel in one image from which on these are rows worth having."""
-_LEAST_PARTS = 1 << 21
-"""Elements from which on three launches are faster than ATen's own kernels."""
-_FEW_CHANNELS = {torch.bfloat16: 256}
+_LEAST_PARTS, _MANY = 1 << 21, 1 << 23
+"""Elements from which on three launches are faster than ATen's own kernels; and backwards, of many
+channels."""
+_FEW_CHANNELS, _MANY_CHANNELS = 256, 1024
 """Channels, to each of which backward kernels give a block, up to which these leave much of a GPU
-idle; 128 where it is not said."""
+idle; and up to which ATen's own, which read them slowly, are slower for many elements."""
 
 
 class Way(Enum):
@@ -100,7 +101,8 @@ def _way(x: torch.Tensor, training: bool) -> Way:
 
 
 def _backward_in_parts(x: torch.Tensor) -> bool:
-    few = elements(x.shape[1:2]) <= _FEW_CHANNELS.get(x.dtype, 128)
+    many = x.dtype is torch.bfloat16 and elements(x.shape) >= _MANY
+    few = elements(x.shape[1:2]) <= (_MANY_CHANNELS if many else _FEW_CHANNELS)
     return few and _way(x, training=True) is Way.PARTS
 
 

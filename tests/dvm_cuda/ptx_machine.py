@@ -113,15 +113,17 @@ class _PtxKernel(_Kernel):
         super().stage(start, count, row)
         ring = self.ring
         self.shared[ring : ring + self.h["stage_bytes"]] = 0xA5
-        for at, (low, high, _, address) in self.staged.items():
+        for at, (low, high, size, address) in self.staged.items():
             low, high = low // 16 * 16, -(-high // 16) * 16
             for one in self.memories:
                 end = one.address + len(one.data)
                 if one.address <= address < end:
-                    first, last = max(low, one.address), min(high, end)
-                    piece = one.data[first - one.address : last - one.address]
-                    to = ring + at + first - low
-                    self.shared[to : to + len(piece)] = piece
+                    wanted = np.arange(low, high)
+                    if period := self.periods.get(at, 0):
+                        wanted = address + (wanted - address) % (period * size)
+                    there = (wanted >= one.address) & (wanted < end)
+                    to = ring + at + np.flatnonzero(there)
+                    self.shared[to] = one.data[wanted[there] - one.address]
                     break
 
     def run_words(

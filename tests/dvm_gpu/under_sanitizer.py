@@ -41,6 +41,7 @@ from magjit_dvm.vm import run_stacked
 from tests.dvm.checking import compute, load, output, tensor
 from tests.dvm_cuda import chained
 from tests.dvm_cuda import test_chunks as chunks
+from tests.dvm_cuda import test_columns as columns
 from tests.dvm_cuda import test_draws as draws
 from tests.dvm_cuda import test_encoder as words
 from tests.dvm_cuda import test_row_words as row_words
@@ -96,6 +97,8 @@ def looked_up() -> Iterator[tuple[Program, list[Any]]]:
 def cases(tool: str) -> Iterator[tuple[Program, list[Any]]]:
     """Programs and arguments: lines, rows of all lengths, views, what is kept and computed."""
     yield from looked_up()
+    for channels, cols in ((32, 40), (36, 700)):  # numbers that come again within a tile
+        yield columns.sums(F32), columns.given(columns.sums(F32), 90, channels, cols)
     for n in (1, 37, 4096, 60001):
         yield chain(2), [words.values(F32, n)]
         yield chain(2), [words.values(F32, n + 1)[1:]]

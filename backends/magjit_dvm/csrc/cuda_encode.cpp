@@ -397,8 +397,7 @@ void Encoder::compute_binary(const Operators &op, int left_arg, int right_arg)
         generate(x);
         give_up(1);
         apply(op.plain, op.immediate, y);
-    } else if (available(x)) {
-        generate(y);
+    } else if (generate(y), available(x)) { /* perhaps since A gave it up */
         give_up(1);
         if (op.reversed) {
             apply(op.reversed, op.reversed_immediate, x);
@@ -407,7 +406,6 @@ void Encoder::compute_binary(const Operators &op, int left_arg, int right_arg)
             put(op.plain);
         }
     } else {
-        generate(y);
         keep(y);
         generate(x);
         give_up(1);

@@ -22,12 +22,13 @@ namespace magjit_dvm::cuda {
 /* ---- the words of cuda/words.py, whose numbers Python hands over ---- */
 
 enum : int {
-    FORM = 33, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 34, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
     INPUTS_AT = 152,
     OF_ROWS = 256, /* added to the size of an element of which a row has one */
+    PERIOD_SHIFT = 9, /* beside that: after how many rows such elements come again */
     PARTS_AT = 344,
     MAX_STAGED = 12,
     MAX_PASSES = 4,
@@ -276,6 +277,7 @@ struct Stage {
     int16_t argument;
     uint8_t size;
     int64_t at;
+    int32_t period; /* of what rows have one of: after how many of them it comes again, or 0 */
 };
 
 constexpr int64_t LANES_OF_WARP = 32;
@@ -423,8 +425,12 @@ struct Encoder {
     /* cuda_tables.cpp */
     void rows_of_positions();
     void rows_of_vectors();
+    void rows_of_numbers();
     const Operand *whole_output() const;
-    bool is_vector(const Operand &one, uint32_t dims, const Operand &like) const;
+    bool has_such_rows(uint32_t columns, const Operand &like) const;
+    bool is_along(const Operand &one, uint32_t dims, const Operand &like) const;
+    int dim_inside(int64_t elements, const Operand &like) const;
+    int64_t elements_up_to(int64_t most) const;
     uint32_t dims_of_positions() const;
     bool has_rows(const Operand &one) const;
     Operand line(int d) const;
@@ -454,7 +460,7 @@ struct Encoder {
     /* cuda_plan.cpp */
     void arrange();
     bool varies_throughout(const Operand &one) const;
-    bool is_of_rows(int number) const;
+    int64_t period_of(int number) const;
     void refuse_slow();
     void divide(int64_t widest, int64_t together);
     using MostWarps = int64_t(int64_t each); /* in a block */
@@ -465,7 +471,7 @@ struct Encoder {
     int64_t wanted_stages();
     int64_t arrange_beside_adders();
     bool arrange_gradients();
-    bool computes_much() const;
+    bool computes_much(int64_t reductions) const;
     void arrange_anew();
     bool arrange_several();
     void arrange_norms();

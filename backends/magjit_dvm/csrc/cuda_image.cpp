@@ -124,7 +124,8 @@ void Encoder::pack_header()
     memcpy(to + 8, &image.rows, 8);
     for (int k = 0; k < image.n_inputs; k++) {
         const Stage &stage = image.inputs[k];
-        uint32_t of_rows = k >= image.n_inputs - image.row_inputs ? OF_ROWS : 0;
+        bool has_rows = k >= image.n_inputs - image.row_inputs;
+        uint32_t of_rows = has_rows ? OF_ROWS | (uint32_t)stage.period << PERIOD_SHIFT : 0;
         uint32_t place[2] = {stage.size | of_rows, (uint32_t)stage.at};
         memcpy(encoded.image + INPUTS_AT + 16 * k + 8, place, 8);
         encoded.patches[encoded.n_patches++] = {(uint32_t)(INPUTS_AT + 16 * k),

@@ -9,6 +9,7 @@ namespace magjit_dvm::cuda {
 namespace {
 
 constexpr int64_t STAGES = 3, MOST_STAGES = 6, UNDER_WAY = 96 << 10, DRAWING = 16;
+constexpr int64_t LEAST_PERIOD = 128, MOST_PERIOD = (int64_t)1 << (32 - PERIOD_SHIFT);
 constexpr int64_t STAGES_OF_ROWS = 2, UNDER_WAY_OF_ROWS = 80 << 10, ENOUGH = 12 << 10;
 constexpr int64_t SMALL = 1 << 17, LONG = 1 << 16, NARROW = 16; /* see cuda/plan.py */
 constexpr int64_t LARGE = 1 << 24;
@@ -69,7 +70,7 @@ void Encoder::arrange()
     for (int number : prepared.loads) {
         const Operand &one = inputs[number];
         if (active && varies_throughout(one) && contiguous(one) && image.n_inputs < MAX_STAGED) {
-            image.inputs[image.n_inputs++] = {(int16_t)number, one.size, 0};
+            image.inputs[image.n_inputs++] = {(int16_t)number, one.size, 0, 0};
             widest = std::max<int64_t>(widest, one.size);
             together += one.size;
         }
@@ -84,25 +85,47 @@ void Encoder::arrange()
     chunked = image.chunks > 1;
     bool by_stages = image.n_inputs && image.by_rows && !stopped();
     for (int number : prepared.loads) {
-        if (by_stages && image.n_inputs < MAX_STAGED && is_of_rows(number)) {
-            image.inputs[image.n_inputs++] = {(int16_t)number, inputs[number].size, 0};
+        int64_t period = by_stages && image.n_inputs < MAX_STAGED ? period_of(number) : -1;
+        if (period >= 0) {
+            image.inputs[image.n_inputs++] = {(int16_t)number, inputs[number].size, 0,
+                                              (int32_t)period};
             image.row_inputs++;
         }
     }
 }
 
-/* Whether a tensor has 32 bits or 64 for each row, side by side in their order. One that is expanded
+/* 0 of a tensor with 32 bits or 64 for each row, side by side in their order; -1 of others. Of what is
+ * the same for some outer dimensions, the rows after which it comes again. A tensor that is expanded
  * along the columns has columns for the program: it is loaded as a tile. */
-bool Encoder::is_of_rows(int number) const
+int64_t Encoder::period_of(int number) const
 {
+    const Operand &one = inputs[number];
     for (int n = 0; n < n_nodes(); n++) {
         const Node &node = program.nodes[n];
         if (node.kind == NODE_load && node.aux == number && has[n] & reduced) {
-            return false;
+            return -1;
         }
     }
-    const Operand &one = inputs[number];
-    return one.size >= 4 && image.rows > 1 && contiguous(one, ~reduced);
+    if (one.size < 4 || image.rows <= 1) {
+        return -1;
+    }
+    if (contiguous(one, ~reduced)) {
+        return 0;
+    }
+    uint32_t along = 0;
+    int64_t period = 1;
+    for (int k = 0; k < n_kept; k++) {
+        int d = dims_in_order[k];
+        if (one.strides[d]) {
+            along |= 1u << d;
+            period *= size[d];
+        } else if (along) {
+            return -1;
+        }
+    }
+    int64_t bytes = period * one.size;
+    bool fits = one.low == 0 && bytes % 16 == 0 && bytes >= LEAST_PERIOD && period < MOST_PERIOD;
+    return fits && along && contiguous(one, along) ? period : -1;
 }
 
 /* Whether an operand has other elements along each dimension. */
@@ -291,21 +314,20 @@ bool Encoder::arrange_gradients()
     return false;
 }
 
-/* Whether warps, not memory, are what rows wait for: with several reductions, or several vectors where
- * there are few warps. */
-bool Encoder::computes_much() const
+/* Whether warps, not memory, are what rows wait for: with several reductions, or several numbers of
+ * rows, or several vectors where there are few warps. */
+bool Encoder::computes_much(int64_t reductions) const
 {
     const uint8_t *loads = words.load_few[WAY_columns - N_WAYS];
-    int reductions = 0, vector = -1;
+    int vector = -1;
     bool vectors = false;
     for (const Word *word = image.words; word != image.words + image.n_words; word++) {
-        reductions += (words.uses[word->first] & OF_ROWS_REDUCED) != 0;
         if (std::find(loads, loads + N_OF_COLUMNS, word->first) != loads + N_OF_COLUMNS) {
             vectors |= vector >= 0 && vector != word->pointer;
             vector = word->pointer;
         }
     }
-    return reductions > 1 || (vectors && image.warps <= FEW);
+    return reductions > 1 || image.row_inputs > 1 || (vectors && image.warps <= FEW);
 }
 
 /* Divides norms and squares anew, among the warps that their kernels have registers for. A block has to
@@ -398,15 +420,19 @@ bool Encoder::arrange_several()
     return true;
 }
 
-/* Rows that are wide, or of which much is computed. Words are as they were: where nothing is in scratch
- * memory, none of them tells R. Where tiles are read and none is written, R = 64 is faster. */
+/* Rows that are wide and reduced, or of which much is computed, or nothing written. Words are as they
+ * were: where nothing is in scratch memory, none of them tells R. Where no tiles are written, or nothing
+ * is reduced, wide rows are faster with R = 64. */
 void Encoder::arrange_norms()
 {
     int n_tiles = image.n_inputs - image.row_inputs;
-    bool stores = std::any_of(image.words, image.words + image.n_words, [&](const Word &word) {
-        return (words.uses[word.first] & STORES) != 0;
-    });
-    if (image.each < 32 || !n_tiles || !stores || image.scratch || prepared.has_positions) {
+    auto count_of = [&](uint8_t use) {
+        return std::count_if(image.words, image.words + image.n_words, [&](const Word &word) {
+            return (words.uses[word.first] & use) != 0;
+        });
+    };
+    int64_t stores = count_of(STORES), reductions = count_of(OF_ROWS_REDUCED);
+    if (image.each < 32 || !n_tiles || image.scratch || prepared.has_positions) {
         return;
     }
     int64_t together = 0;
@@ -415,9 +441,9 @@ void Encoder::arrange_norms()
     }
     int64_t wanted = quotient_up(image.rows, machine.multiprocessors);
     int64_t each = 0;
-    if (image.each > 32) {
+    if (image.each > 32 && stores && reductions) {
         each = each_for_rows(wanted, together, most_warps_of_norms);
-    } else if (image.each == 32 && computes_much()) {
+    } else if (image.each == 32 && (!stores || computes_much(reductions))) {
         each = 32;
     }
     if (each) {

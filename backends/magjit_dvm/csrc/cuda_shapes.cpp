@@ -71,6 +71,7 @@ void Encoder::lay_out()
     if (!stopped()) {
         rows_of_positions();
         rows_of_vectors();
+        rows_of_numbers();
         order();
         check_draws();
     }

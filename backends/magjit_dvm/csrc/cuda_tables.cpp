@@ -1,4 +1,4 @@
-/* Positions along dimensions, and what is looked up at positions: see cuda/rows.py and cuda/shapes.py. */
+/* Positions along dimensions, and what is looked up at positions: see cuda/rows.py and cuda/columns.py. */
 #include <algorithm>
 
 #include "cuda_encoder.h"
@@ -8,7 +8,9 @@ namespace magjit_dvm::cuda {
 namespace {
 
 constexpr int64_t LEAST_ROW = 64; /* columns from which on what shares a position, or a vector, is a row */
-constexpr int64_t MOST_OF_VECTOR = 8192, FEW_ELEMENTS = 1 << 17; /* see cuda/shapes.py */
+constexpr int64_t MOST_OF_VECTOR = 8192, FEW_ELEMENTS = 1 << 17; /* see cuda/columns.py */
+constexpr int64_t LEAST_OF_NUMBERS = 16, MOST_OF_NUMBERS = 16384, FEW_OF_NUMBERS = 1 << 20;
+constexpr int64_t FEW_OF_NARROW = 1 << 22, MOST_NARROW = 480; /* where OF_NARROW_ROWS ends */
 
 } // namespace
 
@@ -37,10 +39,7 @@ void Encoder::rows_of_positions()
     }
     int64_t bytes = like->size;
     while (!(found & lines)) { /* with positions along them, the innermost alone are columns */
-        int inner = -1;
-        for (int d = 0; d < program.rank; d++) {
-            inner = active >> d & 1 && like->strides[d] == bytes ? d : inner;
-        }
+        int inner = dim_inside(bytes / like->size, *like);
         if (inner < 0 || (at | found | (found ? lines : 0)) >> inner & 1) {
             break;
         }
@@ -52,14 +51,35 @@ void Encoder::rows_of_positions()
     }
 }
 
-/* Whether an operand lies in memory along these dimensions as results do, and varies along no others. */
-bool Encoder::is_vector(const Operand &one, uint32_t dims, const Operand &like) const
+/* Whether an operand lies in memory along these dimensions as results do. */
+bool Encoder::is_along(const Operand &one, uint32_t dims, const Operand &like) const
 {
-    bool by_four = (one.size == 2 || one.size == 4) && one.low % (4 * one.size) == 0;
-    for (int d = 0; d < program.rank && by_four; d++) {
-        by_four = !(dims >> d & 1) || one.strides[d] == like.strides[d] / like.size * one.size;
+    for (int d = 0; d < program.rank; d++) {
+        if (dims >> d & 1 && one.strides[d] != like.strides[d] / like.size * one.size) {
+            return false;
+        }
     }
-    return by_four;
+    return true;
+}
+
+/* The dimension whose elements are so many apart in results; -1 without one. */
+int Encoder::dim_inside(int64_t elements, const Operand &like) const
+{
+    int found = -1;
+    for (int d = 0; d < program.rank; d++) {
+        found = active >> d & 1 && like.strides[d] == like.size * elements ? d : found;
+    }
+    return found;
+}
+
+/* How many elements there are, up to so many. */
+int64_t Encoder::elements_up_to(int64_t most) const
+{
+    int64_t elements = 1;
+    for (int d = 0; d < program.rank; d++) {
+        elements = std::min(elements, most) * size[d];
+    }
+    return std::min(elements, most);
 }
 
 /* Without reductions, the vector of columns that do not come by four makes rows of them. */
@@ -69,16 +89,9 @@ void Encoder::rows_of_vectors()
     if (reduced || !like || prepared.has_positions || prepared.draws) {
         return;
     }
-    int64_t elements = 1;
-    for (int d = 0; d < program.rank; d++) {
-        elements = std::min(elements, FEW_ELEMENTS) * size[d];
-    }
     uint32_t found = 0;
     for (int64_t cols = 1; cols <= MOST_OF_VECTOR;) {
-        int inner = -1;
-        for (int d = 0; d < program.rank; d++) {
-            inner = active >> d & 1 && like->strides[d] == like->size * cols ? d : inner;
-        }
+        int inner = dim_inside(cols, *like);
         uint32_t next = inner < 0 ? active : found | 1u << inner;
         if (next == active) {
             return;
@@ -87,13 +100,84 @@ void Encoder::rows_of_vectors()
         multiply(cols, size[inner]);
         bool alone = cols >= LEAST_ROW && cols <= MOST_OF_VECTOR && cols % 4;
         for (int n = 0; n < n_nodes() && alone; n++) {
-            bool load = program.nodes[n].kind == NODE_load && has[n] == found;
-            if (load && is_vector(inputs[program.nodes[n].aux], found, *like)) {
-                reduced = elements >= FEW_ELEMENTS ? found : 0;
+            if (program.nodes[n].kind != NODE_load || has[n] != found) {
+                continue;
+            }
+            const Operand &one = inputs[program.nodes[n].aux];
+            bool by_four = (one.size == 2 || one.size == 4) && one.low % (4 * one.size) == 0;
+            if (by_four && is_along(one, found, *like)) {
+                reduced = elements_up_to(FEW_ELEMENTS) == FEW_ELEMENTS ? found : 0;
                 return;
             }
         }
     }
+}
+
+/* Without reductions, what has several numbers for the same elements that lie side by side makes rows of
+ * these; and what has one, where columns do not come by four. Only where all else lies in this order. */
+void Encoder::rows_of_numbers()
+{
+    const Operand *like = whole_output();
+    if (reduced || !like || prepared.has_positions || prepared.draws) {
+        return;
+    }
+    uint32_t found = 0;
+    int64_t cols = 0;
+    int first = -1; /* of the inputs that are numbers of rows */
+    bool several = false;
+    for (int n = 0; n < n_nodes(); n++) {
+        const Node &node = program.nodes[n];
+        if (node.kind != NODE_load || !has[n] || has[n] == active) {
+            continue;
+        }
+        uint32_t run = 0;
+        int64_t length = 1;
+        for (int d; (d = dim_inside(length, *like)) >= 0 && !((has[n] | run) >> d & 1);) {
+            run |= 1u << d;
+            multiply(length, size[d]);
+        }
+        if (run) {
+            several |= first >= 0 && first != node.aux;
+            first = node.aux;
+            if (!found || length < cols) {
+                found = run;
+                cols = length;
+            }
+        }
+    }
+    int64_t few = cols <= MOST_NARROW ? FEW_OF_NARROW : FEW_OF_NUMBERS;
+    if ((several || (found && cols % 4)) && cols >= LEAST_OF_NUMBERS && cols <= MOST_OF_NUMBERS &&
+        elements_up_to(few) == few && has_such_rows(found, *like)) {
+        reduced = found;
+    }
+}
+
+/* Whether rows of these columns have room for their values, and words; and lie side by side. */
+bool Encoder::has_such_rows(uint32_t columns, const Operand &like) const
+{
+    int values = 0;
+    for (int n = 0; n < n_nodes(); n++) {
+        const Node &node = program.nodes[n];
+        values += has[n] && !(has[n] & columns);
+        if (node.kind == NODE_compute) {
+            Registers kind = facts[node.args[0]].floating ? REGISTERS_f : REGISTERS_i;
+            if (words.of[node.op][kind].plain >= BY) {
+                return false;
+            }
+        }
+        if (node.kind == NODE_load) {
+            const Operand &one = inputs[node.aux];
+            if (has[n] == active ? !is_along(one, columns, like) : one.size == 1) {
+                return false;
+            }
+        }
+    }
+    for (int o = 0; o < n_outputs(); o++) {
+        if (has[program.outputs[o].node] != active || !is_along(outputs[o], columns, like)) {
+            return false;
+        }
+    }
+    return values <= MAX_REGISTERS;
 }
 
 /* Of no argument: the address of an element is its position along a dimension. */

@@ -21,13 +21,14 @@ from magjit_dvm.cuda.gradients import place_sums
 from magjit_dvm.cuda.machine import Machine
 from magjit_dvm.cuda.parts import MOST_SUMS
 from magjit_dvm.cuda.plan import arrange, arrange_anew
-from magjit_dvm.cuda.rows import MOST_REGISTERS, MOST_WORDS, image_arguments
-from magjit_dvm.cuda.shapes import Layout, laid_out
+from magjit_dvm.cuda.rows import MOST_WORDS, image_arguments
+from magjit_dvm.cuda.shapes import laid_out
+from magjit_dvm.cuda.space import Layout
 from magjit_dvm.cuda.tiles import TileEncoder
 from magjit_dvm.cuda.tiling import in_squares, is_near, is_transposed
 from magjit_dvm.cuda.values import float_bits
 from magjit_dvm.cuda.weights import keep_weights, place_weights
-from magjit_dvm.cuda.words import PARTS_AT, Image
+from magjit_dvm.cuda.words import MOST_REGISTERS, PARTS_AT, Image
 from magjit_dvm.program import NodeKind, Program
 from magjit_dvm.vm import NotEncodable
 

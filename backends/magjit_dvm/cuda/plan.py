@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from magjit_dvm.cuda.adder_code import BESIDE_ADDERS
 from magjit_dvm.cuda.forms import (
     CHUNKED,
@@ -14,7 +16,7 @@ from magjit_dvm.cuda.forms import (
 )
 from magjit_dvm.cuda.machine import STAGES, Machine, count
 from magjit_dvm.cuda.parts import MOST_EACH
-from magjit_dvm.cuda.shapes import Operand, Space
+from magjit_dvm.cuda.space import Operand, Space
 from magjit_dvm.cuda.support import SMALL
 from magjit_dvm.cuda.warps import (
     OF_CHUNKS,
@@ -29,6 +31,7 @@ from magjit_dvm.cuda.words import (
     MAX_INPUTS,
     NO_WORD,
     OF_POSITIONS,
+    PERIOD_SHIFT,
     WARP,
     Image,
 )
@@ -65,6 +68,9 @@ _FEW = 12
 _MEETING, _OF_ROW = 7, 16
 """Row registers, and one more, are the 1024 bytes of a warp where rows' warps add up their sums;
 and the most warps of a row there."""
+_LEAST_PERIOD, _MOST_PERIOD = 128, 1 << (32 - PERIOD_SHIFT)
+"""Bytes from which on what comes again after some rows is copied with them, each time anew; and the
+rows from which on its number has more bits than there are."""
 _LONG, _NARROW = 1 << 16, 16
 """Elements below which any way is fast enough; columns from which on a row is long, and up to which
 it is narrow: a warp has room for hundreds of them."""
@@ -97,23 +103,32 @@ def arrange(space: Space, image: Image, machine: Machine) -> bool:
     _divide(space, image, machine, widest, sum(size for _, size in staged))
     if staged and image.by_rows:
         operands = [(n, one) for n in loads if (one := space.inputs[n])]
-        rows = [(n, one.size, 0) for n, one in operands if _is_of_rows(space, n, one)]
-        rows = rows[: MAX_INPUTS - len(staged)]
-        image.inputs += rows
-        image.row_inputs = len(rows)
+        rows = [(n, one, _period(space, n, one)) for n, one in operands]
+        rows = [one for one in rows if one[2] >= 0][: MAX_INPUTS - len(staged)]
+        image.inputs += [(n, one.size, 0) for n, one, _ in rows]
+        image.row_inputs, image.periods = len(rows), [period for *_, period in rows]
     return image.chunks > 1
 
 
-def _is_of_rows(space: Space, number: int, one: Operand) -> bool:
-    """Whether a tensor has 32 bits or 64 for each row, side by side in their order.
+def _period(space: Space, number: int, one: Operand) -> int:
+    """0 of a tensor with 32 bits or 64 for each row, side by side in their order; −1 of others.
 
-    One that is expanded along the columns has columns for the program: it is loaded as a tile.
+    Of what is the same for some outer dimensions, the rows after which it comes again.  A tensor
+    that is expanded along the columns has columns for the program: it is loaded as a tile.
     """
     nodes = enumerate(space.program.nodes)
     loads = (n for n, node in nodes if node.kind is NodeKind.LOAD and node.aux == number)
-    if any(space.has[n] & space.reduced for n in loads):
-        return False
-    return one.size >= 4 and space.rows > 1 and space.contiguous(one, space.kept)
+    if any(space.has[n] & space.reduced for n in loads) or one.size < 4 or space.rows <= 1:
+        return -1
+    if space.contiguous(one, space.kept):
+        return 0
+    rows = [d for d in space.order if d in space.kept]
+    along = [d for d in rows if one.strides[d]]
+    if along != rows[len(rows) - len(along) :] or not space.contiguous(one, along):
+        return -1
+    period = prod(space.size[d] for d in along)
+    fits = one.low == 0 and period * one.size % 16 == 0 and period < _MOST_PERIOD
+    return period if fits and period * one.size >= _LEAST_PERIOD else -1
 
 
 def _refuse_slow(
@@ -336,32 +351,34 @@ def _scale_scratch(image: Image, each: int) -> None:
 
 
 def _arrange_norms(space: Space, image: Image, machine: Machine) -> None:
-    """Divide rows anew that are wide, or of which much is computed.
+    """Divide rows anew that are wide and reduced, or of which much is computed, or nothing written.
 
     Those of up to 8192 columns, which are two to a block with R = 64, are so with R = 32 as well,
     in twice the warps.  Words are as they were: where nothing is in scratch memory, none of them
-    tells R.  Where tiles are read and none is written, R = 64 is faster.
+    tells R.  Where no tiles are written, or nothing is reduced, R = 64 is faster.
     """
     tiles = image.inputs[: len(image.inputs) - image.row_inputs]
     stores = any(word.first.startswith("st.") for word in image.words)
-    if image.each < 32 or not tiles or not stores or image.scratch or space.has_positions:
+    reductions = sum(w.first.startswith("row.") or w.first in ONLINE for w in image.words)
+    if image.each < 32 or not tiles or image.scratch or space.has_positions:
         return
     wanted = -(-image.rows // machine.multiprocessors)
     together = sum(size for _, size, _ in tiles)
-    each = 32 if _computes_much(image) else 0
-    if image.each > 32:
+    each = 0
+    if image.each > 32 and stores and reductions:
         each = _each_for_rows(space, image, wanted, together, machine, _WARPS_OF_NORMS)
+    elif image.each == 32 and (not stores or _computes_much(image, reductions)):
+        each = 32
     if each:
         _divide_anew(image, machine, each, _WARPS_OF_NORMS[each])
 
 
-def _computes_much(image: Image) -> bool:
+def _computes_much(image: Image, reductions: int) -> bool:
     """Whether warps, not memory, are what rows wait for: with several reductions, or several
-    vectors where there are few warps.
+    numbers of rows, or several vectors where there are few warps.
     """
     vectors = {word.pointer for word in image.words if word.first.startswith("lt.c.")}
-    reductions = sum(w.first.startswith("row.") or w.first in ONLINE for w in image.words)
-    return reductions > 1 or (len(vectors) > 1 and image.warps <= _FEW)
+    return reductions > 1 or image.row_inputs > 1 or (len(vectors) > 1 and image.warps <= _FEW)
 
 
 def _divide_anew(image: Image, machine: Machine, each: int, most: int) -> bool:

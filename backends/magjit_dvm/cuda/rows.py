@@ -7,17 +7,26 @@ from typing import Any
 
 from magjit_dvm.cuda.backwards import Backwards
 from magjit_dvm.cuda.machine import Machine
-from magjit_dvm.cuda.shapes import Operand, Space
+from magjit_dvm.cuda.space import Operand, Space
 from magjit_dvm.cuda.tiling import is_near, is_transposed
 from magjit_dvm.cuda.values import WHAT, exact_inverse
-from magjit_dvm.cuda.words import BY, BY_ROW, NUMBER, OF_COLUMNS, OF_STAGE, Descriptor, Image, Word
+from magjit_dvm.cuda.words import (
+    BY,
+    BY_ROW,
+    MOST_REGISTERS,
+    NUMBER,
+    OF_COLUMNS,
+    OF_STAGE,
+    Descriptor,
+    Image,
+    Word,
+)
 from magjit_dvm.instructions import DType
 from magjit_dvm.philox import FOURS
 from magjit_dvm.program import DRAWN, Node, NodeKind
 from magjit_dvm.vm import NotEncodable
 
 __all__ = [
-    "MOST_REGISTERS",
     "MOST_WORDS",
     "REVERSED",
     "WRAPS",
@@ -40,7 +49,7 @@ REVERSED = {
 """Operators by what they are with their operands exchanged."""
 WRAPS = frozenset({"neg", "add", "sub", "mul", "pow", "shift_left", "bitwise_not"})
 """Results that may leave the 8 bits of a uint8."""
-MOST_REGISTERS, MOST_WORDS = 16, 224  # a word has four bits for a register
+MOST_WORDS = 224
 
 Place = tuple[int, int, int]
 """Of an operand: its descriptor's number, its argument, bytes from there."""

@@ -42,6 +42,7 @@ from magjit_dvm.cuda.words import (
     OF_ROWS,
     OPCODES,
     PARTS_AT,
+    PERIOD_SHIFT,
 )
 
 __all__ = ["ImageError", "run_image"]
@@ -102,6 +103,7 @@ class _Kernel(KeptSums, Accumulators):
         self.sums: dict[tuple[int, int], dict[int, Array]] = {}
         self.added: dict[int, Array] = {}
         self.of_rows = {at for _, size, at in self.inputs if size & OF_ROWS}
+        self.periods: dict[int, int] = {}
 
     # -- tiles --
 
@@ -201,9 +203,11 @@ class _Kernel(KeptSums, Accumulators):
         for address, size, at in self.inputs:
             low, high = address + start * size, address + (start + count) * size
             if size & OF_ROWS:
-                size -= OF_ROWS
+                self.periods[at], size = size >> PERIOD_SHIFT, size % OF_ROWS
                 rows = min(self.h["by_rows"], self.h["rows"] - row)
                 low, high = address + row * size, address + (row + rows) * size
+                if self.periods[at] * size % 16 or (self.periods[at] and address % 16):
+                    raise ImageError("numbers that come again where 16 bytes do not begin")
             room = self.h["fixed"] & ~KEEPS if self.h["chunks"] > 1 else self.h["stage_bytes"]
             if at + (-(-high // 16) * 16 - low // 16 * 16) > room:
                 raise ImageError("a stage that is too small")

@@ -34,6 +34,7 @@ class Addresses:
     memories: list[Memory]
     local: Array
     staged: dict[int, Any]
+    periods: dict[int, int]
     of_rows: set[int]
 
     def places(self, addresses: Array, size: int, write: bool = False) -> tuple[Memory, Array]:
@@ -175,6 +176,8 @@ class Addresses:
         place = np.array([address + self.row * size])
         if not low <= place[0] < high or address & 0xFFFFFFFF != self.F0:
             raise ImageError("an element that was not copied")
+        if period := self.periods[self.w1]:
+            place = np.array([address + self.row % period * size])
         return self.read(place, OF_STAGE[self.y])
 
     def from_stage(self, what: str, aligned: bool) -> Array:

@@ -10,7 +10,7 @@ from magjit_dvm.cuda.adders import NONE
 from magjit_dvm.cuda.simulate_addresses import Addresses
 from magjit_dvm.cuda.simulate_memory import BYTES, ImageError
 from magjit_dvm.cuda.simulate_rows import norm_gradient, standardized
-from magjit_dvm.cuda.words import OF_COLUMNS, OF_ROWS, OPCODES
+from magjit_dvm.cuda.words import OF_COLUMNS, OF_ROWS, OPCODES, PERIOD_SHIFT
 
 __all__ = ["KeptSums"]
 
@@ -130,9 +130,10 @@ class KeptSums(Addresses):
     def number_of_row(self, k: int) -> Array:
         """What an input has of the row."""
         address, size, _ = self.inputs[k]
-        if size != OF_ROWS + 4:
+        if size % (1 << PERIOD_SHIFT) != OF_ROWS + 4:
             raise ImageError("an input that rows have no numbers of")
-        return self.read(np.array([address + 4 * self.row]), "32").view(np.float32)
+        row = self.row % (size >> PERIOD_SHIFT or self.h["rows"])
+        return self.read(np.array([address + 4 * row]), "32").view(np.float32)
 
     def values_of_sums(self, kept: Any) -> list[Array]:
         """Of a row's warps, each sum's elements."""

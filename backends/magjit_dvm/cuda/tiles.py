@@ -171,16 +171,16 @@ class TileEncoder(SumsEncoder):
             self.generate(x)
             self.give_up(1)
             self.apply(op, kind, y)
-        elif self.available(x):
-            self.generate(y)
-            self.give_up(1)
-            self.apply_reversed(op, kind, x)
         else:
             self.generate(y)
-            self.keep(y)
-            self.generate(x)
-            self.give_up(1)
-            self.apply(op, kind, y)
+            if self.available(x):  # perhaps since A gave it up
+                self.give_up(1)
+                self.apply_reversed(op, kind, x)
+            else:
+                self.keep(y)
+                self.generate(x)
+                self.give_up(1)
+                self.apply(op, kind, y)
         self.done_with(x)
         self.done_with(y)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from magjit_dvm.cuda.shapes import Operand, Space
+from magjit_dvm.cuda.space import Operand, Space
 from magjit_dvm.program import NodeKind
 
 __all__ = ["ACROSS", "DOWN", "in_squares", "is_near", "is_transposed"]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from magjit_dvm.cuda.long_ranges import NOT_HELD, LongRanges, NotHeld
-from magjit_dvm.cuda.shapes import Space
+from magjit_dvm.cuda.space import Space
 from magjit_dvm.cuda.support import FLOATING, reduction_name
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import ACROSS, Node, NodeKind

@@ -47,6 +47,7 @@ __all__ = [
     "MAX_DRAWING",
     "MAX_INPUTS",
     "MAX_PASSES",
+    "MOST_REGISTERS",
     "NO_WORD",
     "NUMBER",
     "OF_COLUMNS",
@@ -55,6 +56,7 @@ __all__ = [
     "OF_STAGE",
     "OPCODES",
     "PARTS_AT",
+    "PERIOD_SHIFT",
     "REDUCTIONS",
     "SCALARS",
     "STORED",
@@ -183,18 +185,19 @@ OPCODES = tuple(name for name in _ALL if name not in _NEAR) + _NEAR
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 33
+FORM = 34
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
-MAX_INPUTS, MAX_PASSES = 12, 4
+MAX_INPUTS, MAX_PASSES, MOST_REGISTERS = 12, 4, 16  # a word has four bits for a register
 MAX_DRAWING, OF_POSITIONS = 16, (16, 32)
 """The largest R that has registers for random numbers; those that have cases for positions, tables
 and squares."""
 WARP = 32
 """Lanes."""
 HEADER_BYTES, IMAGE_BYTES, COUNTER_AT, INPUTS_AT, PARTS_AT = 352, 4096, 144, 152, 344
-OF_ROWS = 256
-"""Added to the size of an element of which a row has one."""
+OF_ROWS, PERIOD_SHIFT = 256, 9
+"""Added to the size of an element of which a row has one; and where, beside that, the number of
+rows is after which such elements come again, or 0."""
 KEEPS = 1
 """Beside the bytes of a row in a stage: stages keep it until its last pass."""
 _PATCH = "<IIq"
@@ -257,6 +260,7 @@ class Image:
         lanes: of a warp that have parts of the same row.
         inputs: of the stages: argument, bytes an element, offset in the stage; the last of them,
             ``row_inputs``, have an element for a row.
+        periods: of each of these, the rows after which its elements come again, or 0.
         first, rest: of each pass, the word that a row begins with, and that its later chunks do.
         prologue: the word that a block begins with, if any.
         weights: vectors that it keeps.
@@ -286,6 +290,7 @@ class Image:
     prologue: int = NO_WORD
     inputs: list[tuple[int, int, int]] = field(default_factory=list)
     row_inputs: int = 0
+    periods: list[int] = field(default_factory=list)
     words: list[Word] = field(default_factory=list)
     descriptors: list[Descriptor] = field(default_factory=list)
     numbers: int = 0
@@ -406,9 +411,10 @@ class Image:
             ),
             *(self.elements, self.rows, 0),
         )
-        tiles = len(self.inputs) - self.row_inputs
-        for number, (_, size, at) in enumerate(self.inputs):
-            packed += struct.pack("<QII", 0, size | OF_ROWS * (number >= tiles), at)
+        tiles = [0] * (len(self.inputs) - self.row_inputs)
+        of_rows = tiles + [OF_ROWS | period << PERIOD_SHIFT for period in self.periods]
+        for (_, size, at), more in zip(self.inputs, of_rows, strict=True):
+            packed += struct.pack("<QII", 0, size | more, at)
         return packed + bytes(HEADER_BYTES - len(packed))
 
     def __str__(self) -> str:

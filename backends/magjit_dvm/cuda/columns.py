@@ -1,0 +1,151 @@
+"""Columns of a space that has no reductions: elements side by side that have something in common.
+
+What a row has one of is then found once for it, in row registers; without rows, each four elements,
+or each, would find it by a division.  ``csrc/cuda_tables.cpp`` does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from magjit_dvm.cuda.space import Operand, Space
+from magjit_dvm.cuda.support import FLOATING
+from magjit_dvm.cuda.warps import OF_NARROW_ROWS
+from magjit_dvm.cuda.words import BY, MOST_REGISTERS
+from magjit_dvm.instructions import DType
+from magjit_dvm.program import NodeKind
+
+__all__ = ["columns_without_reductions"]
+
+_LEAST_ROW = 64
+"""Columns from which on what shares a position, or a vector, is a row."""
+_MOST_OF_VECTOR, _FEW_ELEMENTS = 8192, 1 << 17
+"""Columns up to which what shares a vector is, and elements below which nothing is gained."""
+_LEAST_OF_NUMBERS, _MOST_OF_NUMBERS = 16, 16384
+"""Columns from which on what shares numbers is a row, and up to which: for more, two addresses make
+all of a slice."""
+_FEW_OF_NUMBERS, _FEW_OF_NARROW = 1 << 20, 1 << 22
+"""Elements below which that is not so, and of rows that share warps."""
+
+
+def columns_without_reductions(space: Space) -> frozenset[int]:
+    """Dimensions of columns; none where there are no rows.
+
+    Args:
+        space: with places of operands, without an order.
+    """
+    like = space.whole_output
+    if like is None:
+        return frozenset()
+    if space.has_positions:
+        return _of_positions(space, like)
+    if space.draws:
+        return frozenset()
+    return _of_vectors(space, like) or _of_numbers(space, like)
+
+
+def _inner(space: Space, like: Operand) -> Iterator[int]:
+    """Dimensions as they lie in memory, from the innermost on, as far as there are no gaps."""
+    inner = {stride: d for d, stride in enumerate(like.strides) if d in space.active}
+    at = like.size
+    while (d := inner.pop(at, -1)) >= 0:
+        yield d
+        at *= space.size[d]
+
+
+def _of_positions(space: Space, like: Operand) -> frozenset[int]:
+    """What shares a position, or an int64, is a row if it lies side by side."""
+    found, cols, at = set[int](), 1, _dims_of_positions(space)
+    lines = {node.aux for node in space.program.nodes if node.kind is NodeKind.IOTA}
+    for d in _inner(space, like):
+        # With positions along them, the innermost alone are columns.
+        if d in at or not found.isdisjoint(lines) or (found and d in lines):
+            break
+        found.add(d)
+        cols *= space.size[d]
+    rows = len(found) < len(space.active) and cols >= _LEAST_ROW
+    return frozenset(found) if rows else frozenset()
+
+
+def _dims_of_positions(space: Space) -> set[int]:
+    """Along which int64 of memory, and what tables are looked up at, varies."""
+    found = set[int]()
+    for n, node in enumerate(space.program.nodes):
+        if node.kind is NodeKind.LOAD and node.dtype is DType.I64:
+            found |= space.has[n]
+        elif node.kind is NodeKind.INDEX:
+            found |= space.has[node.args[0]]
+    return found
+
+
+def _of_vectors(space: Space, like: Operand) -> frozenset[int]:
+    """The vector of columns that do not come by four makes rows of them.
+
+    Its elements would have an address each; a row's are side by side.
+    """
+    vectors: dict[frozenset[int], list[Operand]] = {}
+    for n, node in enumerate(space.program.nodes):
+        one = space.inputs[node.aux] if node.kind is NodeKind.LOAD else None
+        if one is not None and one.size in (2, 4) and one.low % (4 * one.size) == 0:
+            vectors.setdefault(space.has[n], []).append(one)
+    found, cols = frozenset[int](), 1
+    for d in _inner(space, like):
+        found |= {d}
+        cols *= space.size[d]
+        if cols > _MOST_OF_VECTOR or found == space.active:
+            break
+        alone = cols >= _LEAST_ROW and cols % 4
+        if alone and any(_is_along(space, one, found, like) for one in vectors.get(found, ())):
+            return found if prod(space.size) >= _FEW_ELEMENTS else frozenset()
+    return frozenset()
+
+
+def _of_numbers(space: Space, like: Operand) -> frozenset[int]:
+    """What has several numbers for the same elements that lie side by side makes rows of these.
+
+    And what has one, where columns do not come by four.  Only where all else lies in this order.
+    """
+    program = space.program
+    found, cols, numbers = frozenset[int](), 0, set[int]()
+    for n, node in enumerate(program.nodes):
+        if node.kind is not NodeKind.LOAD or space.has[n] in (frozenset(), space.active):
+            continue
+        run, length = frozenset[int](), 1
+        for d in _inner(space, like):
+            if d in space.has[n]:
+                break
+            run |= {d}
+            length *= space.size[d]
+        if run:
+            numbers.add(node.aux)
+            if not found or length < cols:
+                found, cols = run, length
+    few = _FEW_OF_NARROW if cols <= OF_NARROW_ROWS[-1][0] else _FEW_OF_NUMBERS
+    several = len(numbers) > 1 or (len(numbers) == 1 and cols % 4)
+    fits = several and _LEAST_OF_NUMBERS <= cols <= _MOST_OF_NUMBERS and prod(space.size) >= few
+    return found if fits and _has_such_rows(space, found, like) else frozenset()
+
+
+def _has_such_rows(space: Space, columns: frozenset[int], like: Operand) -> bool:
+    """Whether rows of these columns have room for their values, and words; and lie side by side."""
+    program, whole = space.program, list(space.outputs)
+    for n, node in enumerate(program.nodes):
+        if node.kind is NodeKind.COMPUTE:
+            kind = "f" if program.nodes[node.args[0]].dtype in FLOATING else "i"
+            if f"{kind}.{node.op}" in BY:
+                return False
+        one = space.inputs[node.aux] if node.kind is NodeKind.LOAD else None
+        if one is not None and space.has[n] == space.active:
+            whole.append(one)
+        elif one is not None and one.size == 1:
+            return False
+    values = sum(bool(has) and not has & columns for has in space.has)
+    full = all(space.has[one.node] == space.active for one in program.outputs)
+    along = all(_is_along(space, one, columns, like) for one in whole)
+    return values <= MOST_REGISTERS and full and along
+
+
+def _is_along(space: Space, one: Operand, dims: frozenset[int], like: Operand) -> bool:
+    """Whether an operand lies in memory along these dimensions as results do."""
+    return all(one.strides[d] * like.size == like.strides[d] * one.size for d in dims)
