@@ -91,6 +91,7 @@ def test_narrow_rows_of_channels(cols: int) -> None:
         pytest.param(normed(F16, *TWO, op="log10"), (32, 64, 784), id="an operator of by"),
         pytest.param(normed(F16, *[TWO[0]] * 17), (32, 64, 784), id="more than 16 numbers"),
         pytest.param(normed(F16, TWO[0], (U8, CHANNELS)), (32, 64, 784), id="bytes"),
+        pytest.param(normed(F16, *TWO, (I64, ALL)), (32, 64, 784), id="8 bytes an element"),
     ],
 )
 def test_what_is_left_without_rows(program: Program, sizes: tuple[int, ...]) -> None:

@@ -167,13 +167,15 @@ bool Encoder::has_such_rows(uint32_t columns, const Operand &like) const
         }
         if (node.kind == NODE_load) {
             const Operand &one = inputs[node.aux];
-            if (has[n] == active ? !is_along(one, columns, like) : one.size == 1) {
+            bool whole = one.size < 8 && is_along(one, columns, like);
+            if (has[n] == active ? !whole : one.size == 1) {
                 return false;
             }
         }
     }
     for (int o = 0; o < n_outputs(); o++) {
-        if (has[program.outputs[o].node] != active || !is_along(outputs[o], columns, like)) {
+        bool full = has[program.outputs[o].node] == active && outputs[o].size < 8;
+        if (!full || !is_along(outputs[o], columns, like)) {
             return false;
         }
     }

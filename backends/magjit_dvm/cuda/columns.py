@@ -142,7 +142,7 @@ def _has_such_rows(space: Space, columns: frozenset[int], like: Operand) -> bool
             return False
     values = sum(bool(has) and not has & columns for has in space.has)
     full = all(space.has[one.node] == space.active for one in program.outputs)
-    along = all(_is_along(space, one, columns, like) for one in whole)
+    along = all(one.size < 8 and _is_along(space, one, columns, like) for one in whole)
     return values <= MOST_REGISTERS and full and along
 
 
