@@ -196,25 +196,31 @@ DEV u32 epilogue_of(const Head &h)
  * 16 aligned bytes with an element of it. */
 #define OF_ROWS 256u
 #define PERIOD_SHIFT 9
-struct Piece { u64 from; u32 bytes, left; }; /* left: rows that come after it, in another piece */
-DEV Piece piece_of(const Head &h, u32 i, u64 e, u32 count, u32 t, u32 left)
+struct Piece { u64 from; u32 bytes; };
+DEV Piece piece_of(const Head &h, u32 i, u64 e, u32 count)
 {
-    u32 size = h.in[i].size;
-    if (UNLESS_FLAT(size & OF_ROWS, 0)) {
-        const u32 rows = rows_of_tile(h), period = size >> PERIOD_SHIFT;
-        size &= 255;
-        e = (u64)t * rows;
-        count = h.rows - e < rows ? (u32)(h.rows - e) : rows;
-        if (period) { /* a piece ends with it: there 16 aligned bytes do as well */
-            const u32 first = left ? 0 : (u32)e % period;
-            const u32 wanted = left ? left : count;
-            e = first;
-            count = wanted < period - first ? wanted : period - first;
-            left = wanted - count;
-        }
-    }
+    const u32 size = h.in[i].size & 255;
     const u64 low = h.in[i].ptr + e * size, high = low + (u64)count * size;
-    return {low & ~15ull, (u32)(((high + 15) & ~15ull) - (low & ~15ull)), left};
+    return {low & ~15ull, (u32)(((high + 15) & ~15ull) - (low & ~15ull))};
+}
+DEV bool is_of_rows(const Head &h, u32 i)
+{
+    return UNLESS_FLAT(h.in[i].size & OF_ROWS, 0) != 0;
+}
+/* Of the rows of tile t, from the first or so many left on: what is side by side. A piece ends with
+ * a period, where 16 aligned bytes do as well. */
+DEV Piece piece_of_rows(const Head &h, u32 i, u32 t, u32 &left)
+{
+    const u32 rows = rows_of_tile(h), period = h.in[i].size >> PERIOD_SHIFT;
+    u32 first = 0;
+    if (left == 0) {
+        first = t * rows;
+        left = h.rows - first < rows ? (u32)(h.rows - first) : rows;
+        first = period ? first % period : first;
+    }
+    const u32 count = period && left > period - first ? period - first : left;
+    left -= count;
+    return piece_of(h, i, first, count);
 }
 /* For the launch in front, and all it wrote. */
 DEV void wait_for_launch()
@@ -231,22 +237,29 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
     if (lane < rows) { /* a lane for each: one alone would take longer than what is copied */
         e += (u64)lane * h.cols;
         stage += lane * bytes_of_row(h);
-        Piece one = piece_of(h, 0, e, count, t, 0);
+        Piece one = piece_of(h, 0, e, count);
         asm volatile("" : "+l"(one.from), "+r"(one.bytes)); /* found before it is waited for */
         if (waits) {
             wait_for_launch();
         }
-        u32 before = 0; /* bytes of the input that are on their way */
+        u32 i = 0;
 #pragma unroll 1
-        for (u32 i = 0; i < h.n_in;) {
+        while (i < h.n_in) {
             barrier_expect(barrier, one.bytes);
-            bulk_copy(stage + h.in[i].at + before, one.from, one.bytes, barrier);
-            const bool whole = UNLESS_FLAT(one.left == 0, true);
-            before = whole ? 0 : before + one.bytes;
-            i += whole;
-            if (i < h.n_in) {
-                one = piece_of(h, i, e, count, t, whole ? 0 : one.left);
+            bulk_copy(stage + h.in[i].at, one.from, one.bytes, barrier);
+            i++;
+            if (i == h.n_in || is_of_rows(h, i)) {
+                break;
             }
+            one = piece_of(h, i, e, count);
+        }
+#pragma unroll 1
+        for (u32 to = 0, left = 0; i < h.n_in; i += left == 0) {
+            to = left ? to : stage + h.in[i].at;
+            one = piece_of_rows(h, i, t, left);
+            barrier_expect(barrier, one.bytes);
+            bulk_copy(to, one.from, one.bytes, barrier);
+            to += one.bytes;
         }
     }
     __syncwarp();
@@ -256,13 +269,13 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
 #else
 #pragma unroll 1
     for (u32 i = 0, before = 0, left = 0; i < h.n_in;) {
-        const Piece one = piece_of(h, i, e, count, t, left);
+        const bool of_rows = is_of_rows(h, i);
+        const Piece one = of_rows ? piece_of_rows(h, i, t, left) : piece_of(h, i, e, count);
         const u32 to = stage + h.in[i].at + before;
         for (u32 k = lane; k < one.bytes / 16; k += 32) {
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + 16 * k),
                          "l"(one.from + 16 * (u64)k) : "memory");
         }
-        left = UNLESS_FLAT(one.left, 0);
         before = left ? before + one.bytes : 0;
         i += left == 0;
         if (i == h.n_in && --rows) {
