@@ -120,7 +120,8 @@ def test_images_in_other_sizes() -> None:
         y = F.adaptive_avg_pool2d(x, 4)
         return (torch.cat([F.interpolate(y, size=(8, 8), mode="nearest") + 1, x], 1),)
 
-    check(nearest, (2, 3, 8, 8))  # in one launch or two: pooling is ATen's or not, by the version
+    pools = torch.__version__ >= "2.12"  # in another launch: before, torch takes pooling apart
+    check(nearest, (2, 3, 8, 8), launched=1 + pools)
 
 
 def test_batch_norms() -> None:

@@ -106,7 +106,7 @@ def arrange(space: Space, image: Image, machine: Machine) -> bool:
         rows = [(n, one, _period(space, n, one)) for n, one in operands]
         rows = [one for one in rows if one[2] >= 0][: MAX_INPUTS - len(staged)]
         image.inputs += [(n, one.size, 0) for n, one, _ in rows]
-        image.row_inputs, image.periods = len(rows), [period for *_, period in rows]
+        image.periods = [period for *_, period in rows]
     return image.chunks > 1
 
 

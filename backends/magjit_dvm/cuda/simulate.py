@@ -102,8 +102,7 @@ class _Kernel(KeptSums, Accumulators):
         self.weights_at = 0
         self.sums: dict[tuple[int, int], dict[int, Array]] = {}
         self.added: dict[int, Array] = {}
-        self.of_rows = {at for _, size, at in self.inputs if size & OF_ROWS}
-        self.periods: dict[int, int] = {}
+        self.periods = {at: size >> PERIOD_SHIFT for _, size, at in self.inputs if size & OF_ROWS}
 
     # -- tiles --
 
@@ -203,7 +202,7 @@ class _Kernel(KeptSums, Accumulators):
         for address, size, at in self.inputs:
             low, high = address + start * size, address + (start + count) * size
             if size & OF_ROWS:
-                self.periods[at], size = size >> PERIOD_SHIFT, size % OF_ROWS
+                size %= OF_ROWS
                 rows = min(self.h["by_rows"], self.h["rows"] - row)
                 low, high = address + row * size, address + (row + rows) * size
                 if self.periods[at] * size % 16 or (self.periods[at] and address % 16):

@@ -35,7 +35,6 @@ class Addresses:
     local: Array
     staged: dict[int, Any]
     periods: dict[int, int]
-    of_rows: set[int]
 
     def places(self, addresses: Array, size: int, write: bool = False) -> tuple[Memory, Array]:
         for one in self.memories:
@@ -170,7 +169,7 @@ class Addresses:
 
     def from_row_of_stage(self) -> Array:
         """The row's number of what has been copied."""
-        if self.w1 not in self.of_rows:
+        if self.w1 not in self.periods:
             raise ImageError("a stage without this input")
         low, high, size, address = self.staged[self.w1]
         place = np.array([address + self.row * size])
@@ -185,7 +184,7 @@ class Addresses:
         if self.w1 not in self.staged:
             raise ImageError("a stage without this input")
         low, high, size, address = self.staged[self.w1]
-        if self.w1 in self.of_rows or size != BYTES[what] or address & 0xFFFFFFFF != self.F0:
+        if self.w1 in self.periods or size != BYTES[what] or address & 0xFFFFFFFF != self.F0:
             raise ImageError("a load of another input")
         addresses = low + self.local * size
         if aligned and what in ("32", "f16", "bf16", "u8"):

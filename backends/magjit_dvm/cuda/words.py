@@ -260,7 +260,7 @@ class Image:
         lanes: of a warp that have parts of the same row.
         inputs: of the stages: argument, bytes an element, offset in the stage; the last of them,
             ``row_inputs``, have an element for a row.
-        periods: of each of these, the rows after which its elements come again, or 0.
+        periods: of each of those last ones, the rows after which its elements come again, or 0.
         first, rest: of each pass, the word that a row begins with, and that its later chunks do.
         prologue: the word that a block begins with, if any.
         weights: vectors that it keeps.
@@ -289,7 +289,6 @@ class Image:
     epilogue: int = NO_WORD
     prologue: int = NO_WORD
     inputs: list[tuple[int, int, int]] = field(default_factory=list)
-    row_inputs: int = 0
     periods: list[int] = field(default_factory=list)
     words: list[Word] = field(default_factory=list)
     descriptors: list[Descriptor] = field(default_factory=list)
@@ -313,6 +312,11 @@ class Image:
     ring_at: int = 0
     shared_bytes: int = 0
     blocks: int = 1
+
+    @property
+    def row_inputs(self) -> int:
+        """How many of the inputs have an element for a row."""
+        return len(self.periods)
 
     @property
     def draws(self) -> bool:
