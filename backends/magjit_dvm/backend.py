@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +17,9 @@ from magjit.plugin.cuda_graphs import ReplayingByModule
 from magjit.plugin.floats_on_device import floats_on_device
 from magjit.plugin.inference import lower_for_inference, needs_gradients
 from magjit.plugin.inputs import TensorInput
+from magjit.plugin.sampling import whole_upsampling
 from magjit.plugin.views_apart import without_symbols, without_views
+from magjit_dvm.channels_last import LAID, in_channels_last
 from magjit_dvm.fuser import fuse
 from magjit_dvm.lowering import decompositions
 from magjit_dvm.schedule import Schedule
@@ -25,6 +28,8 @@ from magjit_dvm.streaming import Streamed
 from magjit_dvm.writes import write_together
 
 __all__ = ["MODES", "DvmBackend", "schedules"]
+
+logger = logging.getLogger("magjit.dvm")
 
 MODES = ("default", "reduce-overhead")
 
@@ -69,7 +74,7 @@ class DvmBackend:
         self, gm: GraphModule, example_inputs: Sequence[Any], context: BackendContext
     ) -> CompiledGraph:
         """Fuse the graph; with gradients, forward and backward."""
-        with uncollected():
+        with uncollected(), whole_upsampling():
             return self._compiled(gm, example_inputs, context)
 
     def stream(self) -> Streamed:
@@ -79,20 +84,34 @@ class DvmBackend:
     def _compiled(
         self, gm: GraphModule, example_inputs: Sequence[Any], context: BackendContext
     ) -> CompiledGraph:
+        laid = in_channels_last(gm, example_inputs, context.fake_mode)
+        if laid is not None:
+            try:
+                return self._lowered(laid, example_inputs, context, decompositions() | LAID)
+            except Exception as error:  # a backward may ask more of its operands than a forward
+                logger.debug("convolutions are left in their order", exc_info=error)
+        return self._lowered(gm, example_inputs, context, decompositions())
+
+    def _lowered(
+        self,
+        gm: GraphModule,
+        example_inputs: Sequence[Any],
+        context: BackendContext,
+        table: Mapping[Any, Callable[..., Any]],
+    ) -> CompiledGraph:
         def compile_aten(graph: GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
             return self._schedule(graph, context)
 
         lowered = None
         if not needs_gradients(gm, example_inputs, context):
-            mode = context.fake_mode
-            lowered = lower_for_inference(gm, example_inputs, mode, decompositions())
+            lowered = lower_for_inference(gm, example_inputs, context.fake_mode, table)
         if lowered is None:
             return aot(
                 gm,
                 example_inputs,
                 context,
                 forward=compile_aten,
-                decompositions=decompositions(),
+                decompositions=table,
                 mutations_in_graph=True,
             )
         dump_graph(context, "aten_inference.py", lowered)

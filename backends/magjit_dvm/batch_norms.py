@@ -29,6 +29,8 @@ _C: Any = torch._C  # whose stubs lack what is asked of cuDNN
 _WITH_STATS = aten._native_batch_norm_legit_functional.default
 _WITHOUT = aten._native_batch_norm_legit.no_stats
 _BACKWARD = aten.native_batch_norm_backward.default
+_CUDNNS: Any = torch.cudnn_batch_norm
+_CUDNNS_BACKWARD = aten.cudnn_batch_norm_backward.default
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """What GPUs have words for, all of which is computed in float32."""
@@ -204,7 +206,7 @@ class BatchNorm:
             return *found[:3], *running
         updated = running if self._in_place else [one.clone() for one in running]
         given = updated or (None, None)
-        found = aten.cudnn_batch_norm(x, weight, bias, *given, True, momentum, eps)
+        found = _CUDNNS(x, weight, bias, *given, True, momentum, eps)
         return *found[:3], *updated
 
 
@@ -220,14 +222,13 @@ class BatchNormBackward:
         if not all(mask) or not _is_cudnns(x, weight, weight, stats, eps):
             return _BACKWARD(dy, x, weight, *others)
         blank = torch.empty(0, dtype=torch.uint8, device=x.device)
-        return aten.cudnn_batch_norm_backward(
-            x, dy.contiguous(), weight, *running, mean, root, eps, blank
-        )
+        dy = dy.contiguous(memory_format=_order_of(x))
+        return _CUDNNS_BACKWARD(x, dy, weight, *running, mean, root, eps, blank)
 
 
 def _is_cudnns(x: Any, weight: Any, bias: Any, running: Any, eps: float) -> bool:
     """Whether eager mode takes cuDNN's kernels, and these keep nothing for the backward."""
-    if weight is None or bias is None or not x.is_contiguous():
+    if weight is None or bias is None or not x.is_contiguous(memory_format=_order_of(x)):
         return False
     given = running or (weight, weight)  # what counts is that there are both or neither
     found = _C._select_batch_norm_backend(x, weight, bias, *given, True, eps)
@@ -235,12 +236,22 @@ def _is_cudnns(x: Any, weight: Any, bias: Any, running: Any, eps: float) -> bool
     return bool(found == cudnns) and not _reserve_of(x)
 
 
+def _order_of(x: torch.Tensor) -> torch.memory_format:
+    """The order of memory that eager mode takes a dense tensor to have."""
+    if x.is_contiguous() or x.dim() not in _LAST:
+        return torch.contiguous_format
+    return _LAST[x.dim()]
+
+
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 def _reserve_of(x: torch.Tensor) -> int:
     """Bytes that cuDNN's kernels keep for the backward of a tensor like this one."""
-    key = x.dtype, x.dim()
+    key = x.dtype, x.dim(), _order_of(x)
     if key not in _RESERVES:
         _RESERVES[key] = int(_C._get_cudnn_batch_norm_reserve_space_size(x, True))
     return _RESERVES[key]
 
 
-_RESERVES: dict[tuple[torch.dtype, int], int] = {}
+_RESERVES: dict[tuple[torch.dtype, int, torch.memory_format], int] = {}

@@ -83,7 +83,10 @@ class FakeResults:
         if lasting is None:
             schema = func._schema
             if schema.is_mutable:
-                self._stopped = True  # perhaps metadata, and other things with it
+                # Perhaps metadata, and other things with it; what writes numbers has no views.
+                of_aten = func.namespace == "aten"
+                self._stopped = not of_aten or torch.Tag.inplace_view in func.tags
+                self._lasting[func] = False
                 return False
             lasting = self._lasting[func] = (
                 func.namespace == "aten"

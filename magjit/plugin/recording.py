@@ -17,6 +17,7 @@ import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, disable_fake_tensor_cache
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils._sympy.functions import FloatTrueDiv, FloorDiv, IntTrueDiv, ToFloat
@@ -76,6 +77,7 @@ def record(
     # The mode's own cache would be asked by every operator; `FakeResults` is asked before.
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
+        stack.enter_context(disable_autocast_cache())  # what it keeps is of one pass
         stack.enter_context(disable_fake_tensor_cache(fake_mode))
         stack.enter_context(fake_mode)
         stack.enter_context(recorder)

@@ -16,6 +16,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from magjit.plugin.fx_helpers import runnable
@@ -143,6 +144,30 @@ def once(
     return Layers(gm, pieces) if pieces else None
 
 
+_OTHER = frozenset({torch.ops.aten.convolution.default})
+"""Operators whose results a backend's decomposition may lay out otherwise."""
+
+
+class _Laid(TorchDispatchMode):
+    """Has such operators give what AOTAutograd will be given."""
+
+    def __init__(self, decompositions: Decompositions) -> None:
+        super().__init__()
+        self._decompositions = decompositions
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        decomposition = self._decompositions.get(func)
+        if decomposition is not None:
+            with self:
+                result = decomposition(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*args, **kwargs)
+
+
 @dataclass(slots=True)
 class _Walk:
     """Goes over the program, to find out what the layers' inputs are like."""
@@ -151,6 +176,12 @@ class _Walk:
     fake_mode: FakeTensorMode
     decompositions: Decompositions
     values: dict[Node, Any] = field(default_factory=dict)
+    layouts: dict[Any, Callable[..., Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.layouts = {
+            one: self.decompositions[one] for one in _OTHER & self.decompositions.keys()
+        }
 
     def run(self, repeats: Sequence[Repeat], example_inputs: Sequence[Any]) -> dict[int, Piece]:
         """By number, the windows whose form others have, too."""
@@ -193,6 +224,8 @@ class _Walk:
             if (shape_env := self.fake_mode.shape_env) is not None:
                 stack.enter_context(enable_python_dispatcher())
                 stack.enter_context(shape_env.ignore_fresh_unbacked_symbols())
+            if self.layouts:
+                stack.enter_context(_Laid(self.layouts))
             yield
 
     def _value(self, node: Node) -> Any:

@@ -1,0 +1,308 @@
+"""Convolutions of half precision on GPUs in channels-last memory, as the library's kernels read.
+
+Given images in another order, cuDNN rearranges operands and results in kernels of its own, of a
+ResNet-50's training on an H200 a fifth of all time.  Here an operand comes to a convolution in that
+order, once, and what is computed from its result keeps it, as eager mode does for
+``channels_last``: between convolutions nothing is rearranged.
+
+Whether this changes anything but time is found out before: the program is recorded twice on fake
+tensors, as it is and with convolutions that give this order.  It is left as it is where
+
+- a result would lie otherwise than in eager mode and cannot be brought back,
+- an operator's result depends on how its operand lies (``as_strided``), or a random number's place,
+- what is written in place would no more be seen through a view, which has become a copy,
+- or an operator refuses that order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+
+from magjit.plugin.aliases import memory_of, written_by
+from magjit.plugin.convolutions import is_convolution
+from magjit.plugin.fake_layouts import expression
+from magjit.plugin.functional import can_be_functional
+from magjit.plugin.fx_helpers import copy_graph_module, results_of, set_results
+from magjit.plugin.inference import order_of
+from magjit.plugin.layers.recorded import in_layers
+from magjit.plugin.recording import record
+from magjit.plugin.symbols import is_symbolic
+
+__all__ = ["DEVICES", "DTYPES", "LAID", "in_channels_last"]
+
+logger = logging.getLogger("magjit.dvm")
+
+aten = torch.ops.aten
+
+DEVICES = ("cuda",)
+DTYPES = (torch.float16, torch.bfloat16)
+"""For which libraries have kernels that read channels side by side."""
+_WIDE = 64
+"""Channels from which on these are the quick ones."""
+_COPIES = 8
+"""Convolutions for each image that has to be brought back to another order."""
+_BY_MEMORY = ("as_strided", "stride", "storage_offset", "is_contiguous", "set_", "resize")
+"""Parts of names of operators whose results depend on how their operands lie."""
+
+Decompositions = dict[Any, Callable[..., Any]]
+
+
+# -- convolutions in this order --
+
+
+def _is_moved(*images: torch.Tensor) -> bool:
+    """Whether a convolution of these, one of which lies otherwise, is to be in this order."""
+    first = images[0]
+    if first.dim() != 4 or first.dtype not in DTYPES or first.device.type not in DEVICES:
+        return False
+    return not all(map(_is_last, images))
+
+
+def _is_last(image: torch.Tensor) -> bool:
+    if is_symbolic(image):  # torch does not always know
+        return _is_dense(image, (0, 2, 3, 1))
+    return image.is_contiguous(memory_format=torch.channels_last)
+
+
+def _last(image: torch.Tensor) -> torch.Tensor:
+    return image if _is_last(image) else image.clone(memory_format=torch.channels_last)
+
+
+def _convolution(image: torch.Tensor, weight: torch.Tensor, *others: Any) -> Any:
+    if not _is_moved(image, weight):
+        return NotImplemented
+    return aten.convolution.default(_last(image), _last(weight), *others)
+
+
+def _convolution_backward(
+    gradient: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, *others: Any
+) -> Any:
+    if not _is_moved(gradient, image, weight):
+        return NotImplemented
+    of_image, of_weight, of_bias = aten.convolution_backward.default(
+        _last(gradient), _last(image), _last(weight), *others
+    )
+    if of_weight is not None and weight.is_contiguous():
+        of_weight = of_weight.contiguous()  # as the parameter, which it will be added to
+    return of_image, of_weight, of_bias
+
+
+LAID: Decompositions = {
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+}
+"""Operators that give channels-last results."""
+
+
+def _normed(results: int, image: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
+    """Where the results of a batch norm lie, which fake tensors take long to find out."""
+    statistics = image.new_empty(image.shape[1:2], dtype=torch.float32)
+    return torch.empty_like(image), *[statistics] * (results - 1)
+
+
+_NORMS: Decompositions = {
+    aten._native_batch_norm_legit.default: partial(_normed, 3),
+    aten._native_batch_norm_legit.no_stats: partial(_normed, 3),
+    aten._native_batch_norm_legit_no_training.default: partial(_normed, 3),
+    aten.cudnn_batch_norm.default: partial(_normed, 4),
+    aten.native_batch_norm.default: partial(_normed, 3),
+}
+
+
+# -- which programs --
+
+
+def in_channels_last(
+    gm: GraphModule, example_inputs: Sequence[Any], fake_mode: FakeTensorMode | None
+) -> GraphModule | None:
+    """The program whose results lie as in eager mode though convolutions are `LAID`.
+
+    Args:
+        gm: torch-level, as ``Backend.compile`` is given it; it is left as it is.
+        example_inputs: fake tensors and symbols, as ``Backend.compile`` is given them.
+        fake_mode: theirs.
+
+    Returns:
+        None where the order does not pay, or would change more than the time.
+    """
+    if fake_mode is None or not _may_pay(gm, example_inputs):
+        return None
+    try:
+        plain = _recorded(gm, example_inputs, fake_mode, _NORMS)
+        if not _pays(plain.graph) or _by_memory(plain.graph):
+            return None
+        laid = _recorded(gm, example_inputs, fake_mode, _NORMS | LAID)
+    except Exception as error:  # which is the program's, or comes of a view that has become none
+        logger.debug("convolutions are left in their order", exc_info=error)
+        return None
+    if reason := _changes(plain.graph, laid.graph):
+        logger.debug("convolutions are left in their order: %s", reason)
+        return None
+    return _restored(gm, plain.graph, laid.graph)
+
+
+def _may_pay(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """What is found out without a pass over fake tensors."""
+    tensors = [one for one in example_inputs if isinstance(one, torch.Tensor)]
+    if not any(one.dim() == 4 and one.device.type in DEVICES for one in tensors):
+        return False
+    named = (getattr(node.target, "__name__", str(node.target)) for node in gm.graph.nodes)
+    return any("conv" in name for name in named) and can_be_functional(gm, example_inputs)
+
+
+def _recorded(
+    gm: GraphModule, example_inputs: Sequence[Any], fake_mode: FakeTensorMode, table: Decompositions
+) -> GraphModule:
+    function, layers = in_layers(gm)
+    return record(function, example_inputs, fake_mode, table, layers)
+
+
+def _pays(graph: Graph) -> bool:
+    """Whether the library's quick kernels do most of the work, and nothing reads channels apart."""
+    wide = total = 0
+    for node in graph.nodes:
+        if "group_norm" in str(node.target):
+            return False
+        if not is_convolution(node):
+            continue
+        image, weight = (one.meta["val"] for one in node.args[:2])
+        if not _is_moved(image, weight):
+            continue
+        work = _size(node.meta["val"].numel()) * _size(weight[0].numel())
+        total += work
+        wide += work if node.args[8] == 1 and min(map(_size, weight.shape[:2])) >= _WIDE else 0
+    return total > 0 and 2 * wide > total
+
+
+def _size(size: Any) -> int:
+    """A size, or of a symbolic one that of the example."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def _by_memory(graph: Graph) -> bool:
+    return any(part in str(node.target) for node in graph.nodes for part in _BY_MEMORY)
+
+
+# -- what changes --
+
+
+def _changes(plain: Graph, laid: Graph) -> str | None:
+    """What the order changes beside the time; None: nothing."""
+    if _random(plain) != _random(laid):
+        return "random numbers would be drawn in another order"
+    if _shared(plain) != _shared(laid):
+        return "results would share other memory"
+    if _writes(plain) and _names(plain) != _names(laid):
+        return "views of what is written would be copies"
+    convolutions = sum(map(is_convolution, plain.nodes))
+    if _copies(laid) - _copies(plain) > 1 + convolutions // _COPIES:
+        return "too much would be brought back to another order"
+    return None
+
+
+def _copies(graph: Graph) -> int:
+    return sum(name == "aten.clone.default" for name in _names(graph))
+
+
+def _random(graph: Graph) -> list[Any]:
+    """How operands and results of operators that draw lie in memory."""
+    return [
+        [_strides(one) for one in (*node.all_input_nodes, *_results(node))]
+        for node in graph.nodes
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    ]
+
+
+def _results(node: Node) -> Iterator[Node]:
+    if isinstance(node.meta.get("val"), torch.Tensor):
+        yield node
+    else:
+        yield from node.users
+
+
+def _strides(node: Node) -> tuple[Any, ...] | None:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return None
+    return tuple(map(expression, value.stride()))
+
+
+def _shared(graph: Graph) -> list[int]:
+    """Of each result the first input or result with the same memory."""
+    values = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
+    given = [*values, *map(_value, results_of(graph))]
+    memory = [
+        one.untyped_storage()._cdata if isinstance(one, torch.Tensor) else None for one in given
+    ]
+    return [memory.index(one) if one is not None else -1 for one in memory]
+
+
+def _value(result: Any) -> Any:
+    return result.meta.get("val") if isinstance(result, Node) else None
+
+
+def _writes(graph: Graph) -> bool:
+    """Whether anything but inputs is written."""
+    written = [one for node in graph.nodes for one in written_by(node)]
+    return any(one.op != "placeholder" for one in memory_of(written))
+
+
+def _names(graph: Graph) -> list[str]:
+    """Operators in their order, but what belongs to this order."""
+    return [
+        str(node.target)
+        for node in graph.nodes
+        if node.op == "call_function"
+        and node.kwargs.get("memory_format") is not torch.channels_last
+        and node.target is not aten.as_strided_.default  # of pooling, to a result of its own
+    ]
+
+
+# -- results as in eager mode --
+
+
+def _restored(gm: GraphModule, plain: Graph, laid: Graph) -> GraphModule | None:
+    """A copy of the program that brings its results back to where they lie in eager mode."""
+    shared = _shared(plain)[-len(results_of(plain)) :] if results_of(plain) else []
+    made = copy_graph_module(gm)
+    results = results_of(made.graph)
+    pairs = zip(results_of(plain), results_of(laid), strict=True)
+    for position, (wanted, found) in enumerate(pairs):
+        if not isinstance(wanted, Node) or _strides(wanted) == _strides(found):
+            continue
+        order = order_of(wanted.meta["val"])
+        if shared.count(shared[position]) > 1 or not _is_dense(wanted.meta["val"], order):
+            logger.debug("convolutions are left in their order: a result is a view")
+            return None
+        results[position] = _moved(made.graph, results[position], order)
+    set_results(made, results)
+    made.recompile()
+    return made
+
+
+def _is_dense(value: torch.Tensor, order: Sequence[int]) -> bool:
+    """Whether a tensor has no gaps, its dimensions in this order."""
+    expected: Any = 1
+    for dim in reversed(order):
+        if expression(value.stride(dim)) != expected:
+            return False
+        expected = expected * expression(value.size(dim))
+    return True
+
+
+def _moved(graph: Graph, result: Node, order: Sequence[int]) -> Node:
+    back = sorted(range(len(order)), key=order.__getitem__)
+    contiguous: dict[str, Any] = {"memory_format": torch.contiguous_format}
+    with graph.inserting_before(graph.output_node()):
+        if list(order) == back == sorted(back):
+            return graph.call_function(torch.clone, (result,), contiguous)
+        turned = graph.call_function(torch.permute, (result, tuple(order)))
+        copied = graph.call_function(torch.clone, (turned,), contiguous)
+        return graph.call_function(torch.permute, (copied, tuple(back)))
