@@ -1,4 +1,4 @@
-"""Models that the examples lack: a vision transformer, a language model's block, experts."""
+"""Models that the examples lack: vision, a language model's block, experts."""
 
 from __future__ import annotations
 
@@ -44,6 +44,36 @@ class VisionTransformer(nn.Module):
         for layer in self.layers:
             x = layer(x)
         result: Tensor = self.head(self.norm(x)[:, 0])
+        return result
+
+
+class UNet(nn.Module):
+    """Images to as many numbers a pixel; group norms, sizes halved and doubled again."""
+
+    def __init__(self, width: int, results: int) -> None:
+        super().__init__()
+        widths = [width, 2 * width, 4 * width]
+        self.down = nn.ModuleList(map(self.level, [3, *widths[:-1]], widths))
+        self.middle = self.level(4 * width, 8 * width)
+        given = [12 * width, 6 * width, 3 * width]
+        self.up = nn.ModuleList(map(self.level, given, reversed(widths)))
+        self.last = nn.Conv2d(width, results, 1)
+
+    @staticmethod
+    def level(given: int, made: int) -> nn.Module:
+        first, second = (nn.Conv2d(one, made, 3, padding=1) for one in (given, made))
+        norms = [nn.GroupNorm(8, made) for _ in range(2)]
+        return nn.Sequential(first, norms[0], nn.SiLU(), second, norms[1], nn.SiLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for level in self.down:
+            kept.append(level(x))
+            x = F.max_pool2d(kept[-1], 2)
+        x = self.middle(x)
+        for level in self.up:
+            x = level(torch.cat([F.interpolate(x, scale_factor=2), kept.pop()], 1))
+        result: Tensor = self.last(x)
         return result
 
 

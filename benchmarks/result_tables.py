@@ -379,11 +379,12 @@ def _dvm_gpu_models(results: Results) -> str:
 def _dvm_gpu_training(results: Results) -> str:
     metrics = {
         "step_ms": "forward and backward, ms",
+        "call_ms": "a call, ms",
         "forward_us": "forward, µs",
         "step_us": "forward and backward, µs",
     }
-    rows = _by_metric(results, metrics, ("magjit", "inductor", "eager"))
-    return markdown(["case", "metric", "MagJIT", "Inductor", "eager"], rows)
+    rows = _by_metric(results, metrics, ("magjit", "inductor", "eager", "eager-last"))
+    return markdown(["case", "metric", "MagJIT", "Inductor", "eager", "channels last"], rows)
 
 
 def _virtual_tensors(results: Results) -> str:

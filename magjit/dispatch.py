@@ -26,11 +26,11 @@ from magjit.observe import Manner, Observation, capture_lock, observe
 from magjit.own_frames import depth_of_the_call, users_part
 from magjit.pipeline import build_record
 from magjit.plugin import Backend, BackendContext, FloatInputs, Streaming, StreamingBackend, calls
+from magjit.plugin.modes import has_saved_tensor_hooks, leave_modes
 from magjit.records import Captured, Record, SplitPoint, Stats
 from magjit.refgraph.long_loops import LoopPlace
 from magjit.regions import Program, RegionRun, Rest
 from magjit.rehearsal import may_rehearse, rehearse
-from magjit.replay_errors import has_saved_tensor_hooks, leave_modes
 from magjit.shape_history import ShapeHistory
 
 log = logging.getLogger("magjit")

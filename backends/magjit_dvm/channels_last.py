@@ -1,4 +1,4 @@
-"""Convolutions of half precision on GPUs in channels-last memory, as the library's kernels read.
+"""Convolutions on GPUs in channels-last memory, the order in which tensor cores' kernels read.
 
 Given images in another order, cuDNN rearranges operands and results in kernels of its own, of a
 ResNet-50's training on an H200 a fifth of all time.  Here an operand comes to a convolution in that
@@ -35,15 +35,14 @@ from magjit.plugin.layers.recorded import in_layers
 from magjit.plugin.recording import record
 from magjit.plugin.symbols import is_symbolic
 
-__all__ = ["DEVICES", "DTYPES", "LAID", "in_channels_last"]
+__all__ = ["DEVICES", "LAID", "in_channels_last"]
 
 logger = logging.getLogger("magjit.dvm")
 
 aten = torch.ops.aten
 
 DEVICES = ("cuda",)
-DTYPES = (torch.float16, torch.bfloat16)
-"""For which libraries have kernels that read channels side by side."""
+_HALF = (torch.float16, torch.bfloat16)
 _WIDE = 64
 """Channels from which on these are the quick ones."""
 _COPIES = 8
@@ -60,9 +59,19 @@ Decompositions = dict[Any, Callable[..., Any]]
 def _is_moved(*images: torch.Tensor) -> bool:
     """Whether a convolution of these, one of which lies otherwise, is to be in this order."""
     first = images[0]
-    if first.dim() != 4 or first.dtype not in DTYPES or first.device.type not in DEVICES:
+    if first.dim() != 4 or first.device.type not in DEVICES or not _on_tensor_cores(first.dtype):
         return False
     return not all(map(_is_last, images))
+
+
+def _on_tensor_cores(dtype: torch.dtype) -> bool:
+    """Whether convolutions are computed there: of float32, where these may round to TF32."""
+    if dtype in _HALF or dtype is not torch.float32:
+        return dtype in _HALF
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # the program has said so in the newer way
+        return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
 
 
 def _is_last(image: torch.Tensor) -> bool:

@@ -27,6 +27,7 @@ from magjit.plugin.fake_results import FakeResults
 from magjit.plugin.fx_helpers import make_graph_module
 from magjit.plugin.fx_nodes import new_call
 from magjit.plugin.layers.recorded import LayerRecorder
+from magjit.plugin.modes import leave_modes
 
 __all__ = ["NotRecorded", "record"]
 
@@ -83,7 +84,11 @@ def record(
         stack.enter_context(recorder)
         if layers is not None:
             stack.enter_context(layers.recording(recorder))
-        results = function(*example_inputs)
+        try:
+            results = function(*example_inputs)
+        except BaseException as error:
+            leave_modes(error, grad_enabled=False)
+            raise
     recorder.graph.output(tree_map(recorder.node_of, tuple(results)))
     return make_graph_module(recorder.constants, recorder.graph)
 

@@ -162,8 +162,8 @@ def normed(x: Tensor) -> Tensor:
     return F.group_norm(F.conv2d(x, W1), 8)
 
 
-def single(x: Tensor) -> Tensor:
-    return F.conv2d(x.float(), W1.float())
+def double(x: Tensor) -> Tensor:
+    return F.conv2d(x.double(), W1.double())
 
 
 def shuffled(x: Tensor) -> Tensor:
@@ -175,11 +175,22 @@ def shuffled(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "function",
-    [strided, drawn, seen, narrow, grouped, normed, single, shuffled],
+    [strided, drawn, seen, narrow, grouped, normed, double, shuffled],
     ids=lambda one: one.__name__,
 )
 def test_programs_that_stay_as_they_are(function: Callable[[Tensor], Tensor]) -> None:
     check(function, images(2, WIDTH, 12, 10), moved=False)
+
+
+def test_modes_are_left_where_a_view_is_none_in_this_order() -> None:
+    def function(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.conv2d(x, W1.float()).view(2, -1)
+
+    check(function, torch.randn(2, WIDTH, 6, 5), moved=False)
+    assert not torch.is_autocast_enabled("cpu")
+    results = [node for node in GRAPHS[0].graph.nodes if node.target is CONVOLUTIONS[0]]
+    assert results[0].meta["val"].dtype == torch.bfloat16
 
 
 def test_numbers_are_drawn_as_in_eager_mode_where_no_order_counts() -> None:
@@ -225,6 +236,16 @@ class Network(nn.Module):
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             x = x + self.relu(norm(convolution(x)))
         return self.last(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_float32_is_in_this_order_where_it_may_be_rounded(rounded: bool) -> None:
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = rounded
+    try:
+        check(lambda x: F.conv2d(x.float(), W1.float()), images(2, WIDTH, 6, 5), moved=rounded)
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 @pytest.mark.parametrize("inplace", [False, True])

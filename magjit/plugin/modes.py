@@ -1,4 +1,4 @@
-"""What a failing replay leaves: the modes of torch that its graph had entered are left again."""
+"""Modes of torch around a graph: one that fails leaves again what it had entered."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import torch
 from torch.amp.autocast_mode import autocast
+
+__all__ = ["has_saved_tensor_hooks", "leave_modes"]
 
 _GENERATED = "<eval_with_key>"
 """What torch.fx calls the files of generated code."""
