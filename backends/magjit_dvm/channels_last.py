@@ -30,7 +30,7 @@ from magjit.plugin.convolutions import is_convolution
 from magjit.plugin.fake_layouts import expression
 from magjit.plugin.functional import can_be_functional
 from magjit.plugin.fx_helpers import copy_graph_module, results_of, set_results
-from magjit.plugin.inference import order_of
+from magjit.plugin.inference import on_fakes, order_of
 from magjit.plugin.layers.recorded import in_layers
 from magjit.plugin.recording import record
 from magjit.plugin.symbols import is_symbolic
@@ -170,7 +170,8 @@ def _recorded(
     gm: GraphModule, example_inputs: Sequence[Any], fake_mode: FakeTensorMode, table: Decompositions
 ) -> GraphModule:
     function, layers = in_layers(gm)
-    return record(function, example_inputs, fake_mode, table, layers)
+    with on_fakes(example_inputs, fake_mode):
+        return record(function, example_inputs, fake_mode, table, layers)
 
 
 def _pays(graph: Graph) -> bool:

@@ -32,6 +32,7 @@ __all__ = [
     "draw_in_place",
     "lower_for_inference",
     "needs_gradients",
+    "on_fakes",
     "order_of",
     "written_inputs",
 ]
@@ -81,9 +82,7 @@ def lower_for_inference(
         return None
     function = runnable(gm)
     symbolic = any(map(is_symbolic, example_inputs))
-    # Composite operators in C++ ask for sizes as numbers; their Python counterparts do not.
-    symbols = enable_python_dispatcher() if symbolic else nullcontext()
-    with torch.no_grad(), _taking_constants(fake_mode), symbols:
+    with on_fakes(example_inputs, fake_mode):
         lowered = _recorded(gm, example_inputs, fake_mode, decompositions)
         if lowered is None:
             lowered = _traced(function, example_inputs, decompositions)
@@ -174,6 +173,20 @@ def _writes_at_the_end(lowered: GraphModule, count: int) -> bool:
     return len(written) == len(writes) == count and all(
         node.target is aten.copy_.default and one.op == "placeholder" for node, one in writes
     )
+
+
+@contextmanager
+def on_fakes(example_inputs: Sequence[Any], fake_mode: FakeTensorMode | None) -> Iterator[None]:
+    """Within it, a torch-level graph runs on its fake inputs and without gradients.
+
+    Args:
+        example_inputs, fake_mode: as `lower_for_inference` is given them.
+    """
+    # Composite operators in C++ ask for sizes as numbers; their Python counterparts do not.
+    symbolic = any(map(is_symbolic, example_inputs))
+    symbols = enable_python_dispatcher() if symbolic else nullcontext()
+    with torch.no_grad(), _taking_constants(fake_mode), symbols:
+        yield
 
 
 @contextmanager
