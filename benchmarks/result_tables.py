@@ -376,15 +376,19 @@ def _dvm_gpu_models(results: Results) -> str:
     return _compared(results, metrics)
 
 
+_NETWORKS = {"step_ms": "forward and backward, ms", "call_ms": "a call, ms"}
+
+
+def _dvm_gpu_networks(results: Results) -> str:
+    rows = _by_metric(results, _NETWORKS, ("magjit", "inductor", "eager", "eager-last"))
+    header = ["network", "metric", "MagJIT", "Inductor", "eager", "eager, channels last"]
+    return markdown(header, rows)
+
+
 def _dvm_gpu_training(results: Results) -> str:
-    metrics = {
-        "step_ms": "forward and backward, ms",
-        "call_ms": "a call, ms",
-        "forward_us": "forward, µs",
-        "step_us": "forward and backward, µs",
-    }
-    rows = _by_metric(results, metrics, ("magjit", "inductor", "eager", "eager-last"))
-    return markdown(["case", "metric", "MagJIT", "Inductor", "eager", "channels last"], rows)
+    metrics = {"forward_us": "forward, µs", "step_us": "forward and backward, µs"}
+    rows = _by_metric(results, metrics, ("magjit", "inductor", "eager"))
+    return markdown(["case", "metric", "MagJIT", "Inductor", "eager"], rows)
 
 
 def _virtual_tensors(results: Results) -> str:
@@ -492,6 +496,11 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
     "dvm_gpu_sets": ("dvm_gpu_models.json#sets", _DVM_GPU, _dvm_gpu_sets),
     "dvm_gpu_small": ("dvm_gpu_models.json#shapes", _DVM_GPU, _dvm_gpu_small),
     "dvm_gpu_models": ("dvm_gpu_models.json#models", _DVM_GPU, _dvm_gpu_models),
+    "dvm_gpu_networks": (
+        "dvm_gpu_training.json",
+        "python benchmarks/dvm_gpu_training.py",
+        _dvm_gpu_networks,
+    ),
     "dvm_gpu_training": (
         "dvm_gpu_training.json",
         "python benchmarks/dvm_gpu_training.py",
