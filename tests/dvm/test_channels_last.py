@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 
 import magjit
 from magjit_dvm import channels_last
-from magjit_dvm.backend import DvmBackend
+from tests.dvm.scheduled import scheduled
 
 LAST = torch.channels_last
 WIDTH = 64
@@ -28,17 +28,10 @@ GRAPHS: list[GraphModule] = []
 @pytest.fixture(autouse=True)
 def on_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """`GRAPHS` gets what is scheduled."""
-    schedule = DvmBackend._schedule
-
-    def watched(self: DvmBackend, gm: GraphModule, context: Any) -> Any:
-        GRAPHS.append(gm)
-        return schedule(self, gm, context)
-
-    GRAPHS.clear()
     monkeypatch.setattr(channels_last, "DEVICES", ("cpu",))
-    monkeypatch.setattr(DvmBackend, "_schedule", watched)
-    yield
-    GRAPHS.clear()
+    with scheduled() as graphs:
+        monkeypatch.setattr(f"{__name__}.GRAPHS", graphs)
+        yield
 
 
 def are_last() -> list[bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 import magjit
-from magjit_dvm.backend import DvmBackend
+from tests.dvm.scheduled import scheduled
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
@@ -45,19 +44,10 @@ class Network(nn.Module):
         return self.last(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
 
 
-@pytest.fixture(autouse=True)
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[GraphModule]]:
-    """What is scheduled."""
-    found: list[GraphModule] = []
-    schedule = DvmBackend._schedule
-
-    def watched(self: DvmBackend, gm: GraphModule, context: Any) -> Any:
-        found.append(gm)
-        return schedule(self, gm, context)
-
-    monkeypatch.setattr(DvmBackend, "_schedule", watched)
-    yield found
-    found.clear()
+@pytest.fixture
+def graphs() -> Iterator[list[GraphModule]]:
+    with scheduled() as found:
+        yield found
 
 
 def check_order(graphs: list[GraphModule]) -> None:

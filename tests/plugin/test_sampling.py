@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.fx import GraphModule
 
 import magjit
 from magjit.plugin.sampling import whole_upsampling
-from magjit_dvm.backend import DvmBackend
+from tests.dvm.scheduled import scheduled
 
 IMAGES, LINES, BODIES = (2, 3, 5, 7), (2, 3, 5), (2, 3, 4, 5, 6)
 MODES = [
@@ -32,17 +33,9 @@ MODES = [
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[GraphModule]:
-    """What is scheduled."""
-    found: list[GraphModule] = []
-    schedule = DvmBackend._schedule
-
-    def watched(self: DvmBackend, gm: GraphModule, context: Any) -> Any:
-        found.append(gm)
-        return schedule(self, gm, context)
-
-    monkeypatch.setattr(DvmBackend, "_schedule", watched)
-    return found
+def graphs() -> Iterator[list[GraphModule]]:
+    with scheduled() as found:
+        yield found
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
