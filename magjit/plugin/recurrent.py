@@ -23,19 +23,23 @@ logger = logging.getLogger(__name__)
 __all__ = ["recurrent_as_it_is"]
 
 _LAYERS = ("gru", "lstm", "rnn_relu", "rnn_tanh")
+_SAID = "magjit_runs_as_it_is"
+"""In the ``meta`` of a graph: what the log has said of it."""
 
 
 def recurrent_as_it_is(gm: Any, example_inputs: Sequence[Any]) -> bool:
-    """Whether a graph has recurrent layers that are right only as they are; the log says why.
+    """Whether a graph has recurrent layers that are right only as they are.
 
-    Such a graph is to be called, not lowered.
+    Such a graph is to be called, not lowered.  The log says why, once for each.
 
     Args:
         gm: torch-level, as ``Backend.compile`` is given it.
         example_inputs: as ``Backend.compile`` is given them, in its grad mode.
     """
     reason = _reason(gm, example_inputs)
-    if reason is not None:
+    said = getattr(gm, "meta", {})
+    if reason is not None and said.get(_SAID) != reason:
+        said[_SAID] = reason
         logger.info("a graph runs as it is: %s", reason)
     return reason is not None
 

@@ -97,5 +97,7 @@ def test_what_runs_as_it_is(
     gm = torch.fx.GraphModule(torch.nn.Module(), graph)
     given = [torch.empty(2, dtype=dtype, device=device, requires_grad=trains) for _ in names]
     with caplog.at_level("INFO", logger="magjit"):
-        assert recurrent_as_it_is(gm, given) is (expected is not None)
-    assert (expected or "") in caplog.text and bool(caplog.text) is (expected is not None)
+        for _ in range(2):
+            assert recurrent_as_it_is(gm, given) is (expected is not None)
+    assert (expected or "") in caplog.text
+    assert len(caplog.records) == (expected is not None)  # said once, however often it is asked
