@@ -237,12 +237,8 @@ class Network(nn.Module):
 
 @pytest.mark.parametrize("rounded", [False, True])
 def test_float32_is_in_this_order_where_it_may_be_rounded(rounded: bool) -> None:
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = rounded
-    try:
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=rounded):
         check(lambda x: F.conv2d(x.float(), W1.float()), images(2, WIDTH, 6, 5), moved=rounded)
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
 
 
 @pytest.mark.parametrize("inplace", [False, True])
