@@ -159,6 +159,8 @@ def in_channels_last(
 
 def _may_pay(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
     """What is found out without a pass over fake tensors."""
+    if not torch.backends.cudnn.enabled:  # ATen's own kernels read the usual order
+        return False
     tensors = [one for one in example_inputs if isinstance(one, torch.Tensor)]
     if not any(one.dim() == 4 and one.device.type in DEVICES for one in tensors):
         return False

@@ -241,6 +241,11 @@ def test_float32_is_in_this_order_where_it_may_be_rounded(rounded: bool) -> None
         check(lambda x: F.conv2d(x.float(), W1.float()), images(2, WIDTH, 6, 5), moved=rounded)
 
 
+def test_kernels_of_atens_own_read_the_usual_order() -> None:
+    with torch.backends.cudnn.flags(enabled=False):
+        check(two, images(2, WIDTH, 6, 5), moved=False)
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_training(inplace: bool, autocast: bool) -> None:
