@@ -9,7 +9,8 @@ Whether this changes anything but time is found out before: the program is recor
 tensors, as it is and with convolutions that give this order.  It is left as it is where
 
 - a result would lie otherwise than in eager mode and cannot be brought back,
-- an operator's result depends on how its operand lies (``as_strided``), or a random number's place,
+- an operator's result depends on how its operand lies (``as_strided``), or may do so, as of any
+  that is not ATen's, or a random number's place,
 - what is written in place would no more be seen through a view, which has become a copy,
 - or an operator refuses that order.
 """
@@ -22,6 +23,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._ops import OperatorBase
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
@@ -49,6 +51,9 @@ _COPIES = 8
 """Convolutions for each image that has to be brought back to another order."""
 _BY_MEMORY = ("as_strided", "stride", "storage_offset", "is_contiguous", "set_", "resize")
 """Parts of names of operators whose results depend on how their operands lie."""
+
+_KNOWN = ("aten", "prims")
+"""Whose operators read strides."""
 
 Decompositions = dict[Any, Callable[..., Any]]
 
@@ -199,7 +204,12 @@ def _size(size: Any) -> int:
 
 
 def _by_memory(graph: Graph) -> bool:
-    return any(part in str(node.target) for node in graph.nodes for part in _BY_MEMORY)
+    """Whether an operator may compute something else where its operands lie otherwise."""
+    operators = [node.target for node in graph.nodes if node.op == "call_function"]
+    if any(part in str(one) for one in operators for part in _BY_MEMORY):
+        return True
+    known = [one for one in operators if isinstance(one, OperatorBase)]
+    return any(getattr(one, "namespace", None) not in _KNOWN for one in known)
 
 
 # -- what changes --

@@ -186,6 +186,23 @@ def test_modes_are_left_where_a_view_is_none_in_this_order() -> None:
     assert results[0].meta["val"].dtype == torch.bfloat16
 
 
+@torch.library.custom_op("magjit_test::in_order_of_memory", mutates_args=())
+def in_order_of_memory(x: Tensor) -> Tensor:
+    """As kernels do that know nothing of strides."""
+    return x.as_strided((x.numel(),), (1,)).cumsum(0)
+
+
+@in_order_of_memory.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.numel())
+
+
+def test_operators_of_others_are_given_what_they_know() -> None:
+    check(
+        lambda x: in_order_of_memory(F.conv2d(x, W1).float()), images(2, WIDTH, 6, 5), moved=False
+    )
+
+
 def test_numbers_are_drawn_as_in_eager_mode_where_no_order_counts() -> None:
     check(lambda x: F.dropout(F.conv2d(x, W1).mean((2, 3)), 0.5), images(4, WIDTH, 6, 5))
     GRAPHS.clear()
