@@ -10,7 +10,7 @@ tensors, as it is and with convolutions that give this order.  It is left as it 
 
 - a result would lie otherwise than in eager mode and cannot be brought back,
 - an operator's result depends on how its operand lies (``as_strided``), or may do so, as of any
-  that is not ATen's, or a random number's place,
+  that is not ATen's, or a gradient does, of an ``autograd.Function``, or a random number's place,
 - what is written in place would no more be seen through a view, which has become a copy,
 - or an operator refuses that order.
 """
@@ -54,6 +54,9 @@ _BY_MEMORY = ("as_strided", "stride", "storage_offset", "is_contiguous", "set_",
 
 _KNOWN = ("aten", "prims")
 """Whose operators read strides."""
+
+_TORCHS = ("torch", "_operator", "builtins", "math")
+"""Modules whose functions' derivatives are ATen's operators."""
 
 Decompositions = dict[Any, Callable[..., Any]]
 
@@ -166,11 +169,18 @@ def _may_pay(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
     """What is found out without a pass over fake tensors."""
     if not torch.backends.cudnn.enabled:  # ATen's own kernels read the usual order
         return False
+    if not all(map(_is_torchs, gm.graph.nodes)):  # a backward of the program's own is not recorded
+        return False
     tensors = [one for one in example_inputs if isinstance(one, torch.Tensor)]
     if not any(one.dim() == 4 and one.device.type in DEVICES for one in tensors):
         return False
     named = (getattr(node.target, "__name__", str(node.target)) for node in gm.graph.nodes)
     return any("conv" in name for name in named) and can_be_functional(gm, example_inputs)
+
+
+def _is_torchs(node: Node) -> bool:
+    module = getattr(node.target, "__module__", None) if node.op == "call_function" else None
+    return module is None or module.partition(".")[0] in _TORCHS
 
 
 def _recorded(

@@ -203,6 +203,33 @@ def test_operators_of_others_are_given_what_they_know() -> None:
     )
 
 
+class InOrderOfMemory(torch.autograd.Function):
+    """Whose gradient depends on how the one that comes lies in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        numbers = torch.arange(gradient.numel(), dtype=gradient.dtype) / gradient.numel()
+        strides = gradient.stride()
+        return gradient + numbers.as_strided(gradient.shape, strides)
+
+
+def test_gradients_of_the_programs_own_are_given_what_they_know() -> None:
+    def function(x: Tensor) -> Tensor:
+        result: Tensor = InOrderOfMemory.apply(F.conv2d(x, W1))
+        return F.conv2d(result, W2)
+
+    compiled = magjit.compile(function, backend="dvm")
+    for _ in range(3):
+        x = images(2, WIDTH, 7, 8).requires_grad_()
+        found = torch.autograd.grad(compiled(x).float().square().sum(), x)[0]
+        wanted = torch.autograd.grad(function(x).float().square().sum(), x)[0]
+        torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+
+
 def test_numbers_are_drawn_as_in_eager_mode_where_no_order_counts() -> None:
     check(lambda x: F.dropout(F.conv2d(x, W1).mean((2, 3)), 0.5), images(4, WIDTH, 6, 5))
     GRAPHS.clear()
