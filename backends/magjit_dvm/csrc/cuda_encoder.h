@@ -2,7 +2,8 @@
  * what cuda/encode.py does in the same order, bit by bit:
  * cuda_prepare.cpp what the program alone says; cuda_shapes.cpp sizes and places in memory;
  * cuda_tiling.cpp squares for what lies in memory otherwise than results;
- * cuda_plan.cpp how a launch divides its work; cuda_values.cpp what values are, and numbers;
+ * cuda_plan.cpp how a launch divides its work, cuda_anew.cpp once words are known, cuda_machine.cpp where
+ * it has places; cuda_values.cpp what values are, and numbers;
  * cuda_ranges.cpp which int64 32 bits hold; cuda_tables.cpp positions, and what is looked up at them;
  * cuda_weights.cpp vectors that all rows share; cuda_sums.cpp sums across rows; cuda_adders.cpp warps
  * that add them up; cuda_rows.cpp words of row values; cuda_loads.cpp words that load; cuda_encode.cpp
@@ -465,10 +466,8 @@ struct Encoder {
     void divide(int64_t widest, int64_t together);
     using MostWarps = int64_t(int64_t each); /* in a block */
     int64_t each_for_rows(int64_t wanted, int64_t together, MostWarps most) const;
-    void count();
-    bool may_shrink() const;
-    bool keeps_rows();
-    int64_t wanted_stages();
+    void arrange_once(MostWarps most);
+    /* cuda_anew.cpp */
     int64_t arrange_beside_adders();
     bool arrange_gradients();
     bool computes_much(int64_t reductions) const;
@@ -476,16 +475,20 @@ struct Encoder {
     bool arrange_several();
     void arrange_norms();
     void arrange_chunks();
-    void arrange_once(MostWarps most);
     void scale_scratch(int64_t each);
     bool divide_anew(int64_t each, int64_t most);
+    /* cuda_machine.cpp */
+    void count();
+    bool may_shrink() const;
     void shrink();
     void measure(int64_t program_bytes);
     bool has_room(int weights);
-    bool make_room(int weights);
+    int64_t wanted_stages();
+    bool keeps_rows();
     void fit();
 
     /* cuda_weights.cpp */
+    bool make_room(int weights);
     void keep_weights();
     int weight_of(const Word &word, const Word *known, int n) const;
     int normalize_once(int n_words);
