@@ -32,6 +32,8 @@ _BACKWARD = aten.native_batch_norm_backward.default
 _CUDNNS: Any = torch.cudnn_batch_norm
 _CUDNNS_BACKWARD = aten.cudnn_batch_norm_backward.default
 
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Orders of memory that cuDNN knows beside the usual one, by numbers of dimensions."""
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """What GPUs have words for, all of which is computed in float32."""
 _ONE_LAUNCH = 1 << 19
@@ -228,12 +230,13 @@ class BatchNormBackward:
 
 def _is_cudnns(x: Any, weight: Any, bias: Any, running: Any, eps: float) -> bool:
     """Whether eager mode takes cuDNN's kernels, and these keep nothing for the backward."""
-    if weight is None or bias is None or not x.is_contiguous(memory_format=_order_of(x)):
+    order = _order_of(x)
+    if weight is None or bias is None or not x.is_contiguous(memory_format=order):
         return False
     given = running or (weight, weight)  # what counts is that there are both or neither
     found = _C._select_batch_norm_backend(x, weight, bias, *given, True, eps)
     cudnns: object = _C._BatchNormBackend.Cudnn
-    return bool(found == cudnns) and not _reserve_of(x)
+    return bool(found == cudnns) and not _reserve_of(x, order)
 
 
 def _order_of(x: torch.Tensor) -> torch.memory_format:
@@ -243,12 +246,9 @@ def _order_of(x: torch.Tensor) -> torch.memory_format:
     return _LAST[x.dim()]
 
 
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-def _reserve_of(x: torch.Tensor) -> int:
+def _reserve_of(x: torch.Tensor, order: torch.memory_format) -> int:
     """Bytes that cuDNN's kernels keep for the backward of a tensor like this one."""
-    key = x.dtype, x.dim(), _order_of(x)
+    key = x.dtype, x.dim(), order
     if key not in _RESERVES:
         _RESERVES[key] = int(_C._get_cudnn_batch_norm_reserve_space_size(x, True))
     return _RESERVES[key]

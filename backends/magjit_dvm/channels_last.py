@@ -32,10 +32,13 @@ from magjit.plugin.convolutions import is_convolution
 from magjit.plugin.fake_layouts import expression
 from magjit.plugin.functional import can_be_functional
 from magjit.plugin.fx_helpers import copy_graph_module, results_of, set_results
+from magjit.plugin.fx_nodes import follows_strides
 from magjit.plugin.inference import on_fakes, order_of
+from magjit.plugin.layers.operators import storage_of
 from magjit.plugin.layers.recorded import in_layers
 from magjit.plugin.recording import record
 from magjit.plugin.symbols import is_symbolic
+from magjit_dvm.alone import elements
 
 __all__ = ["DEVICES", "LAID", "in_channels_last"]
 
@@ -49,9 +52,6 @@ _WIDE = 64
 """Channels from which on these are the quick ones."""
 _COPIES = 8
 """Convolutions for each image that has to be brought back to another order."""
-_BY_MEMORY = ("as_strided", "stride", "storage_offset", "is_contiguous", "set_", "resize")
-"""Parts of names of operators whose results depend on how their operands lie."""
-
 _KNOWN = ("aten", "prims")
 """Whose operators read strides."""
 
@@ -74,7 +74,7 @@ def _is_moved(*images: torch.Tensor) -> bool:
 
 def _on_tensor_cores(dtype: torch.dtype) -> bool:
     """Whether convolutions are computed there: of float32, where these may round to TF32."""
-    if dtype in _HALF or dtype is not torch.float32:
+    if dtype is not torch.float32:
         return dtype in _HALF
     try:
         return bool(torch.backends.cudnn.allow_tf32)
@@ -151,18 +151,20 @@ def in_channels_last(
     """
     if fake_mode is None or not _may_pay(gm, example_inputs):
         return None
+    laid = None
     try:
-        plain = _recorded(gm, example_inputs, fake_mode, _NORMS)
-        if not _pays(plain.graph) or _by_memory(plain.graph):
-            return None
-        laid = _recorded(gm, example_inputs, fake_mode, _NORMS | LAID)
+        plain = _recorded(gm, example_inputs, fake_mode, _NORMS).graph
+        reason = _keeps(plain)
+        if reason is None:
+            laid = _recorded(gm, example_inputs, fake_mode, _NORMS | LAID).graph
+            reason = _changes(plain, laid)
     except Exception as error:  # which is the program's, or comes of a view that has become none
         logger.debug("convolutions are left in their order", exc_info=error)
         return None
-    if reason := _changes(plain.graph, laid.graph):
+    if laid is None or reason is not None:
         logger.debug("convolutions are left in their order: %s", reason)
         return None
-    return _restored(gm, plain.graph, laid.graph)
+    return _restored(gm, _moved_results(plain, laid))
 
 
 def _may_pay(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
@@ -191,6 +193,15 @@ def _recorded(
         return record(function, example_inputs, fake_mode, table, layers)
 
 
+def _keeps(graph: Graph) -> str | None:
+    """Why a program is left as it is, without a look at the other order; None: no reason."""
+    if not _pays(graph):
+        return "it does not pay"
+    if _by_memory(graph):
+        return "an operator may depend on it"
+    return None
+
+
 def _pays(graph: Graph) -> bool:
     """Whether the library's quick kernels do most of the work, and nothing reads channels apart."""
     wide = total = 0
@@ -202,24 +213,19 @@ def _pays(graph: Graph) -> bool:
         image, weight = (one.meta["val"] for one in node.args[:2])
         if not _is_moved(image, weight):
             continue
-        work = _size(node.meta["val"].numel()) * _size(weight[0].numel())
+        work = elements(node.meta["val"].shape) * elements(weight.shape[1:])
         total += work
-        wide += work if node.args[8] == 1 and min(map(_size, weight.shape[:2])) >= _WIDE else 0
+        channels = min(elements([size]) for size in weight.shape[:2])
+        wide += work if node.args[8] == 1 and channels >= _WIDE else 0
     return total > 0 and 2 * wide > total
-
-
-def _size(size: Any) -> int:
-    """A size, or of a symbolic one that of the example."""
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
 def _by_memory(graph: Graph) -> bool:
     """Whether an operator may compute something else where its operands lie otherwise."""
-    operators = [node.target for node in graph.nodes if node.op == "call_function"]
-    if any(part in str(one) for one in operators for part in _BY_MEMORY):
-        return True
-    known = [one for one in operators if isinstance(one, OperatorBase)]
-    return any(getattr(one, "namespace", None) not in _KNOWN for one in known)
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    known = [node.target for node in nodes if isinstance(node.target, OperatorBase)]
+    others = any(getattr(one, "namespace", None) not in _KNOWN for one in known)
+    return others or any(map(follows_strides, nodes))
 
 
 # -- what changes --
@@ -229,8 +235,13 @@ def _changes(plain: Graph, laid: Graph) -> str | None:
     """What the order changes beside the time; None: nothing."""
     if _random(plain) != _random(laid):
         return "random numbers would be drawn in another order"
-    if _shared(plain) != _shared(laid):
+    shared = _shared(plain)
+    if shared != _shared(laid):
         return "results would share other memory"
+    for position, order in _moved_results(plain, laid).items():
+        value = results_of(plain)[position].meta["val"]
+        if shared.count(shared[position]) > 1 or not _is_dense(value, order):
+            return "a result is a view"
     if _writes(plain) and _names(plain) != _names(laid):
         return "views of what is written would be copies"
     convolutions = sum(map(is_convolution, plain.nodes))
@@ -268,12 +279,10 @@ def _strides(node: Node) -> tuple[Any, ...] | None:
 
 def _shared(graph: Graph) -> list[int]:
     """Of each result the first input or result with the same memory."""
-    values = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
-    given = [*values, *map(_value, results_of(graph))]
-    memory = [
-        one.untyped_storage()._cdata if isinstance(one, torch.Tensor) else None for one in given
-    ]
-    return [memory.index(one) if one is not None else -1 for one in memory]
+    inputs = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
+    values = [*inputs, *map(_value, results_of(graph))]
+    memory = [storage_of(one) if isinstance(one, torch.Tensor) else None for one in values]
+    return [-1 if one is None else memory.index(one) for one in memory[len(inputs) :]]
 
 
 def _value(result: Any) -> Any:
@@ -300,19 +309,24 @@ def _names(graph: Graph) -> list[str]:
 # -- results as in eager mode --
 
 
-def _restored(gm: GraphModule, plain: Graph, laid: Graph) -> GraphModule | None:
+Orders = dict[int, tuple[int, ...]]
+
+
+def _moved_results(plain: Graph, laid: Graph) -> Orders:
+    """Which results lie otherwise, and the order of their dimensions in eager mode."""
+    pairs = zip(results_of(plain), results_of(laid), strict=True)
+    return {
+        position: order_of(wanted.meta["val"])
+        for position, (wanted, found) in enumerate(pairs)
+        if isinstance(wanted, Node) and _strides(wanted) != _strides(found)
+    }
+
+
+def _restored(gm: GraphModule, orders: Orders) -> GraphModule:
     """A copy of the program that brings its results back to where they lie in eager mode."""
-    shared = _shared(plain)[-len(results_of(plain)) :] if results_of(plain) else []
     made = copy_graph_module(gm)
     results = results_of(made.graph)
-    pairs = zip(results_of(plain), results_of(laid), strict=True)
-    for position, (wanted, found) in enumerate(pairs):
-        if not isinstance(wanted, Node) or _strides(wanted) == _strides(found):
-            continue
-        order = order_of(wanted.meta["val"])
-        if shared.count(shared[position]) > 1 or not _is_dense(wanted.meta["val"], order):
-            logger.debug("convolutions are left in their order: a result is a view")
-            return None
+    for position, order in orders.items():
         results[position] = _moved(made.graph, results[position], order)
     set_results(made, results)
     made.recompile()
@@ -333,7 +347,7 @@ def _moved(graph: Graph, result: Node, order: Sequence[int]) -> Node:
     back = sorted(range(len(order)), key=order.__getitem__)
     contiguous: dict[str, Any] = {"memory_format": torch.contiguous_format}
     with graph.inserting_before(graph.output_node()):
-        if list(order) == back == sorted(back):
+        if list(order) == sorted(order):
             return graph.call_function(torch.clone, (result,), contiguous)
         turned = graph.call_function(torch.permute, (result, tuple(order)))
         copied = graph.call_function(torch.clone, (turned,), contiguous)

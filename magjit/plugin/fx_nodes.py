@@ -16,6 +16,7 @@ __all__ = [
     "called_at",
     "called_name",
     "enables_gradients",
+    "follows_strides",
     "graphs_of",
     "has_effects",
     "is_symbol",
@@ -27,6 +28,8 @@ __all__ = [
 aten = torch.ops.aten
 
 _USER_LINE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
+_FOLLOWING_STRIDES = ("as_strided", "stride", "storage_offset", "is_contiguous", "set_", "resize")
+"""Parts of names of operators whose results depend on how their operands lie."""
 
 
 def new_call(
@@ -57,6 +60,12 @@ def called_name(node: Node) -> str:
     if node.op != "call_function":
         return ""
     return str(getattr(node.target, "__name__", "")).split(".")[0]
+
+
+def follows_strides(node: Node) -> bool:
+    """Whether what an operator gives depends on how its operands lie in memory."""
+    name = str(node.target)
+    return any(part in name for part in _FOLLOWING_STRIDES)
 
 
 def called_at(node: Node) -> Location | None:

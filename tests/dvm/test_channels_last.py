@@ -300,11 +300,12 @@ def test_training(inplace: bool, autocast: bool) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             loss = call(x).float().square().sum()
         loss.backward()
-        assert x.grad is not None
-        gradients = [one.grad for one in model.parameters()]
-        found = [loss.detach(), x.grad, *gradients, *(one.clone() for one in model.buffers())]
+        found = [loss.detach()]
+        for one in (x, *model.parameters()):
+            assert one.grad is not None
+            found.append(one.grad)
         model.zero_grad()
-        return found  # type: ignore[return-value]
+        return [*found, *(one.clone() for one in model.buffers())]
 
     dtype = torch.float32 if autocast else torch.bfloat16
     models = []

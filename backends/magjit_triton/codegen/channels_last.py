@@ -14,6 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from magjit.plugin.convolutions import is_convolution
+from magjit.plugin.fx_nodes import follows_strides
 from magjit_triton.codegen.convolutions import is_grouped_product
 from magjit_triton.codegen.graphs import is_tensor, mutates
 
@@ -24,8 +25,6 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _MOST_RESTORED = 2
 _WIDE = 64
 _LARGE_FILTER = 25
-_FOLLOWS_STRIDES = ("as_strided", "stride", "storage_offset", "is_contiguous", "set_", "resize")
-"""Parts of names of operators whose results depend on how their operands lie."""
 
 
 class _Impossible(Exception):
@@ -164,8 +163,7 @@ class _Rewrite:
 
     def follow(self, node: Node) -> None:
         """The value of a node whose operands lie in another order."""
-        name = str(node.target)
-        if node.op != "call_function" or any(one in name for one in _FOLLOWS_STRIDES):
+        if node.op != "call_function" or follows_strides(node):
             raise _Impossible
         if mutates(node):
             return
