@@ -23,7 +23,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._ops import OperatorBase
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
@@ -32,7 +31,7 @@ from magjit.plugin.convolutions import is_convolution
 from magjit.plugin.fake_layouts import expression
 from magjit.plugin.functional import can_be_functional
 from magjit.plugin.fx_helpers import copy_graph_module, results_of, set_results
-from magjit.plugin.fx_nodes import follows_strides
+from magjit.plugin.fx_nodes import may_follow_strides
 from magjit.plugin.inference import on_fakes, order_of
 from magjit.plugin.layers.operators import storage_of
 from magjit.plugin.layers.recorded import in_layers
@@ -52,8 +51,6 @@ _WIDE = 64
 """Channels from which on these are the quick ones."""
 _COPIES = 8
 """Convolutions for each image that has to be brought back to another order."""
-_KNOWN = ("aten", "prims")
-"""Whose operators read strides."""
 
 _TORCHS = ("torch", "_operator", "builtins", "math")
 """Modules whose functions' derivatives are ATen's operators."""
@@ -222,10 +219,7 @@ def _pays(graph: Graph) -> bool:
 
 def _by_memory(graph: Graph) -> bool:
     """Whether an operator may compute something else where its operands lie otherwise."""
-    nodes = [node for node in graph.nodes if node.op == "call_function"]
-    known = [node.target for node in nodes if isinstance(node.target, OperatorBase)]
-    others = any(getattr(one, "namespace", None) not in _KNOWN for one in known)
-    return others or any(map(follows_strides, nodes))
+    return any(may_follow_strides(node) for node in graph.nodes if node.op == "call_function")
 
 
 # -- what changes --

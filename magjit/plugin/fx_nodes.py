@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OperatorBase
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import has_side_effect
 
@@ -16,11 +17,11 @@ __all__ = [
     "called_at",
     "called_name",
     "enables_gradients",
-    "follows_strides",
     "graphs_of",
     "has_effects",
     "is_symbol",
     "keep_checks",
+    "may_follow_strides",
     "new_call",
     "remove_unused",
 ]
@@ -30,6 +31,8 @@ aten = torch.ops.aten
 _USER_LINE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 _FOLLOWING_STRIDES = ("as_strided", "stride", "storage_offset", "is_contiguous", "set_", "resize")
 """Parts of names of operators whose results depend on how their operands lie."""
+_KNOWN = ("aten", "prims")
+"""Namespaces of operators whose results depend on numbers alone, but for those."""
 
 
 def new_call(
@@ -62,10 +65,16 @@ def called_name(node: Node) -> str:
     return str(getattr(node.target, "__name__", "")).split(".")[0]
 
 
-def follows_strides(node: Node) -> bool:
-    """Whether what an operator gives depends on how its operands lie in memory."""
+def may_follow_strides(node: Node) -> bool:
+    """Whether what an operator gives may depend on how its operands lie in memory.
+
+    So it may be of any operator that is not ATen's.
+    """
+    others = getattr(node.target, "namespace", None) not in _KNOWN
     name = str(node.target)
-    return any(part in name for part in _FOLLOWING_STRIDES)
+    return (isinstance(node.target, OperatorBase) and others) or any(
+        part in name for part in _FOLLOWING_STRIDES
+    )
 
 
 def called_at(node: Node) -> Location | None:

@@ -73,6 +73,28 @@ def test_what_makes_a_result_reads_the_input_itself() -> None:
     torch.testing.assert_close(gm(*given), residual(*given))
 
 
+@torch.library.custom_op("magjit_triton_test::in_order_of_memory", mutates_args=())
+def in_order_of_memory(x: Tensor) -> Tensor:
+    """As kernels do that know nothing of strides."""
+    return x.as_strided((x.numel(),), (1,)).cumsum(0)
+
+
+@in_order_of_memory.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.numel())
+
+
+def test_operators_of_others_are_given_what_they_know() -> None:
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        return in_order_of_memory(F.conv2d(x, weight).relu())
+
+    given = (torch.randn(2, 64, 9, 7), weights(64, 64, 3, 3))
+    gm = traced(function, *given)
+    in_channels_last(gm)
+    assert not any(is_last(one) for one in operands(gm)[:1])
+    torch.testing.assert_close(gm(*given), function(*given))
+
+
 def test_views_that_are_none_in_this_order_are_copies() -> None:
     def flat(x: Tensor, weight: Tensor) -> Tensor:
         return F.conv2d(x, weight).view(2, -1).sum(1)

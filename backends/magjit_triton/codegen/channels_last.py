@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from magjit.plugin.convolutions import is_convolution
-from magjit.plugin.fx_nodes import follows_strides
+from magjit.plugin.fx_nodes import may_follow_strides
 from magjit_triton.codegen.convolutions import is_grouped_product
 from magjit_triton.codegen.graphs import is_tensor, mutates
 
@@ -163,7 +163,7 @@ class _Rewrite:
 
     def follow(self, node: Node) -> None:
         """The value of a node whose operands lie in another order."""
-        if node.op != "call_function" or follows_strides(node):
+        if node.op != "call_function" or may_follow_strides(node):
             raise _Impossible
         if mutates(node):
             return
