@@ -97,6 +97,14 @@ def cuda_launch(
     n_counters: int,
     /,
 ) -> None: ...
+def cuda_pair(
+    plan: tuple[Any, ...],
+    given: tuple[Any, ...],
+    ending: tuple[Any, ...],
+    numbers: bytes,
+    shapes: tuple[tuple[int, ...], ...],
+    /,
+) -> tuple[Any, ...] | None: ...
 def cuda_spans() -> list[tuple[int, int, int, int, int]]: ...
 def level() -> str: ...
 def machine(

@@ -19,6 +19,7 @@ from magjit.plugin.inference import lower_for_inference, needs_gradients
 from magjit.plugin.inputs import TensorInput
 from magjit.plugin.sampling import whole_upsampling
 from magjit.plugin.views_apart import without_symbols, without_views
+from magjit_dvm.channel_sums import absorb_masks
 from magjit_dvm.channels_last import LAID, in_channels_last
 from magjit_dvm.fuser import fuse
 from magjit_dvm.lowering import decompositions
@@ -160,6 +161,7 @@ class DvmBackend:
     def _schedule(self, gm: GraphModule, context: BackendContext) -> CompiledGraph:
         simplify(gm.graph)
         write_together(gm.graph)
+        absorb_masks(gm.graph)
         floats_on_device(gm.graph)
         schedule = Schedule(gm, fuse(gm.graph))
         _live.add(schedule)

@@ -1,10 +1,11 @@
-"""Batch norms in training on GPUs: as a program, in parts, or by cuDNN's kernels.
+"""Batch norms in training on GPUs: as a program, in parts, by sums of channels, or by kernels.
 
 A program has a row for each channel, which is read once where it fits a block.  But a channel of
 images lies in memory in parts, which come to a block slowly.  *In parts*, each image of a channel
 is a row: its mean and squares about it, then those of channels, of which there are few, then an
 elementwise operator, which is fused with what follows.  That reads images twice, as memory gives
-them.  Eager mode's kernels, cuDNN's where it has one, hold a channel that is not too long.
+them.  Eager mode's kernels, cuDNN's where it has one, hold a channel that is not too long.  Where
+channels lie side by side, kernels of their own add them up (``channel_sums.py``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.fx import Node as FxNode
 
 from magjit_dvm.alone import elements
 from magjit_dvm.builder import size_key
+from magjit_dvm.channel_sums import GRADIENTS, MOMENTS, ChannelGradients, ChannelMoments
 from magjit_dvm.cuda.support import SMALL
 
 __all__ = ["BatchNorm", "BatchNormBackward", "backward", "forward", "kernel_of", "writes_in_place"]
@@ -55,6 +57,7 @@ class Way(Enum):
 
     PROGRAM = auto()
     PARTS = auto()
+    SUMS = auto()
     KERNEL = auto()
 
 
@@ -68,6 +71,8 @@ def forward(decomposition: Callable[..., Any], x: torch.Tensor, *others: Any) ->
     way = _way(x, training=others[-3])
     if way is Way.PARTS and len(others) > 5:  # statistics are results: a group ends with them
         return _in_parts(x, *others)
+    if way is Way.SUMS:
+        return _by_sums(x, *others)
     return decomposition(x, *others) if way is Way.PROGRAM else NotImplemented
 
 
@@ -80,6 +85,8 @@ def backward(
         return decomposition(dy, x, *others)
     if train and _backward_in_parts(x):
         return _gradients_in_parts(dy, x, *others)
+    if train and _way(x, training=True) is Way.SUMS:
+        return _gradients_by_sums(dy, x, *others)
     if train and others[1] is not None:  # which need not be kept for what does not read them
         return _BACKWARD(dy, x, others[0], None, None, *others[3:])
     return NotImplemented  # apart, sums across rows would be of tensors that are written for them
@@ -92,9 +99,11 @@ def _way(x: torch.Tensor, training: bool) -> Way:
     if x.dtype not in _DTYPES:
         return Way.KERNEL
     count = elements(x.shape)
-    if size_key(x.stride(1)) == 1:  # as rows, the VM would leave these to ATen at each call
-        return Way.PROGRAM if 0 < count <= SMALL else Way.KERNEL
     images, channels = elements(x.shape[:1]), elements(x.shape[1:2])
+    if size_key(x.stride(1)) == 1:  # as rows, the VM would leave these to ATen at each call
+        dense = x.dim() == 2 or (x.dim() in _LAST and x.is_contiguous(memory_format=_LAST[x.dim()]))
+        summed = dense and channels * x.itemsize % 16 == 0
+        return Way.PROGRAM if 0 < count <= SMALL else Way.SUMS if summed else Way.KERNEL
     if count <= _ONE_LAUNCH or images == 1 or not x.is_contiguous():
         return Way.PROGRAM
     has_cudnn = x.dtype is not torch.bfloat16
@@ -165,11 +174,39 @@ def _gradients_in_parts(dy: torch.Tensor, x: torch.Tensor, weight: Any, *others:
     return dx.to(x.dtype), of_weight if mask[1] else None, of_bias if mask[2] else None
 
 
+def _by_sums(x: torch.Tensor, weight: Any, bias: Any, *others: Any) -> Any:
+    """What channels have one number of by kernels, then the norm."""
+    *running, _, momentum, eps = others
+    given = running or (None, None)
+    mean, root, scale, *updated, shift = MOMENTS(x, weight, bias, *given, momentum, eps)
+    around = [1, x.shape[1], *[1] * (x.dim() - 2)]
+    if x.itemsize == 2:
+        out = x * scale + shift
+    else:  # a mean of many deviations would round off more than x has
+        out = (x - mean.view(around)) * scale
+        out = out if bias is None else out + bias.view(around)
+    return out.to(x.dtype), mean, root, *updated[: len(running)]
+
+
+def _gradients_by_sums(dy: torch.Tensor, x: torch.Tensor, weight: Any, *others: Any) -> Any:
+    *_, mean, root, _, _, mask = others
+    found = GRADIENTS(dy, None, x, weight, mean, root)
+    around = [1, x.shape[1], *[1] * (x.dim() - 2)]
+    scale, slope, shift = found[2:]
+    away = x if x.itemsize == 2 else x - mean.view(around)
+    dx = (dy * scale + away * slope + shift).to(x.dtype) if mask[0] else None
+    return dx, found[0] if mask[1] else None, found[1] if mask[2] else None
+
+
 # -- the kernels that eager mode has --
 
 
 def kernel_of(node: FxNode) -> Callable[..., Any] | None:
-    """What runs a batch norm that is whole in a graph, in training and on a GPU."""
+    """What runs a batch norm that is whole in a graph, in training and on a GPU; or its sums."""
+    if node.target is MOMENTS:
+        return ChannelMoments(bool(node.meta.get("in_place")))
+    if node.target is GRADIENTS:
+        return ChannelGradients()
     if node.kwargs or node.target not in (_WITH_STATS, _WITHOUT, _BACKWARD):
         return None
     x = node.args[node.target is _BACKWARD]
@@ -182,7 +219,8 @@ def kernel_of(node: FxNode) -> Callable[..., Any] | None:
 
 def writes_in_place(node: FxNode) -> tuple[int, ...]:
     """Results that a batch norm's kernel can write to the arguments of the same numbers."""
-    return (3, 4) if node.target is _WITH_STATS and kernel_of(node) is not None else ()
+    writes = node.target in (_WITH_STATS, MOMENTS) and kernel_of(node) is not None
+    return (3, 4) if writes else ()
 
 
 class BatchNorm:

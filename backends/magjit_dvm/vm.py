@@ -17,6 +17,7 @@ __all__ = [
     "cuda_hooks",
     "cuda_launch",
     "cuda_load",
+    "cuda_pair",
     "cuda_spans",
     "cuda_words",
     "level",
@@ -48,6 +49,7 @@ cuda_gpu = _vm.cuda_gpu
 cuda_hooks = _vm.cuda_hooks
 cuda_launch = _vm.cuda_launch
 cuda_load = _vm.cuda_load
+cuda_pair = _vm.cuda_pair
 cuda_spans = _vm.cuda_spans
 cuda_words = _vm.cuda_words
 convolution = _vm.convolution

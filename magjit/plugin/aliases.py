@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch.fx import GraphModule, Node
 
-__all__ = ["is_alias", "may_alias", "memory_of", "results_are_their_own", "written_by"]
+__all__ = ["is_alias", "may_alias", "memory_of", "results_are_their_own", "trust", "written_by"]
 
 aten = torch.ops.aten
 
@@ -19,6 +19,12 @@ _UNSAFE_VIEWS = (
     aten.unsafe_split_with_sizes.default,
 )
 """Operators that give views though their schemas say that they do not."""
+_trusted: set[object] = set()
+
+
+def trust(target: torch._ops.OpOverload) -> None:
+    """Have an operator of a backend's count as ATen's: its results lie where its schema says."""
+    _trusted.add(target)
 
 
 def is_alias(node: Node) -> bool:
@@ -34,12 +40,15 @@ def is_alias(node: Node) -> bool:
 def may_alias(node: Node) -> bool:
     """Whether an operator's results may lie in its operands' memory, as far as can be known.
 
-    Only ATen's own kernels are trusted where a schema promises memory of the results' own.
+    Only ATen's own kernels, and those of `trust`, are trusted where a schema promises memory of the
+    results' own.
     """
     if is_alias(node):
         return True
     target = node.target
     if target in (aten.linear.default, aten.scaled_dot_product_attention.default):
+        return False
+    if target in _trusted:
         return False
     if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
         return True

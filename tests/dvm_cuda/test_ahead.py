@@ -14,6 +14,7 @@ import torch
 
 from magjit.plugin import BackendError
 from magjit_dvm.cuda import ahead, build
+from magjit_dvm.cuda.channel_code import CHANNELS
 from magjit_dvm.cuda.forms import ALONE, FLAT, FORMS, STACKED, SUMMING
 from magjit_dvm.cuda.parts import SUMS
 from magjit_dvm.cuda.warps import each_of
@@ -56,11 +57,14 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
 def test_all_that_calls_may_ask_for() -> None:
     found = ahead.kernels_of("sm_90")
     assert len(set(found)) == len(found)
+    others = SUMS, CHANNELS
     assert (SUMS, False, ALONE) in found
+    assert {one for each, _, one in found if each == CHANNELS} == set(range(4))
     for form in set(FORMS) - {SUMMING}:
-        assert {each for each, _, one in found if one == form} - {SUMS} == set(each_of(form))
+        made = {each for each, _, one in found if one == form and each not in others}
+        assert made == set(each_of(form))
     older = ahead.kernels_of("sm_80", approximate=True)
-    assert {approximate for each, approximate, _ in older if each != SUMS} == {True}
+    assert {approximate for each, approximate, _ in older if each not in others} == {True}
     assert max(each for each, *_ in older) == 36 and max(each for each, *_ in found) == 64
     assert len(ahead.kernels_of("sm_120")) == len(found)
 

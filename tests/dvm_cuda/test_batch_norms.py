@@ -12,6 +12,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from magjit_dvm import batch_norms
 from magjit_dvm.batch_norms import BatchNorm, Way, kernel_of
 from magjit_dvm.by_aten import by_aten
+from magjit_dvm.channel_sums import (
+    GRADIENTS,
+    MOMENTS,
+    ChannelGradients,
+    ChannelMoments,
+    absorb_masks,
+)
 from magjit_dvm.cuda.rows import MOST_REGISTERS
 from magjit_dvm.fuser import fuse
 from magjit_dvm.groups import Fusion
@@ -71,9 +78,9 @@ def test_with_running_statistics_it_is_one_program(shape: tuple[int, ...]) -> No
     [
         ((8, 64, 16, 16), torch.contiguous_format, True),
         ((8, 64, 56, 56), torch.contiguous_format, False),
-        ((8, 64, 56, 56), torch.channels_last, False),
+        ((8, 63, 56, 56), torch.channels_last, False),
         ((2, 8, 14, 14), torch.channels_last, True),
-        ((4096, 1024), torch.contiguous_format, False),
+        ((4096, 1021), torch.contiguous_format, False),
         ((64, 1024), torch.contiguous_format, True),
     ],
 )
@@ -118,6 +125,152 @@ def test_ways(shape: tuple[int, ...], dtype: torch.dtype, way: Way, backward: bo
         assert batch_norms._backward_in_parts(x) is backward
         assert batch_norms._way(x, training=False) is Way.PROGRAM
         assert batch_norms._way(x.to("cpu"), training=True) is Way.PROGRAM
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "way"),
+    [
+        ((8, 64, 56, 56), torch.float16, Way.SUMS),
+        ((8, 64, 56, 56), torch.float32, Way.SUMS),
+        ((32, 68, 28, 28), torch.float32, Way.SUMS),
+        ((32, 68, 28, 28), torch.bfloat16, Way.KERNEL),
+        ((4, 64, 16, 28, 28), torch.bfloat16, Way.SUMS),
+        ((4096, 1024), torch.float16, Way.SUMS),
+        ((4096, 1021), torch.float16, Way.KERNEL),
+        ((2, 64, 28, 28), torch.float16, Way.PROGRAM),
+        ((8, 64, 56, 56), torch.float64, Way.KERNEL),
+    ],
+)
+def test_ways_of_channels_side_by_side(
+    shape: tuple[int, ...], dtype: torch.dtype, way: Way
+) -> None:
+    order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
+    with FakeTensorMode():
+        x = torch.empty(shape, device="cuda", dtype=dtype)
+        x = x.to(memory_format=order or torch.contiguous_format)
+        assert batch_norms._way(x, training=True) is way
+        if order is not None and way is Way.SUMS:
+            strides = [stride if stride == 1 else 2 * stride for stride in x.stride()]
+            gaps = torch.empty_strided(shape, strides, device="cuda", dtype=dtype)
+            assert batch_norms._way(gaps, training=True) is Way.KERNEL
+
+
+def laid(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Images whose channels lie side by side, about 1."""
+    order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
+    x = torch.randn(shape) * 2 + 1
+    return x.to(dtype).contiguous(memory_format=order or torch.contiguous_format)
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("tracks", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(4, 8, 5, 6), (40, 8), (2, 8, 3, 4, 5)])
+def test_sums_of_channels_are_norms(
+    shape: tuple[int, ...], dtype: torch.dtype, tracks: bool, affine: bool
+) -> None:
+    """What is left to kernels, by ATen's operators, and what is made of it."""
+    x, dy = laid(*shape, dtype=dtype), laid(*shape, dtype=dtype)
+    channels = shape[1]
+    weight, bias, *running = (torch.rand(channels) + 0.5 for _ in range(4))
+    given: list[Any] = [weight, bias] if affine else [None, None]
+    before = [one.clone() for one in running]
+    others = [*given, *running, True, 0.3, 1e-4] if tracks else [*given, True, 0.3, 1e-4]
+    found = batch_norms._by_sums(x, *others)
+    assert all(torch.equal(one, old) for one, old in zip(running, before, strict=True))
+    wide = x.double().requires_grad_()
+    wides = [None if one is None else one.double().requires_grad_() for one in given]
+    stats = [one.double() for one in running] if tracks else [None, None]
+    wanted = torch.nn.functional.batch_norm(wide, *stats, *wides, True, 0.3, 1e-4)
+    close = (
+        {"rtol": 1e-2, "atol": 1e-2} if dtype is torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    )
+    torch.testing.assert_close(found[0], wanted.to(dtype), **close)
+    assert found[0].stride() == x.stride() and len(found) == (5 if tracks else 3)
+    for one, new in zip(found[3:], stats, strict=False):
+        torch.testing.assert_close(one, new.float())
+    wanted.backward(dy.double())
+    mean, root = found[1:3]
+    mask = [True, affine, affine]
+    gradients = batch_norms._gradients_by_sums(
+        dy, x, given[0], None, None, mean, root, True, 1e-4, mask
+    )
+    torch.testing.assert_close(gradients[0], wide.grad.to(dtype), **close)
+    for one, other in zip(gradients[1:], wides, strict=True):
+        assert (one is None) is not affine
+        if affine:
+            torch.testing.assert_close(one, other.grad.float(), rtol=1e-4, atol=1e-3)
+
+
+def behind_relu(others: int, threshold: float = 0.0) -> Any:
+    """The backward of a norm in front of a ReLU, whose gradient so many others read."""
+
+    def program(dy: torch.Tensor, y: torch.Tensor, x: torch.Tensor, *rest: torch.Tensor) -> Any:
+        g = aten.threshold_backward.default(dy, y, threshold)
+        found = aten.native_batch_norm_backward.default(
+            g, x, rest[0], None, None, *rest[1:], True, 1e-5, [True, True, True]
+        )
+        return *found, *(g + k for k in range(others))
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("others", "threshold", "other_order", "absorbed"),
+    [(0, 0.0, False, True), (1, 0.0, False, False), (0, 0.5, False, False), (0, 0.0, True, False)],
+)
+def test_gradients_behind_a_relu_are_not_written_for_sums(
+    others: int, threshold: float, other_order: bool, absorbed: bool
+) -> None:
+    program = behind_relu(others, threshold)
+    shape = 8, 64, 56, 56
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = [
+            torch.empty(shape, device="cuda").to(memory_format=torch.channels_last)
+            for _ in range(3)
+        ]
+        if other_order:
+            given[1] = torch.empty(shape, device="cuda")
+        given += [torch.empty(64, device="cuda") for _ in range(3)]
+        graph = make_fx(program, decomposition_table=decompositions())(*given)
+    absorb_masks(graph.graph)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    (sums,) = graph.graph.find_nodes(op="call_function", target=GRADIENTS)
+    assert isinstance(kernel_of(sums), ChannelGradients)
+    assert (sums.args[1] is not None) is absorbed
+    real = [laid(2, 64, 5, 6) for _ in range(3)] + [torch.rand(64) + 0.5 for _ in range(3)]
+    for found, wanted in zip(graph(*real), program(*real), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_statistics_are_written_by_kernels_of_sums() -> None:
+    def program(x: torch.Tensor, *rest: torch.Tensor) -> Any:
+        norm = aten._native_batch_norm_legit_functional.default
+        out, mean, root, *new = norm(x, *rest, True, 0.1, 1e-5)
+        for old, one in zip(rest[2:], new, strict=True):
+            aten.copy_.default(old, one)
+        return out, mean, root
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(8, 64, 56, 56, device="cuda").to(memory_format=torch.channels_last)
+        rest = [torch.empty(64, device="cuda") for _ in range(4)]
+        graph = make_fx(program, decomposition_table=decompositions())(x, *rest)
+    write_together(graph.graph)
+    assert aten.copy_.default not in {node.target for node in graph.graph.nodes}
+    (sums,) = graph.graph.find_nodes(op="call_function", target=MOMENTS)
+    made = kernel_of(sums)
+    assert isinstance(made, ChannelMoments)
+    _, *arguments = given_for((8, 64, 4, 4))
+    images = laid(8, 64, 4, 4)
+    old = [one.clone() for one in arguments[2:]]
+    found = made(images, *arguments, 0.1, 1e-5)
+    wanted = aten._native_batch_norm_legit_functional.default(
+        images, *arguments[:2], *old, True, 0.1, 1e-5
+    )
+    assert found[3] is arguments[2] and found[4] is arguments[3], "where the old ones were"
+    for one, new in zip(arguments[2:], wanted[3:], strict=True):
+        torch.testing.assert_close(one, new)
 
 
 @pytest.mark.parametrize("read", [False, True])

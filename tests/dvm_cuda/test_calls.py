@@ -13,7 +13,7 @@ import torch
 
 HERE = Path(__file__).parent
 PROGRAMS = [
-    ("with_driver", 20),
+    ("with_driver", 22),
     ("calls_of_stacks", 13),
     ("calls_in_steps", 9),
     ("calls_of_graphs", 5),

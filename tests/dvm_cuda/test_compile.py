@@ -12,6 +12,7 @@ import pytest
 
 from magjit.plugin import BackendError
 from magjit_dvm.cuda import build
+from magjit_dvm.cuda.channel_code import CHANNELS, CHANNELS_NAMES, CHANNELS_SOURCE
 from magjit_dvm.cuda.forms import (
     ADDING,
     ALONE,
@@ -155,6 +156,23 @@ def test_kernels_with_sums_fit_their_registers(each: int, tmp_path: Path) -> Non
 def test_small_kernels_fit_their_registers(arch: str, each: int, form: int, tmp_path: Path) -> None:
     spilled, said = spilled_by(each, form, arch, tmp_path)
     assert spilled <= _SPILLS_OF_SMALL.get((arch, each, form), 0), said
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_kernels_of_channels_fit_their_registers(arch: str, tmp_path: Path) -> None:
+    """Two blocks are on a multiprocessor together: a thread has 64 registers at most."""
+    said = ptxas(CHANNELS_SOURCE, arch, tmp_path)
+    assert all(f"entry function '{name}'" in said for name in CHANNELS_NAMES)
+    assert not sum(map(int, re.findall(r"(\d+) bytes spill stores", said))), said
+    assert max(map(int, re.findall(r"Used (\d+) registers", said))) <= 64
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("which", range(len(CHANNELS_NAMES)))
+def test_nvrtc_makes_kernels_of_channels(which: int) -> None:
+    made = build._by_nvrtc(CHANNELS_SOURCE, "sm_90")
+    assert build.entry(CHANNELS, which).encode() in made
 
 
 @needs_nvrtc

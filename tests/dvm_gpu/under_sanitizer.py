@@ -31,6 +31,8 @@ from typing import Any
 
 import torch
 
+from magjit_dvm import channel_sums
+from magjit_dvm.cuda.channel_sums import Gradients, Moments
 from magjit_dvm.cuda.encode import encode
 from magjit_dvm.cuda.forms import STACKED
 from magjit_dvm.cuda.launch import DeviceFused, gpu
@@ -162,6 +164,7 @@ def main(tool: str) -> None:
     if tool != "racecheck":
         run_stack()
     run_chain()
+    run_channels()
     print("done")
 
 
@@ -195,6 +198,26 @@ def run_chain() -> None:
     given = ([x], [x, total], [y], [rows])
     for program, made, arguments in zip(programs, (total, rows, other, last), given, strict=True):
         require_reference(program, made, [one.cpu() for one in arguments])
+
+
+def run_channels() -> None:
+    """Sums of channels, whose first launch has several batches of rows, and some left over."""
+    for shape, dtype in (((40, 64, 30, 31), torch.float16), ((9, 72, 50, 50), torch.float32)):
+        x, dy, y = (
+            ended(torch.randn(shape).to(dtype)).contiguous(memory_format=torch.channels_last)
+            for _ in range(3)
+        )
+        weight, bias, *running = (torch.rand(shape[1], device="cuda") for _ in range(4))
+        old = tuple(running)
+        made = Moments()(x, weight, bias, old, (torch.empty_like(weight), None), 0.1, 1e-5)
+        assert made is not None
+        wanted = channel_sums._moments(x, weight, bias, None, None, 0.1, 1e-5)
+        torch.testing.assert_close(made[0], wanted[0], rtol=1e-4, atol=1e-5)
+        for given in (None, y):
+            found = Gradients()(dy, given, x, weight, *made[:2])
+            assert found is not None
+            wanted = channel_sums._gradients(dy, given, x, weight, *made[:2])
+            torch.testing.assert_close(found[0], wanted[0], rtol=1e-3, atol=1e-2)
 
 
 if __name__ == "__main__":

@@ -205,17 +205,19 @@ bool Encoder::arrange_several()
     return true;
 }
 
+/* How many words are of a use. */
+int64_t Encoder::count_of(Use use) const
+{
+    return std::count_if(image.words, image.words + image.n_words,
+                         [&](const Word &word) { return (words.uses[word.first] & use) != 0; });
+}
+
 /* Rows that are wide and reduced, or of which much is computed, or nothing written. Words are as they
  * were: where nothing is in scratch memory, none of them tells R. Where no tiles are written, or nothing
  * is reduced, wide rows are faster with R = 64. */
 void Encoder::arrange_norms()
 {
     int n_tiles = image.n_inputs - image.row_inputs;
-    auto count_of = [&](uint8_t use) {
-        return std::count_if(image.words, image.words + image.n_words, [&](const Word &word) {
-            return (words.uses[word.first] & use) != 0;
-        });
-    };
     int64_t stores = count_of(STORES), reductions = count_of(OF_ROWS_REDUCED);
     if (image.each < 32 || !n_tiles || image.scratch || prepared.has_positions) {
         return;

@@ -76,36 +76,6 @@ PyObject *as_tuple(const int64_t *numbers, int n)
     return tuple;
 }
 
-/* A tensor. Where torch's allocator refuses, Python asks it again, for torch's own exception. */
-PyObject *new_memory(const CudaFused *self, int ndim, const Shape &layout, DType dtype, int device,
-                     char **data)
-{
-    PyObject *made = empty_tensor(ndim, layout.sizes, layout.strides, dtype, self->device_type,
-                                  device, data);
-    if (made || PyErr_Occurred() || !allocate_hook) {
-        if (!made && !PyErr_Occurred()) {
-            PyErr_SetString(PyExc_MemoryError, "an output of a fused operator cannot be allocated");
-        }
-        return made;
-    }
-    PyObject *sizes = as_tuple(layout.sizes, ndim);
-    PyObject *strides = as_tuple(layout.strides, ndim);
-    if (sizes && strides) {
-        bool cpu = self->device_type == torch_library.cpu;
-        made = PyObject_CallFunction(allocate_hook, "OOii", sizes, strides, (int)dtype,
-                                     cpu ? -1 : device);
-    }
-    Py_XDECREF(sizes);
-    Py_XDECREF(strides);
-    void *address = nullptr;
-    if (made && (!is_plain_tensor(made) || torch_library.get_data(tensor_handle(made), &address))) {
-        PyErr_SetString(PyExc_RuntimeError, "a result that is no plain tensor");
-        Py_CLEAR(made);
-    }
-    *data = (char *)address;
-    return made;
-}
-
 /* Whether `encode` was called, or what it had made was found. */
 bool encode_or_find(const CudaFused *self, const Argument *given, const Device &machine,
                     Encoded &encoded)
@@ -145,6 +115,35 @@ void pass_encoded(bool made)
 
 } // namespace
 
+PyObject *new_memory(int32_t device_type, int ndim, const Shape &layout, DType dtype, int device,
+                     char **data)
+{
+    PyObject *made = empty_tensor(ndim, layout.sizes, layout.strides, dtype, device_type,
+                                  device, data);
+    if (made || PyErr_Occurred() || !allocate_hook) {
+        if (!made && !PyErr_Occurred()) {
+            PyErr_SetString(PyExc_MemoryError, "an output of a fused operator cannot be allocated");
+        }
+        return made;
+    }
+    PyObject *sizes = as_tuple(layout.sizes, ndim);
+    PyObject *strides = as_tuple(layout.strides, ndim);
+    if (sizes && strides) {
+        bool cpu = device_type == torch_library.cpu;
+        made = PyObject_CallFunction(allocate_hook, "OOii", sizes, strides, (int)dtype,
+                                     cpu ? -1 : device);
+    }
+    Py_XDECREF(sizes);
+    Py_XDECREF(strides);
+    void *address = nullptr;
+    if (made && (!is_plain_tensor(made) || torch_library.get_data(tensor_handle(made), &address))) {
+        PyErr_SetString(PyExc_RuntimeError, "a result that is no plain tensor");
+        Py_CLEAR(made);
+    }
+    *data = (char *)address;
+    return made;
+}
+
 void encode_call(const CudaFused *self, const Argument *given, const Device &machine,
                  Encoded &encoded)
 {
@@ -177,7 +176,7 @@ bool allocate_results(const CudaFused *self, const Argument *given, const Encode
         if (program.outputs[o].allocated()) {
             char *data = nullptr;
             const Output &out = program.outputs[o];
-            PyObject *made = new_memory(self, out.ndim, encoded.layouts[o],
+            PyObject *made = new_memory(self->device_type, out.ndim, encoded.layouts[o],
                                         program.nodes[out.node].dtype, device, &data);
             if (!made) {
                 return false;
@@ -189,7 +188,7 @@ bool allocate_results(const CudaFused *self, const Argument *given, const Encode
     if (encoded.verdict == ENCODED && encoded.n_sums) {
         char *data = nullptr;
         Shape layout{{encoded.n_sums * encoded.parts_rows * encoded.parts_cols}, {1}, 0};
-        results.parts = new_memory(self, 1, layout, DT_f32, device, &data);
+        results.parts = new_memory(self->device_type, 1, layout, DT_f32, device, &data);
         if (!results.parts) {
             return false;
         }

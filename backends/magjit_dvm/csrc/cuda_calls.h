@@ -39,7 +39,18 @@ PyObject *py_cuda_spans(PyObject *, PyObject *);
 /* Adds CudaFused. */
 int add_cuda_fused(PyObject *module);
 
+/* cuda_pair(plan, given, ending, numbers, shapes): two launches one behind the other.
+ * plan: the GPU, both kernels, blocks of each, threads, how many float32 the first leaves to the second,
+ * and the sizes that each is told. given, ending: the tensors whose addresses each has, None for 0, of
+ * `ending` also numbers of results. numbers: what the second is told besides. shapes: of each result its
+ * dtype and sizes. None where a tensor is not a plain one on that GPU: nothing has been launched. */
+PyObject *cuda_pair(PyObject *, PyObject *const *args, Py_ssize_t n);
+
 /* ---- parts of a call ---- */
+
+/* A tensor. Where torch's allocator refuses, Python asks it again, for torch's own exception. */
+PyObject *new_memory(int32_t device_type, int ndim, const Shape &layout, DType dtype, int device,
+                     char **data);
 
 enum Taken : uint8_t { TAKEN, NOT_TAKEN, TO_PYTHON };
 

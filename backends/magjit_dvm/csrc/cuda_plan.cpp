@@ -9,7 +9,7 @@ namespace magjit_dvm::cuda {
 
 namespace {
 
-constexpr int64_t DRAWING = 16, ENOUGH = 12 << 10;
+constexpr int64_t DRAWING = 16, ENOUGH = 12 << 10, FILLED = 4;
 constexpr int64_t LEAST_PERIOD = 128, MOST_PERIOD = (int64_t)1 << (32 - PERIOD_SHIFT);
 constexpr int64_t SMALL = 1 << 17, LONG = 1 << 16, NARROW = 16; /* see cuda/plan.py */
 constexpr int64_t LARGE = 1 << 24;
@@ -199,12 +199,19 @@ int64_t Encoder::each_for_rows(int64_t wanted, int64_t together, MostWarps most)
     int64_t widest = kept || positions ? std::min<int64_t>(machine.widest, 32) : machine.widest;
     widest = prepared.draws ? DRAWING : widest;
     std::pair<int64_t, int64_t> best = {0, 0};
-    int64_t found = 0;
+    int64_t found = 0, fewest = INT64_MAX; /* lanes that R has, but the smallest */
+    for (int64_t each : {16, 24, 32, 64}) {
+        int64_t lanes = quotient_up(image.cols, 32 * each) * each;
+        fewest = each <= widest ? std::min(fewest, lanes) : fewest;
+    }
     for (int64_t each : {8, 16, 24, 32, 64}) {
         if (each > widest || (positions && each != 16 && each != 32)) {
             continue;
         }
         int64_t group = quotient_up(image.cols, 32 * each);
+        if (!prepared.reduces && each > 8 && FILLED * group * each > (FILLED + 1) * fewest) {
+            continue;
+        }
         int64_t rows = std::min(most(each) / group, wanted);
         std::pair<int64_t, int64_t> score = {std::min({rows * image.cols, room, ENOUGH}),
                                              -group * each};

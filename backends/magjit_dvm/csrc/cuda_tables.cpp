@@ -8,9 +8,22 @@ namespace magjit_dvm::cuda {
 namespace {
 
 constexpr int64_t LEAST_ROW = 64; /* columns from which on what shares a position, or a vector, is a row */
-constexpr int64_t MOST_OF_VECTOR = 8192, FEW_ELEMENTS = 1 << 17; /* see cuda/columns.py */
+constexpr int64_t LEAST_OF_VECTORS = 32, MOST_OF_VECTOR = 8192, FEW_ELEMENTS = 1 << 17; /* see cuda/columns.py */
 constexpr int64_t LEAST_OF_NUMBERS = 16, MOST_OF_NUMBERS = 16384, FEW_OF_NUMBERS = 1 << 20;
 constexpr int64_t FEW_OF_NARROW = 1 << 22, MOST_NARROW = 480; /* where OF_NARROW_ROWS ends */
+
+/* Whether some R leaves at most a tenth of the lanes of such rows without elements. */
+bool fill_lanes(int64_t cols)
+{
+    constexpr int64_t OF_WARPS = 512;
+    for (int64_t one : {64, 96, 128, 192, 256, 384, 512, 768, 1024}) {
+        int64_t lanes = (cols + one - 1) / one * one;
+        if (one >= std::min(cols, OF_WARPS) && 10 * cols >= 9 * lanes) {
+            return true;
+        }
+    }
+    return false;
+}
 
 } // namespace
 
@@ -82,7 +95,25 @@ int64_t Encoder::elements_up_to(int64_t most) const
     return std::min(elements, most);
 }
 
-/* Without reductions, the vector of columns that do not come by four makes rows of them. */
+/* How many vectors of these columns come by four. */
+int Encoder::vectors_along(uint32_t columns, const Operand &like) const
+{
+    int vectors = 0;
+    for (uint8_t number : prepared.loads) {
+        const Operand &one = inputs[number];
+        bool known = (one.size == 2 || one.size == 4) && one.low % (4 * one.size) == 0;
+        for (int n = 0; n < n_nodes() && known; n++) {
+            if (program.nodes[n].kind == NODE_load && program.nodes[n].aux == number &&
+                has[n] == columns) {
+                vectors += is_along(one, columns, like);
+                break;
+            }
+        }
+    }
+    return vectors;
+}
+
+/* Without reductions, the vectors of columns make rows of these. */
 void Encoder::rows_of_vectors()
 {
     const Operand *like = whole_output();
@@ -98,17 +129,16 @@ void Encoder::rows_of_vectors()
         }
         found = next;
         multiply(cols, size[inner]);
-        bool alone = cols >= LEAST_ROW && cols <= MOST_OF_VECTOR && cols % 4;
-        for (int n = 0; n < n_nodes() && alone; n++) {
-            if (program.nodes[n].kind != NODE_load || has[n] != found) {
-                continue;
-            }
-            const Operand &one = inputs[program.nodes[n].aux];
-            bool by_four = (one.size == 2 || one.size == 4) && one.low % (4 * one.size) == 0;
-            if (by_four && is_along(one, found, *like)) {
-                reduced = elements_up_to(FEW_ELEMENTS) == FEW_ELEMENTS ? found : 0;
-                return;
-            }
+        bool wide = cols >= LEAST_OF_VECTORS && cols <= MOST_OF_VECTOR;
+        int vectors = wide ? vectors_along(found, *like) : 0;
+        bool alone = vectors == 1 && cols >= LEAST_ROW && (cols % 4 || fill_lanes(cols));
+        bool together = vectors > 1 && (cols >= LEAST_ROW || cols % 4 == 0);
+        if (alone || together) {
+            bool several = vectors > 1 && cols > MOST_NARROW;
+            int64_t few = cols % 4 ? FEW_ELEMENTS : several ? FEW_OF_NUMBERS : FEW_OF_NARROW;
+            bool fits = elements_up_to(few) == few && (cols % 4 || has_such_rows(found, *like));
+            reduced = fits ? found : 0;
+            return;
         }
     }
 }

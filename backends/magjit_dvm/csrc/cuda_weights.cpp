@@ -27,12 +27,14 @@ int Encoder::weight_of(const Word &word, const Word *known, int n) const
     return n;
 }
 
-/* Whether vectors are kept; beside sums across rows, in the place of up to half of the rows. */
+/* Whether vectors are kept, in the place of up to half of the rows where none is reduced; so it is of
+ * sums across rows. */
 bool Encoder::make_room(int n)
 {
     int64_t rows = image.warps / image.group;
+    bool gives = image.sums || !count_of(OF_ROWS_REDUCED);
     while (!has_room(n)) {
-        if (!image.sums || 2 * (image.warps / image.group - 1) < rows) {
+        if (!gives || 2 * (image.warps / image.group - 1) < rows) {
             return false;
         }
         shrink();

@@ -308,6 +308,9 @@ PyMethodDef functions[] = {
     {"cuda_launch", py_cuda_launch, METH_VARARGS,
      "cuda_launch(function, blocks, threads, shared bytes, stream, image, patches, addresses, counters, "
      "n_counters): run an image on a stream."},
+    {"cuda_pair", (PyCFunction)(void (*)(void))cuda_pair, METH_FASTCALL,
+     "cuda_pair(plan, given, ending, numbers, shapes): two launches, the second of what the first leaves "
+     "in memory of both; the tensors that are made, or None where one is not plain."},
     {"cuda_words", cuda::py_cuda_words, METH_VARARGS,
      "cuda_words(numbers, rows, limits): operators by name, and those of each instruction."},
     {"cuda_hooks", py_cuda_hooks, METH_VARARGS,

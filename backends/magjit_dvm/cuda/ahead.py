@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from magjit.plugin import BackendError
 from magjit.plugin.cache import disk_cache
 from magjit_dvm.cuda.build import LEAST, compiled, compilers, kept
+from magjit_dvm.cuda.channel_code import CHANNELS, CHANNELS_NAMES
 from magjit_dvm.cuda.forms import ALONE, FORMS, SUMMING
 from magjit_dvm.cuda.kernels import Kernel
 from magjit_dvm.cuda.parts import MOST_EACH, SUMS
@@ -78,7 +79,8 @@ def kernels_of(arch: str, approximate: bool = False) -> list[Kernel]:
         for each in each_of(form)
         if each <= (MOST_EACH if form == SUMMING else widest)
     ]
-    return [*sorted(found, reverse=True), (SUMS, False, ALONE)]
+    channels = [(CHANNELS, False, which) for which in range(len(CHANNELS_NAMES))]
+    return [*sorted(found, reverse=True), *channels, (SUMS, False, ALONE)]
 
 
 def compile_ahead(

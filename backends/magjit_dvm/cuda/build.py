@@ -21,11 +21,12 @@ import torch
 
 from magjit.plugin import BackendError
 from magjit.plugin.cache import code_digest, disk_cache, fingerprint
-from magjit_dvm.cuda.forms import ALONE, said_of
+from magjit_dvm.cuda.channel_code import CHANNELS, CHANNELS_NAMES, CHANNELS_SOURCE
+from magjit_dvm.cuda.forms import ALONE, kernel_name, said_of
 from magjit_dvm.cuda.interpreter import source
-from magjit_dvm.cuda.parts import SUMS, SUMS_SOURCE
+from magjit_dvm.cuda.parts import SUMS, SUMS_NAME, SUMS_SOURCE
 
-__all__ = ["LEAST", "compiled", "compilers", "kept", "usable"]
+__all__ = ["LEAST", "compiled", "compilers", "entry", "kept", "said", "usable"]
 
 log = logging.getLogger("magjit.dvm")
 
@@ -62,8 +63,9 @@ def compiled(arch: str, each: int, approximate: bool, form: int = ALONE) -> byte
 
     Args:
         arch: ``sm_90`` and so on.
-        each: R; ``SUMS`` of the kernel that adds up parts of sums.
-        approximate, form: see ``interpreter.source``.
+        each: R; ``SUMS`` of the kernel that adds up parts of sums, ``CHANNELS`` of those that add
+            up channels.
+        approximate, form: see ``interpreter.source``; of channels, which of them.
 
     Raises:
         BackendError: there is no compiler, or it fails.
@@ -71,14 +73,26 @@ def compiled(arch: str, each: int, approximate: bool, form: int = ALONE) -> byte
     key = _key(arch, each, approximate, form)
 
     def made() -> bytes:
-        of_cases = f"the interpreter{said_of(form)}, R = {each},"
-        what = "the kernel of sums" if each == SUMS else of_cases
-        log.info("compiling %s for %s; it is kept on disk", what, arch)
-        text = SUMS_SOURCE if each == SUMS else source(approximate, (each,), _checked(), form)
+        log.info("compiling %s for %s; it is kept on disk", said(each, form), arch)
+        texts = {SUMS: SUMS_SOURCE, CHANNELS: CHANNELS_SOURCE}
+        text = texts.get(each) or source(approximate, (each,), _checked(), form)
         make = _by_nvcc if _compiler().startswith("nvcc") else _by_nvrtc
         return make(text, arch)
 
     return disk_cache().get_or_make(_KIND, key, made)
+
+
+def said(each: int, form: int) -> str:
+    """What messages call a kernel."""
+    others = {SUMS: "the kernel of sums", CHANNELS: "the kernels of sums of channels"}
+    return others.get(each, f"the interpreter{said_of(form)}, R = {each},")
+
+
+def entry(each: int, form: int) -> str:
+    """The name of a kernel in its cubin."""
+    if each == CHANNELS:
+        return CHANNELS_NAMES[form]
+    return SUMS_NAME if each == SUMS else kernel_name(each, form)
 
 
 def _key(arch: str, each: int, approximate: bool, form: int) -> str:

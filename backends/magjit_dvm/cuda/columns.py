@@ -20,13 +20,17 @@ __all__ = ["columns_without_reductions"]
 
 _LEAST_ROW = 64
 """Columns from which on what shares a position, or a vector, is a row."""
-_MOST_OF_VECTOR, _FEW_ELEMENTS = 8192, 1 << 17
-"""Columns up to which what shares a vector is, and elements below which nothing is gained."""
+_LEAST_OF_VECTORS, _MOST_OF_VECTOR, _FEW_ELEMENTS = 32, 8192, 1 << 17
+"""Columns, if they come by four, from which on what shares several vectors is a row; up to which
+what shares any is; and elements below which nothing is gained where they do not."""
+_SLICES = (64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_SLICES_OF_WARPS = 512
+"""Elements of a row that a part of a warp, or a warp, may have; and the fewest of a warp."""
 _LEAST_OF_NUMBERS, _MOST_OF_NUMBERS = 16, 16384
 """Columns from which on what shares numbers is a row, and up to which: for more, two addresses make
 all of a slice."""
 _FEW_OF_NUMBERS, _FEW_OF_NARROW = 1 << 20, 1 << 22
-"""Elements below which that is not so, and of rows that share warps."""
+"""Elements below which that is not so, and of rows that share warps, or share one vector."""
 
 
 def columns_without_reductions(space: Space) -> frozenset[int]:
@@ -80,25 +84,38 @@ def _dims_of_positions(space: Space) -> set[int]:
 
 
 def _of_vectors(space: Space, like: Operand) -> frozenset[int]:
-    """The vector of columns that do not come by four makes rows of them.
+    """The vectors of columns make rows of these, which blocks keep.
 
-    Its elements would have an address each; a row's are side by side.
+    Of columns that do not come by four, each element would have an address of its own; of others,
+    each four.  For one vector of these that pays where rows fill their lanes.
     """
-    vectors: dict[frozenset[int], list[Operand]] = {}
+    vectors: dict[frozenset[int], dict[int, Operand]] = {}
     for n, node in enumerate(space.program.nodes):
         one = space.inputs[node.aux] if node.kind is NodeKind.LOAD else None
         if one is not None and one.size in (2, 4) and one.low % (4 * one.size) == 0:
-            vectors.setdefault(space.has[n], []).append(one)
-    found, cols = frozenset[int](), 1
+            vectors.setdefault(space.has[n], {})[node.aux] = one
+    count, found, cols = prod(space.size), frozenset[int](), 1
     for d in _inner(space, like):
         found |= {d}
         cols *= space.size[d]
         if cols > _MOST_OF_VECTOR or found == space.active:
             break
-        alone = cols >= _LEAST_ROW and cols % 4
-        if alone and any(_is_along(space, one, found, like) for one in vectors.get(found, ())):
-            return found if prod(space.size) >= _FEW_ELEMENTS else frozenset()
+        known = vectors.get(found, {}).values()
+        along = sum(_is_along(space, one, found, like) for one in known)
+        if along and cols % 4 and cols >= _LEAST_ROW:
+            return found if count >= _FEW_ELEMENTS else frozenset()
+        few = along == 1 and not (cols >= _LEAST_ROW and _fill_lanes(cols))
+        if along and cols % 4 == 0 and cols >= _LEAST_OF_VECTORS and not few:
+            several = along > 1 and cols > OF_NARROW_ROWS[-1][0]
+            fits = count >= (_FEW_OF_NUMBERS if several else _FEW_OF_NARROW)
+            return found if fits and _has_such_rows(space, found, like) else frozenset()
     return frozenset()
+
+
+def _fill_lanes(cols: int) -> bool:
+    """Whether some R leaves at most a tenth of the lanes of such rows without elements."""
+    slices = [one for one in _SLICES if one >= min(cols, _SLICES_OF_WARPS)]
+    return any(10 * cols >= 9 * (-(-cols // one) * one) for one in slices)
 
 
 def _of_numbers(space: Space, like: Operand) -> frozenset[int]:

@@ -16,8 +16,8 @@ from functools import cache
 import torch
 
 from magjit.plugin import BackendError
-from magjit_dvm.cuda.build import compiled, kept
-from magjit_dvm.cuda.forms import ALONE, said_of
+from magjit_dvm.cuda.build import compiled, kept, said
+from magjit_dvm.cuda.forms import ALONE
 from magjit_dvm.vm import DeviceError
 
 __all__ = ["Kernel", "Kernels"]
@@ -81,8 +81,8 @@ class Kernels:
             return self._loaded.setdefault(key, self._load(key, compiled(self._arch, *key)))
         except (BackendError, DeviceError) as error:
             log.warning(
-                "operators of the interpreter%s, R = %d, are left to ATen: %s",
-                *(said_of(key[2]), key[0], error),
+                "operators of %s are left to ATen: %s",
+                *(said(key[0], key[2]), error),
             )
             raise
 

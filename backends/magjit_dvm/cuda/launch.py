@@ -17,12 +17,13 @@ from typing import Any, Self
 import torch
 
 from magjit.plugin import BackendError
-from magjit_dvm.cuda.build import LEAST
+from magjit_dvm.cuda.build import LEAST, entry
+from magjit_dvm.cuda.channel_code import CHANNELS
 from magjit_dvm.cuda.encode import Encoded, Machine, encode
 from magjit_dvm.cuda.forms import STACKED, form_of, kernel_name
 from magjit_dvm.cuda.kernels import Kernel, Kernels
 from magjit_dvm.cuda.native import as_lists
-from magjit_dvm.cuda.parts import SUMS, SUMS_NAME, THREADS, Parts
+from magjit_dvm.cuda.parts import SUMS, THREADS, Parts
 from magjit_dvm.cuda.splitting import Step, steps_of
 from magjit_dvm.cuda.words import Image
 from magjit_dvm.instructions import DTYPES, DType
@@ -71,9 +72,8 @@ class Gpu:
 
     def _loaded(self, kernel: Kernel, cubin: bytes) -> int:
         each, _, form = kernel
-        name = SUMS_NAME if each == SUMS else kernel_name(each, form)
-        shared = 0 if each == SUMS else self.machine.shared_bytes
-        return cuda_load(self.index, cubin, name, shared, self._overlaps)
+        shared = 0 if each in (SUMS, CHANNELS) else self.machine.shared_bytes
+        return cuda_load(self.index, cubin, entry(each, form), shared, self._overlaps)
 
 
 _gpus: dict[int, Gpu] = {}

@@ -45,6 +45,7 @@ __all__ = [
     "arrange_anew",
     "arrange_beside_adders",
     "arrange_gradients",
+    "reductions_of",
 ]
 
 _ENOUGH = 12 << 10
@@ -57,6 +58,8 @@ _EACH_OF_ONCE, _OF_ONCE, _NEAR, _LEAST_OF_ONCE = 32, (1, 2, 3), 8192, 4
 """R of rows that are read once, in chunks; the fewest warps of one, of up to so many columns, of
 more, and of columns that do not come by four, which take longer; and rows of a block, from which on
 those that would fit its registers come so, too."""
+_FILLED = 4
+"""Where nothing is reduced, lanes for each four of the fewest that may be more."""
 LEAST_TILES, _LEAST_OF_NARROW, _LEAST_OF_CHUNKS = 4, 2, 3
 """Of a block, from which on it keeps vectors, and adders pay; from which on warps have several
 rows: with fewer, a launch may share the kernel of stacks; and from which on a block has several
@@ -225,9 +228,13 @@ def _each_for_rows(
     widest = min(machine.widest, 32) if space.has_positions else machine.widest
     widest = min(widest, MOST_EACH) if kept else widest
     widest = MAX_DRAWING if space.draws else widest
+    reduces = any(node.kind in (NodeKind.REDUCE, NodeKind.SCAN) for node in space.program.nodes)
+    lanes = {each: -(-cols // (32 * each)) * each for each in most_warps if 8 < each <= widest}
     for each, warps in sorted(most_warps.items()):
         if each > widest or (space.has_positions and each not in OF_POSITIONS):
             continue
+        if not reduces and _FILLED * lanes.get(each, 0) > (_FILLED + 1) * min(lanes.values()):
+            continue  # nobody waits for other warps of a row: what counts is how many are busy
         group = -(-cols // (32 * each))
         rows = min(warps // group, wanted)
         score = min(rows * cols, room, _ENOUGH), -group * each
@@ -359,7 +366,7 @@ def _arrange_norms(space: Space, image: Image, machine: Machine) -> None:
     """
     tiles = image.inputs[: len(image.inputs) - image.row_inputs]
     stores = any(word.first.startswith("st.") for word in image.words)
-    reductions = sum(w.first.startswith("row.") or w.first in ONLINE for w in image.words)
+    reductions = reductions_of(image)
     if image.each < 32 or not tiles or image.scratch or space.has_positions:
         return
     wanted = -(-image.rows // machine.multiprocessors)
@@ -371,6 +378,11 @@ def _arrange_norms(space: Space, image: Image, machine: Machine) -> None:
         each = 32
     if each:
         _divide_anew(image, machine, each, _WARPS_OF_NORMS[each])
+
+
+def reductions_of(image: Image) -> int:
+    """How many words reduce a row."""
+    return sum(word.first.startswith("row.") or word.first in ONLINE for word in image.words)
 
 
 def _computes_much(image: Image, reductions: int) -> bool:

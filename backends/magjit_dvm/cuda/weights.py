@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from magjit_dvm.cuda.backwards import READY
 from magjit_dvm.cuda.machine import Machine
-from magjit_dvm.cuda.plan import LEAST_TILES
+from magjit_dvm.cuda.plan import LEAST_TILES, reductions_of
 from magjit_dvm.cuda.rows import MOST_WORDS
 from magjit_dvm.cuda.words import Image, Word
 
@@ -81,10 +81,13 @@ def _normalized_once(words: list[Word]) -> list[Word]:
 
 
 def _made_room(image: Image, machine: Machine, count: int) -> bool:
-    """Whether vectors are kept; beside sums across rows, in the place of up to half of the rows."""
-    rows = image.warps // image.group
+    """Whether vectors are kept, in the place of up to half of the rows where none is reduced.
+
+    So it is of sums across rows.
+    """
+    rows, gives = image.warps // image.group, image.sums or not reductions_of(image)
     while not machine.has_room(image, count):
-        if not image.sums or 2 * (image.warps // image.group - 1) < rows:
+        if not gives or 2 * (image.warps // image.group - 1) < rows:
             return False
         machine.shrink(image)
     return True
