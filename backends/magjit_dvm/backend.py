@@ -23,6 +23,7 @@ from magjit_dvm.channel_sums import absorb_masks
 from magjit_dvm.channels_last import LAID, in_channels_last
 from magjit_dvm.fuser import fuse
 from magjit_dvm.lowering import decompositions
+from magjit_dvm.repeating import repeat_between_reductions
 from magjit_dvm.schedule import Schedule
 from magjit_dvm.simplify import simplify
 from magjit_dvm.streaming import Streamed
@@ -162,6 +163,7 @@ class DvmBackend:
         simplify(gm.graph)
         write_together(gm.graph)
         absorb_masks(gm.graph)
+        repeat_between_reductions(gm.graph)
         floats_on_device(gm.graph)
         schedule = Schedule(gm, fuse(gm.graph))
         _live.add(schedule)

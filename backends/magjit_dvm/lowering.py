@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from magjit_dvm import batch_norms
+from magjit_dvm import batch_norms, group_norms
 from magjit_dvm.norms_backward import layer_norm_backward, rms_norm_backward
 
 __all__ = ["decompositions"]
@@ -65,7 +65,10 @@ def decompositions() -> dict[Any, Any]:
     table = dict(torch._decomp.get_decompositions(operators))
     table[aten.native_dropout.default] = _native_dropout
     of_groups = aten.native_group_norm_backward.default
-    table[of_groups] = partial(_but_on_gpus, table[of_groups])
+    table[of_groups] = partial(group_norms.backward, table[of_groups])
+    table[aten.native_group_norm.default] = partial(
+        group_norms.forward, table[aten.native_group_norm.default]
+    )
     of_batches = aten.native_batch_norm_backward.default
     table[of_batches] = partial(batch_norms.backward, table[of_batches])
     for operator in _BATCH_NORMS:
@@ -75,17 +78,6 @@ def decompositions() -> dict[Any, Any]:
     for operator in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
         table[operator] = partial(_nll_loss, operator)
     return table
-
-
-def _but_on_gpus(decomposition: Any, dy: torch.Tensor, *others: Any) -> Any:
-    """The VM on GPUs has no reductions across rows: ATen's kernel reads its operands once for all.
-
-    Apart, sums would be of tensors that are written for them.
-    """
-    *_, (_, weight, bias) = others
-    if dy.is_cuda and (weight or bias):
-        return NotImplemented
-    return decomposition(dy, *others)
 
 
 def _ours_on_gpus(ours: Any, decomposition: Any, dy: torch.Tensor, *others: Any) -> Any:

@@ -634,13 +634,4 @@ void Encoder::store_tile(int o)
     done_with(n);
 }
 
-void encode(const Prepared &prepared, const Argument *given, const Device &machine,
-            Encoded &encoded)
-{
-    encoded.verdict = ENCODED;
-    encoded.reason = nullptr;
-    encoded.few_rows = false;
-    Encoder(prepared, given, machine, encoded).run();
-}
-
 } // namespace magjit_dvm::cuda

@@ -247,8 +247,12 @@ struct Encoder {
     Encoded &encoded;
     Image image;
 
-    Encoder(const Prepared &p, const Argument *g, const Device &m, Encoded &e)
-        : prepared(p), program(*p.program), facts(p.facts.data()), given(g), machine(m), encoded(e)
+    bool crowded;         /* whole rows do not fit shared memory: they come in chunks */
+    bool is_crowded = false; /* so it has turned out */
+
+    Encoder(const Prepared &p, const Argument *g, const Device &m, Encoded &e, bool in_chunks)
+        : prepared(p), program(*p.program), facts(p.facts.data()), given(g), machine(m), encoded(e),
+          crowded(in_chunks)
     {
     }
 

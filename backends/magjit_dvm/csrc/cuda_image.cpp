@@ -176,4 +176,19 @@ void Encoder::pack_words()
     }
 }
 
+/* Rows that turn out not to fit shared memory whole come in chunks. */
+void encode(const Prepared &prepared, const Argument *given, const Device &machine,
+            Encoded &encoded)
+{
+    bool again = false;
+    do {
+        encoded.verdict = ENCODED;
+        encoded.reason = nullptr;
+        encoded.few_rows = false;
+        Encoder one(prepared, given, machine, encoded, again);
+        one.run();
+        again = one.is_crowded;
+    } while (again);
+}
+
 } // namespace magjit_dvm::cuda

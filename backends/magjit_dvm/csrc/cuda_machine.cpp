@@ -142,6 +142,7 @@ void Encoder::fit()
             }
         }
         if (!may_shrink()) {
+            is_crowded = image.by_rows && image.chunks == 1 && !image.sums;
             return refuse("values of a row that shared memory has no room for");
         }
         shrink();

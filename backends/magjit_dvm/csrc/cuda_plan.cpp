@@ -150,7 +150,7 @@ void Encoder::divide(int64_t widest, int64_t together)
         image.warps = std::max<int64_t>(1, std::min(most_warps(image.each), wanted));
     } else {
         int64_t wanted = quotient_up(image.rows, machine.multiprocessors);
-        int64_t found = each_for_rows(wanted, together, most_warps);
+        int64_t found = crowded ? 0 : each_for_rows(wanted, together, most_warps);
         bool many = wanted >= LEAST_OF_ONCE || !found;
         if (image.once && many && image.cols > LANES_OF_WARP * EACH_OF_ONCE) {
             return arrange_once(most_warps);
@@ -160,7 +160,7 @@ void Encoder::divide(int64_t widest, int64_t together)
             image.each = machine.widest; /* words may turn out to have a kernel of their own */
         }
         int64_t warps = most_warps(image.each), slice = image.slice();
-        int64_t chunks = quotient_up(image.cols, warps * slice);
+        int64_t chunks = std::max<int64_t>(quotient_up(image.cols, warps * slice), 1 + crowded);
         image.group = quotient_up(image.cols, chunks * slice); /* as much in each of them */
         image.warps = image.group * std::max<int64_t>(1, std::min(warps / image.group, wanted));
     }

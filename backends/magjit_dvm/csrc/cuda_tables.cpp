@@ -10,6 +10,8 @@ namespace {
 constexpr int64_t LEAST_ROW = 64; /* columns from which on what shares a position, or a vector, is a row */
 constexpr int64_t LEAST_OF_VECTORS = 32, MOST_OF_VECTOR = 8192, FEW_ELEMENTS = 1 << 17; /* see cuda/columns.py */
 constexpr int64_t LEAST_OF_NUMBERS = 16, MOST_OF_NUMBERS = 16384, FEW_OF_NUMBERS = 1 << 20;
+constexpr int MANY_NUMBERS = 4;
+constexpr int64_t MOST_OF_MANY = 1 << 20;
 constexpr int64_t FEW_OF_NARROW = 1 << 22, MOST_NARROW = 480; /* where OF_NARROW_ROWS ends */
 
 /* Whether some R leaves at most a tenth of the lanes of such rows without elements. */
@@ -153,8 +155,7 @@ void Encoder::rows_of_numbers()
     }
     uint32_t found = 0;
     int64_t cols = 0;
-    int first = -1; /* of the inputs that are numbers of rows */
-    bool several = false;
+    uint64_t numbers = 0; /* inputs that are of rows */
     for (int n = 0; n < n_nodes(); n++) {
         const Node &node = program.nodes[n];
         if (node.kind != NODE_load || !has[n] || has[n] == active) {
@@ -167,17 +168,19 @@ void Encoder::rows_of_numbers()
             multiply(length, size[d]);
         }
         if (run) {
-            several |= first >= 0 && first != node.aux;
-            first = node.aux;
+            numbers |= (uint64_t)1 << node.aux;
             if (!found || length < cols) {
                 found = run;
                 cols = length;
             }
         }
     }
+    int count = __builtin_popcountll(numbers);
     int64_t few = cols <= MOST_NARROW ? FEW_OF_NARROW : FEW_OF_NUMBERS;
-    if ((several || (found && cols % 4)) && cols >= LEAST_OF_NUMBERS && cols <= MOST_OF_NUMBERS &&
-        elements_up_to(few) == few && has_such_rows(found, *like)) {
+    int64_t most = count < MANY_NUMBERS ? MOST_OF_NUMBERS : MOST_OF_MANY;
+    bool several = count > 1 || (count == 1 && cols % 4);
+    if (several && cols >= LEAST_OF_NUMBERS && cols <= most && elements_up_to(few) == few &&
+        has_such_rows(found, *like)) {
         reduced = found;
     }
 }

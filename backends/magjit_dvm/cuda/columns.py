@@ -27,8 +27,9 @@ _SLICES = (64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _SLICES_OF_WARPS = 512
 """Elements of a row that a part of a warp, or a warp, may have; and the fewest of a warp."""
 _LEAST_OF_NUMBERS, _MOST_OF_NUMBERS = 16, 16384
+_MANY_NUMBERS, _MOST_OF_MANY = 4, 1 << 20
 """Columns from which on what shares numbers is a row, and up to which: for more, two addresses make
-all of a slice."""
+all of a slice, unless there are so many numbers."""
 _FEW_OF_NUMBERS, _FEW_OF_NARROW = 1 << 20, 1 << 22
 """Elements below which that is not so, and of rows that share warps, or share one vector."""
 
@@ -140,7 +141,8 @@ def _of_numbers(space: Space, like: Operand) -> frozenset[int]:
                 found, cols = run, length
     few = _FEW_OF_NARROW if cols <= OF_NARROW_ROWS[-1][0] else _FEW_OF_NUMBERS
     several = len(numbers) > 1 or (len(numbers) == 1 and cols % 4)
-    fits = several and _LEAST_OF_NUMBERS <= cols <= _MOST_OF_NUMBERS and prod(space.size) >= few
+    most = _MOST_OF_NUMBERS if len(numbers) < _MANY_NUMBERS else _MOST_OF_MANY
+    fits = several and _LEAST_OF_NUMBERS <= cols <= most and prod(space.size) >= few
     return found if fits and _has_such_rows(space, found, like) else frozenset()
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from magjit_dvm.cuda.backwards import NormBackward
 from magjit_dvm.cuda.gradients import place_sums
-from magjit_dvm.cuda.machine import Machine
+from magjit_dvm.cuda.machine import Crowded, Machine
 from magjit_dvm.cuda.parts import MOST_SUMS
 from magjit_dvm.cuda.plan import arrange, arrange_anew
 from magjit_dvm.cuda.rows import MOST_WORDS, image_arguments
@@ -60,7 +60,16 @@ def encode(program: Program, arguments: Sequence[Any], machine: Machine) -> Enco
     Raises:
         NotEncodable: there are none; the message says why.
     """
-    space = laid_out(program, arguments)
+    try:
+        return _encoded(program, arguments, machine)
+    except Crowded:  # such rows come in chunks
+        return _encoded(program, arguments, machine, crowded=True)
+
+
+def _encoded(
+    program: Program, arguments: Sequence[Any], machine: Machine, crowded: bool = False
+) -> Encoded:
+    space = laid_out(program, arguments, crowded)
     layouts = tuple(space.layouts)
     if space.empty:
         reducing = (one.dims for one in program.nodes if one.kind is NodeKind.REDUCE)

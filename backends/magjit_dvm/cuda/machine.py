@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from magjit_dvm.cuda.words import HEADER_BYTES, IMAGE_BYTES, MAX_PASSES, Image
 from magjit_dvm.vm import NotEncodable
 
-__all__ = ["STAGES", "Machine", "count"]
+__all__ = ["STAGES", "Crowded", "Machine", "count"]
 
 STAGES, _MOST_STAGES, _UNDER_WAY = 3, 6, 96 << 10
 """Of a ring; more where stages are so small that fewer bytes would be under way, and each block has
@@ -15,6 +15,10 @@ as many tiles."""
 _STAGES_OF_ROWS, _UNDER_WAY_OF_ROWS = 2, 80 << 10
 """The same where a tile has several rows and no sums across them: these are served best when little
 more is asked for ahead than hides the way from memory."""
+
+
+class Crowded(NotEncodable):
+    """A row does not fit shared memory whole, with all that is saved of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Machine:
         """Two stages, then fewer warps, then one stage, until everything fits into shared memory.
 
         Raises:
-            NotEncodable: a single warp, or row, does not fit.
+            NotEncodable: a single warp, or row, does not fit; ``Crowded`` where it may otherwise.
         """
         if HEADER_BYTES + image.program_bytes > IMAGE_BYTES:
             raise NotEncodable("too many words")
@@ -50,7 +54,9 @@ class Machine:
                 if image.shared_bytes <= self.shared_bytes:
                     return
             if not _may_shrink(image):
-                raise NotEncodable("values of a row that shared memory has no room for")
+                whole = image.by_rows and image.chunks == 1 and not image.sums
+                kind = Crowded if whole else NotEncodable
+                raise kind("values of a row that shared memory has no room for")
             self.shrink(image)
 
     def keeps_rows(self, image: Image) -> bool:

@@ -174,7 +174,9 @@ def _divide(space: Space, image: Image, machine: Machine, widest: int, together:
         image.group, image.warps = 1, max(1, min(WARPS[image.each], wanted))
     else:
         wanted = -(-image.rows // machine.multiprocessors)
-        found = _each_for_rows(space, image, wanted, together, machine, WARPS)
+        found = 0
+        if not space.crowded:
+            found = _each_for_rows(space, image, wanted, together, machine, WARPS)
         many = wanted >= _LEAST_OF_ONCE or not found
         if image.once and many and image.cols > WARP * _EACH_OF_ONCE:
             _arrange_once(image, machine, WARPS)
@@ -182,7 +184,7 @@ def _divide(space: Space, image: Image, machine: Machine, widest: int, together:
         image.each = found or most
         if image.sums and image.cols > WARPS[image.each] * image.slice:
             image.each = machine.widest  # words may turn out to have a kernel of their own
-        chunks = -(-image.cols // (WARPS[image.each] * image.slice))
+        chunks = max(-(-image.cols // (WARPS[image.each] * image.slice)), 1 + space.crowded)
         image.group = -(-image.cols // (chunks * image.slice))  # as much in each of them
         image.warps = image.group * max(1, min(WARPS[image.each] // image.group, wanted))
     count(image, machine)

@@ -26,13 +26,17 @@ from magjit_dvm.vm import NotEncodable
 __all__ = ["laid_out"]
 
 
-def laid_out(program: Program, arguments: Sequence[Any]) -> Space:
+def laid_out(program: Program, arguments: Sequence[Any], crowded: bool = False) -> Space:
     """The sizes of a call; ``empty`` ones go no further than ``layouts``.
+
+    Args:
+        program, arguments: of the call.
+        crowded: whole rows have turned out not to fit shared memory.
 
     Raises:
         NotEncodable: the arguments do not fit the program, or the GPU has no words for it.
     """
-    space = Space(program, _sizes(program, arguments))
+    space = Space(program, _sizes(program, arguments), crowded)
     space.active = frozenset(d for d, n in enumerate(space.size) if n != 1)
     _masks(space, arguments)
     for number, (given, value) in enumerate(zip(program.inputs, arguments, strict=True)):

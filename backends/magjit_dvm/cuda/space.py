@@ -52,6 +52,7 @@ class Space:
 
     Attributes:
         size: of the group's dimensions.
+        crowded: whole rows do not fit shared memory.
         has: of each node, the dimensions of a size other than 1 that it varies along.
         active: all of those.
         reduced: those that reductions go over.
@@ -65,6 +66,7 @@ class Space:
 
     program: Program
     size: list[int]
+    crowded: bool = False
     has: list[frozenset[int]] = field(default_factory=list)
     active: frozenset[int] = frozenset()
     reduced: frozenset[int] = frozenset()
