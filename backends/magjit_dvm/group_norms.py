@@ -43,6 +43,19 @@ def forward(
     """What ``native_group_norm`` is taken apart into."""
     if not x.is_cuda or not _pays(x):
         return decomposition(x, weight, bias, images, channels, size, groups, eps)
+    return _in_parts(x, weight, bias, images, channels, size, groups, eps)
+
+
+def _in_parts(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    images: Any,
+    channels: Any,
+    size: Any,
+    groups: int,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
     each = channels // groups
     inner = list(range(2, x.dim()))
     around = [images, channels, *[1] * len(inner)]
@@ -85,7 +98,7 @@ def backward(
     mask = others[-1]
     if not dy.is_cuda or not (mask[1] or mask[2]):
         return decomposition(dy, x, mean, root, weight, *others)
-    return _in_parts(dy, x, mean, root, weight, *others) if _pays(x) else NotImplemented
+    return _gradients_in_parts(dy, x, mean, root, weight, *others) if _pays(x) else NotImplemented
 
 
 def _pays(x: torch.Tensor) -> bool:
@@ -95,7 +108,7 @@ def _pays(x: torch.Tensor) -> bool:
     return known and count >= _FEWEST and count >= _LEAST_IMAGE * channels
 
 
-def _in_parts(
+def _gradients_in_parts(
     dy: torch.Tensor,
     x: torch.Tensor,
     mean: torch.Tensor,

@@ -56,8 +56,10 @@ def _is_large(node: Node) -> bool:
 
 
 def _is_fused(node: Node) -> bool:
-    """Whether it does not need its operands in memory."""
-    return node.op == "call_function" and (handles(node) or is_alias(node))
+    """Whether it does not need its operands in memory, nor those that read it as a view."""
+    if node.op != "call_function":
+        return False
+    return all(map(_is_fused, node.users)) if is_alias(node) else handles(node)
 
 
 def _elements(node: Node) -> int:
