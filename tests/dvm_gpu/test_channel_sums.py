@@ -24,10 +24,10 @@ SHAPES = [
 ]
 
 
-def images(*shape: int, dtype: torch.dtype, apart: float = 3.0) -> torch.Tensor:
-    """Channels have means and deviations of their own."""
+def images(*shape: int, dtype: torch.dtype, apart: float = 3.0, least: float = 0.1) -> torch.Tensor:
+    """Channels have means and deviations of their own, of these at least."""
     around = [1, shape[1], *[1] * (len(shape) - 2)]
-    x = torch.randn(shape, device="cuda") * (torch.rand(around, device="cuda") + 0.1)
+    x = torch.randn(shape, device="cuda") * (torch.rand(around, device="cuda") + least)
     x = (x + apart * torch.randn(around, device="cuda")).to(dtype)
     order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
     return x.contiguous(memory_format=order or torch.contiguous_format)
@@ -45,6 +45,7 @@ def required(found: Any, wanted: Any, relative: float) -> None:
 def test_kernels_as_aten(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, dy, y = (images(*shape, dtype=dtype) for _ in range(3))
+    dy = dy / 64  # so that float16 has the sums
     channels = shape[1]
     weight, bias, *running = (torch.rand(channels, device="cuda") + 0.5 for _ in range(4))
     for affine in ((weight, bias), (None, None), (weight.to(dtype), bias.half())):
@@ -107,9 +108,10 @@ def test_norms_as_in_eager_mode(
     model = Block(96, affine, tracks, relu).cuda().train()
     twin = copy.deepcopy(model)
     compiled = magjit.compile(model, backend="dvm", mode=mode)
-    close = CLOSE.get(dtype, {"rtol": 1e-4, "atol": 1e-5})
+    close = CLOSE.get(dtype, {"rtol": 1e-4, "atol": 2e-5})
     for _ in range(3):
-        x, dy = (images(16, 96, 14, 15, dtype=dtype) for _ in range(2))
+        x = images(16, 96, 14, 15, dtype=dtype, apart=1.0, least=0.5)
+        dy = images(16, 96, 14, 15, dtype=dtype, apart=0.1, least=0.5)
         given = [x.clone().requires_grad_() for _ in range(2)]
         found, expected = compiled(given[0]), twin(given[1])
         torch.testing.assert_close(found, expected, **close)
