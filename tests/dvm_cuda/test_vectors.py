@@ -53,9 +53,12 @@ def test_several_vectors_of_narrow_rows(cols: int) -> None:
     ],
 )
 def test_one_vector_where_rows_fill_their_lanes(cols: int, rows: bool) -> None:
-    program = normed(F16, *ONE)
+    """Of a function, for which memory waits."""
+    program = normed(F16, *ONE, op="gelu")
     assert image_of(program, given(program, *elements(1 << 22, cols))).by_rows is rows
     assert not image_of(program, given(program, *elements(1 << 20, cols))).by_rows
+    simple = normed(F16, *ONE)
+    assert not image_of(simple, given(simple, *elements(1 << 22, cols))).by_rows
 
 
 @pytest.mark.parametrize(

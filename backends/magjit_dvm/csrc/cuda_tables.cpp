@@ -122,6 +122,10 @@ void Encoder::rows_of_vectors()
     if (reduced || !like || prepared.has_positions || prepared.draws) {
         return;
     }
+    bool functions = false; /* that have a short form */
+    for (const Node &node : program.nodes) {
+        functions |= node.kind == NODE_compute && words.shorter[node.op];
+    }
     uint32_t found = 0;
     for (int64_t cols = 1; cols <= MOST_OF_VECTOR;) {
         int inner = dim_inside(cols, *like);
@@ -133,7 +137,8 @@ void Encoder::rows_of_vectors()
         multiply(cols, size[inner]);
         bool wide = cols >= LEAST_OF_VECTORS && cols <= MOST_OF_VECTOR;
         int vectors = wide ? vectors_along(found, *like) : 0;
-        bool alone = vectors == 1 && cols >= LEAST_ROW && (cols % 4 || fill_lanes(cols));
+        bool fill = cols % 4 || (functions && fill_lanes(cols));
+        bool alone = vectors == 1 && cols >= LEAST_ROW && fill;
         bool together = vectors > 1 && (cols >= LEAST_ROW || cols % 4 == 0);
         if (alone || together) {
             bool several = vectors > 1 && cols > MOST_NARROW;

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from magjit_dvm.cuda.short_functions import SHORT
 from magjit_dvm.cuda.space import Operand, Space
 from magjit_dvm.cuda.support import FLOATING
 from magjit_dvm.cuda.warps import OF_NARROW_ROWS
@@ -88,13 +89,15 @@ def _of_vectors(space: Space, like: Operand) -> frozenset[int]:
     """The vectors of columns make rows of these, which blocks keep.
 
     Of columns that do not come by four, each element would have an address of its own; of others,
-    each four.  For one vector of these that pays where rows fill their lanes.
+    each four.  For one vector of these that pays where rows fill their lanes, and a function is
+    computed: memory waits for the others.
     """
     vectors: dict[frozenset[int], dict[int, Operand]] = {}
     for n, node in enumerate(space.program.nodes):
         one = space.inputs[node.aux] if node.kind is NodeKind.LOAD else None
         if one is not None and one.size in (2, 4) and one.low % (4 * one.size) == 0:
             vectors.setdefault(space.has[n], {})[node.aux] = one
+    functions = any(node.op in SHORT for node in space.program.nodes)
     count, found, cols = prod(space.size), frozenset[int](), 1
     for d in _inner(space, like):
         found |= {d}
@@ -105,7 +108,7 @@ def _of_vectors(space: Space, like: Operand) -> frozenset[int]:
         along = sum(_is_along(space, one, found, like) for one in known)
         if along and cols % 4 and cols >= _LEAST_ROW:
             return found if count >= _FEW_ELEMENTS else frozenset()
-        few = along == 1 and not (cols >= _LEAST_ROW and _fill_lanes(cols))
+        few = along == 1 and not (functions and cols >= _LEAST_ROW and _fill_lanes(cols))
         if along and cols % 4 == 0 and cols >= _LEAST_OF_VECTORS and not few:
             several = along > 1 and cols > OF_NARROW_ROWS[-1][0]
             fits = count >= (_FEW_OF_NUMBERS if several else _FEW_OF_NARROW)
