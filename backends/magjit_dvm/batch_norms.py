@@ -22,6 +22,7 @@ from magjit_dvm.alone import elements
 from magjit_dvm.builder import size_key
 from magjit_dvm.channel_sums import GRADIENTS, MOMENTS, ChannelGradients, ChannelMoments
 from magjit_dvm.cuda.support import SMALL
+from magjit_dvm.program import has_machine
 
 __all__ = ["BatchNorm", "BatchNormBackward", "backward", "forward", "kernel_of", "writes_in_place"]
 
@@ -102,7 +103,7 @@ def _way(x: torch.Tensor, training: bool) -> Way:
     images, channels = elements(x.shape[:1]), elements(x.shape[1:2])
     if size_key(x.stride(1)) == 1:  # as rows, the VM would leave these to ATen at each call
         dense = x.dim() == 2 or (x.dim() in _LAST and x.is_contiguous(memory_format=_LAST[x.dim()]))
-        summed = dense and channels * x.itemsize % 16 == 0
+        summed = dense and channels * x.itemsize % 16 == 0 and has_machine(x.device)
         return Way.PROGRAM if 0 < count <= SMALL else Way.SUMS if summed else Way.KERNEL
     if count <= _ONE_LAUNCH or images == 1 or not x.is_contiguous():
         return Way.PROGRAM

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from magjit_dvm.alone import elements
+from magjit_dvm.program import has_machine
 
 __all__ = ["backward", "forward"]
 
@@ -104,7 +105,7 @@ def backward(
 def _pays(x: torch.Tensor) -> bool:
     """By the sizes of the example, where only a call tells them."""
     count, channels = elements(x.shape), elements(x.shape[:2])
-    known = x.dtype in _DTYPES and x.is_contiguous()
+    known = x.dtype in _DTYPES and x.is_contiguous() and has_machine(x.device)
     return known and count >= _FEWEST and count >= _LEAST_IMAGE * channels
 
 

@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 import magjit
 from magjit_dvm import channels_last
 from tests.dvm.scheduled import scheduled
+from tests.memory_order import in_order_of_memory
 
 LAST = torch.channels_last
 WIDTH = 64
@@ -184,17 +185,6 @@ def test_modes_are_left_where_a_view_is_none_in_this_order() -> None:
     assert not torch.is_autocast_enabled("cpu")
     results = [node for node in GRAPHS[0].graph.nodes if node.target is CONVOLUTIONS[0]]
     assert results[0].meta["val"].dtype == torch.bfloat16
-
-
-@torch.library.custom_op("magjit_test::in_order_of_memory", mutates_args=())
-def in_order_of_memory(x: Tensor) -> Tensor:
-    """As kernels do that know nothing of strides."""
-    return x.as_strided((x.numel(),), (1,)).cumsum(0)
-
-
-@in_order_of_memory.register_fake
-def _(x: Tensor) -> Tensor:
-    return x.new_empty(x.numel())
 
 
 def test_operators_of_others_are_given_what_they_know() -> None:

@@ -40,8 +40,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
         found.extend([(first, blocks, threads, words), (second, end_blocks, threads, end)])
         return tuple(made)
 
-    def function(each: int, approximate: bool, form: int) -> int:
-        assert each == CHANNELS and not approximate
+    def function(each: int, approximate: bool, form: int, *, waits: bool) -> int:
+        assert each == CHANNELS and not approximate and not waits
         return 10 + form
 
     one = SimpleNamespace(index=0, machine=MACHINE, function=function)
@@ -133,9 +133,9 @@ def test_sizes_are_remembered_and_kernels_that_come_are_found(
     one, sums = channel_sums.gpu(0), Moments()
     function, asked = one.function, list[int]()
 
-    def counting(*given: Any) -> int:
+    def counting(*given: Any, waits: bool) -> int:
         asked.append(given[-1])
-        return 0 if len(asked) <= 2 else function(*given)
+        return 0 if len(asked) <= 2 else function(*given, waits=waits)
 
     monkeypatch.setattr(one, "function", counting)
     none = None, None
@@ -146,6 +146,27 @@ def test_sizes_are_remembered_and_kernels_that_come_are_found(
     for size in range(channel_sums._MOST_KNOWN + 5):
         sums(images(1, 8, 1, size + 1), None, None, none, none, 0.1, 1e-5)
     assert len(sums._known) <= channel_sums._MOST_KNOWN
+
+
+@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize(
+    "other",
+    [torch.rand(64)[::2], torch.rand(1).expand(32), torch.rand(32).double()],
+    ids=["gaps", "expanded", "another dtype"],
+)
+def test_numbers_of_channels_that_lie_otherwise(
+    launches: list[Launch], other: torch.Tensor, which: int
+) -> None:
+    """Kernels read one after another."""
+    x, numbers = images(2, 32, 4, 5), [torch.rand(32) for _ in range(4)]
+    numbers[which] = other
+    weight, bias, *running = numbers
+    blank = torch.rand(32), torch.rand(32)
+    assert Moments()(x, weight, bias, (running[0], running[1]), blank, 0.1, 1e-5) is None
+    assert Moments()(x, weight, bias, blank, (running[0], running[1]), 0.1, 1e-5) is None
+    if which < 3:
+        assert Gradients()(x, None, x, *numbers[:3]) is None
+    assert not launches
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from magjit_triton.codegen.channels_last import in_channels_last
+from tests.memory_order import in_order_of_memory
 
 CONVOLUTION = torch.ops.aten.convolution.default
 COPY = torch.ops.prims.convert_element_type.default
@@ -71,17 +72,6 @@ def test_what_makes_a_result_reads_the_input_itself() -> None:
     assert [node.target for node in copied.users] == [CONVOLUTION]
     assert len(x.users) == 2
     torch.testing.assert_close(gm(*given), residual(*given))
-
-
-@torch.library.custom_op("magjit_triton_test::in_order_of_memory", mutates_args=())
-def in_order_of_memory(x: Tensor) -> Tensor:
-    """As kernels do that know nothing of strides."""
-    return x.as_strided((x.numel(),), (1,)).cumsum(0)
-
-
-@in_order_of_memory.register_fake
-def _(x: Tensor) -> Tensor:
-    return x.new_empty(x.numel())
 
 
 def test_operators_of_others_are_given_what_they_know() -> None:

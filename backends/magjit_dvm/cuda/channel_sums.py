@@ -92,7 +92,7 @@ class _Sums:
         if not 0 < count < _MOST_ROWS or channels % of_group or not _is_last(x):
             return None
         one = gpu(x.device.index)
-        kernels = [one.function(CHANNELS, False, self.form + k) for k in range(2)]
+        kernels = [one.function(CHANNELS, False, self.form + k, waits=False) for k in range(2)]
         if not all(kernels):
             return None
         together = channels // of_group
@@ -136,7 +136,8 @@ class Moments(_Sums):
             running, updated: statistics, and where new ones are written, if there are any.
         """
         division = self.division(x)
-        if division is None:
+        alike = running[0] is None or running[1] is None or running[0].dtype == running[1].dtype
+        if division is None or not alike or not _are_vectors(weight, bias, *running, *updated):
             return None
         whats = _what(weight) | _what(bias) << 8 | _what(running[0]) << 16
         numbers = struct.pack(_NUMBERS, whats, *division.rest, momentum, eps, 0)
@@ -167,6 +168,8 @@ class Gradients(_Sums):
         division = self.division(x)
         if division is None or not _is_alike(dy, x) or not (y is None or _is_alike(y, x)):
             return None
+        if not _are_vectors(weight, mean, root):
+            return None
         dtype = x.dtype if weight is None else weight.dtype
         numbers = struct.pack(_NUMBERS, _WHAT[dtype], *division.rest, 0.0, 0.0, 0)
         about = mean if x.itemsize == 2 else None
@@ -190,6 +193,12 @@ def _is_alike(one: Tensor, x: Tensor) -> bool:
     """Whether a tensor lies as another does, but for sizes of 1."""
     same = one.dtype is x.dtype and one.device == x.device and one.shape == x.shape
     return same and one.data_ptr() % 16 == 0 and (one.stride() == x.stride() or _is_last(one))
+
+
+def _are_vectors(*given: Tensor | None) -> bool:
+    """Whether all have an element after another, of dtypes that kernels know."""
+    known = (one for one in given if one is not None)
+    return all(one.dtype in _WHAT and one.is_contiguous() for one in known)
 
 
 def _what(one: Tensor | None) -> int:
