@@ -82,12 +82,12 @@ def backward(
 ) -> Any:
     """The same of ``native_batch_norm_backward``."""
     train, _, (_, of_weight, of_bias) = others[-3:]
+    if train and _way(x, training=True) is Way.SUMS:
+        return _gradients_by_sums(dy, x, *others)
     if not x.is_cuda or not (of_weight or of_bias):
         return decomposition(dy, x, *others)
     if train and _backward_in_parts(x):
         return _gradients_in_parts(dy, x, *others)
-    if train and _way(x, training=True) is Way.SUMS:
-        return _gradients_by_sums(dy, x, *others)
     if train and others[1] is not None:  # which need not be kept for what does not read them
         return _BACKWARD(dy, x, others[0], None, None, *others[3:])
     return NotImplemented  # apart, sums across rows would be of tensors that are written for them

@@ -32,7 +32,7 @@ _READ_AGAIN = 1.5
 def repeat_between_reductions(graph: Graph) -> None:
     """Have the readers behind two reductions of a tensor make it themselves, if that is less."""
     for node in list(graph.nodes):
-        if not _is_elementwise(node) or not all(map(_is_fused, node.users)):
+        if len(node.users) < 2 or not _is_elementwise(node) or not all(map(_is_fused, node.users)):
             continue
         later = _readers_behind(node)
         if not later or len(later) == len(node.users):

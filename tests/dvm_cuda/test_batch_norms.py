@@ -215,6 +215,27 @@ def behind_relu(others: int, threshold: float = 0.0) -> Any:
     return program
 
 
+@pytest.mark.parametrize("affine", [False, True])
+def test_backwards_by_sums_with_and_without_weights(affine: bool) -> None:
+    def program(dy: torch.Tensor, x: torch.Tensor, *stats: torch.Tensor) -> Any:
+        weight = stats[2] if affine else None
+        norm = aten.native_batch_norm_backward.default
+        mask = [True, affine, affine]
+        return norm(dy, x, weight, None, None, *stats[:2], True, 1e-5, mask)[: 1 + 2 * affine]
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = [
+            torch.empty(8, 64, 56, 56, device="cuda").to(memory_format=torch.channels_last)
+            for _ in range(2)
+        ]
+        given += [torch.empty(64, device="cuda") for _ in range(3)]
+        graph = make_fx(program, decomposition_table=decompositions())(*given)
+    assert len(graph.graph.find_nodes(op="call_function", target=GRADIENTS)) == 1
+    real = [laid(2, 64, 5, 6) for _ in range(2)] + [torch.rand(64) + 0.5 for _ in range(3)]
+    for found, wanted in zip(graph(*real), program(*real), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("others", "threshold", "other_order", "absorbed"),
     [(0, 0.0, False, True), (1, 0.0, False, False), (0, 0.5, False, False), (0, 0.0, True, False)],
