@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from magjit.plugin.aliases import is_alias
+from magjit.plugin.aliases import is_alias, memory_of, written_by
 from magjit_dvm.groups import CASTS
 from magjit_dvm.translate import handles
 
@@ -31,6 +31,7 @@ _READ_AGAIN = 1.5
 
 def repeat_between_reductions(graph: Graph) -> None:
     """Have the readers behind two reductions of a tensor make it themselves, if that is less."""
+    written = _written(graph)
     for node in list(graph.nodes):
         if len(node.users) < 2 or not _is_elementwise(node) or not all(map(_is_fused, node.users)):
             continue
@@ -38,8 +39,15 @@ def repeat_between_reductions(graph: Graph) -> None:
         if not later or len(later) == len(node.users):
             continue
         made = _made_of(node)
-        if made is not None and _pays(node, made, later[0]):
+        if made is None or not _pays(node, made, later[0]):
+            continue
+        if memory_of(_read_by(made)).isdisjoint(written):  # what is read later is what it was
             _repeat(graph, node, made, later)
+
+
+def _written(graph: Graph) -> set[Node]:
+    """Whose memory operators write."""
+    return memory_of(one for node in graph.nodes for one in written_by(node))
 
 
 def _is_elementwise(node: Node) -> bool:
@@ -47,6 +55,8 @@ def _is_elementwise(node: Node) -> bool:
     if node.op != "call_function" or not handles(node):
         return False
     tags = getattr(node.target, "tags", ())
+    if torch.Tag.nondeterministic_seeded in tags:
+        return False
     return (torch.Tag.pointwise in tags or node.target in CASTS) and _is_large(node)
 
 
@@ -117,14 +127,12 @@ def _made_of(node: Node) -> list[Node] | None:
     return [one for one in node.graph.nodes if one in found]
 
 
-def _leaves(nodes: list[Node]) -> set[Node]:
-    inside = set(nodes)
-    read = {one for node in nodes for one in node.all_input_nodes} - inside
-    return {one for one in read if _is_large(one)}
+def _read_by(nodes: list[Node]) -> set[Node]:
+    return {one for node in nodes for one in node.all_input_nodes} - set(nodes)
 
 
 def _pays(node: Node, made: list[Node], reader: Node) -> bool:
-    read = _leaves(made)
+    read = {one for one in _read_by(made) if _is_large(one)}
     beside = set(_read_beside(reader, node))
     more = sum(map(_bytes, read - beside))
     return bool(read) and more <= _READ_AGAIN * _bytes(node)

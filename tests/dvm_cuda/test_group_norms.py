@@ -184,6 +184,28 @@ def test_what_is_made_again(function: Any, repeated: bool) -> None:
     assert (len(graph.graph.nodes) > before) is repeated
 
 
+def test_what_is_written_meanwhile_is_not_read_again() -> None:
+    """Neither a tensor nor a view of it."""
+
+    def function(x: torch.Tensor, writes: torch.Tensor) -> Any:
+        y = x.view(S) * 2.0
+        total = y.sum((2, 3)).sum(1)
+        aten.copy_.default(writes, writes * total.sum())
+        return y * total.view(-1, 1, 1, 1)
+
+    def count(shared: bool) -> int:
+        flat = (S[0] * S[1] * S[2], S[3])
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            given = [torch.empty(flat, device="cuda") for _ in range(2)]
+            program = (lambda x, _: function(x, x)) if shared else function
+            graph = make_fx(program, decomposition_table=decompositions())(*given)
+        before = len(graph.graph.nodes)
+        repeat_between_reductions(graph.graph)
+        return len(graph.graph.nodes) - before
+
+    assert count(shared=False) > 0 and count(shared=True) == 0
+
+
 def test_what_would_be_more_to_read_is_not_made_again() -> None:
     """Of 16 bits, made of three tensors."""
 
