@@ -20,11 +20,26 @@ from torch.fx import Node as FxNode
 
 from magjit_dvm.alone import elements
 from magjit_dvm.builder import size_key
-from magjit_dvm.channel_sums import GRADIENTS, MOMENTS, ChannelGradients, ChannelMoments
+from magjit_dvm.channel_sums import (
+    GRADIENTS,
+    MOMENTS,
+    ChannelGradients,
+    ChannelMoments,
+    around_channels,
+)
 from magjit_dvm.cuda.support import SMALL
 from magjit_dvm.program import has_machine
 
-__all__ = ["BatchNorm", "BatchNormBackward", "backward", "forward", "kernel_of", "writes_in_place"]
+__all__ = [
+    "DTYPES",
+    "LEAST_IMAGE",
+    "BatchNorm",
+    "BatchNormBackward",
+    "backward",
+    "forward",
+    "kernel_of",
+    "writes_in_place",
+]
 
 aten = torch.ops.aten
 _C: Any = torch._C  # whose stubs lack what is asked of cuDNN
@@ -37,13 +52,13 @@ _CUDNNS_BACKWARD = aten.cudnn_batch_norm_backward.default
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Orders of memory that cuDNN knows beside the usual one, by numbers of dimensions."""
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """What GPUs have words for, all of which is computed in float32."""
 _ONE_LAUNCH = 1 << 19
 """Elements up to which a program of one launch is as fast as any other."""
 _LONG = 1 << 17
 """Bytes of a channel beyond which cuDNN reads it more than once."""
-_LEAST_IMAGE = 32
+LEAST_IMAGE = 32
 """Elements of a channel in one image from which on these are rows worth having."""
 _LEAST_PARTS, _MANY = 1 << 21, 1 << 23
 """Elements from which on three launches are faster than ATen's own kernels; and backwards, of many
@@ -97,7 +112,7 @@ def _way(x: torch.Tensor, training: bool) -> Way:
     """By the sizes of the example, where only a call tells them."""
     if not x.is_cuda or not training or x.dim() < 2:
         return Way.PROGRAM
-    if x.dtype not in _DTYPES:
+    if x.dtype not in DTYPES:
         return Way.KERNEL
     count = elements(x.shape)
     images, channels = elements(x.shape[:1]), elements(x.shape[1:2])
@@ -108,7 +123,7 @@ def _way(x: torch.Tensor, training: bool) -> Way:
     if count <= _ONE_LAUNCH or images == 1 or not x.is_contiguous():
         return Way.PROGRAM
     has_cudnn = x.dtype is not torch.bfloat16
-    if count < _LEAST_IMAGE * images * channels:
+    if count < LEAST_IMAGE * images * channels:
         return Way.KERNEL if has_cudnn else Way.PROGRAM
     long = count // channels * x.itemsize > _LONG
     return Way.PARTS if long or (not has_cudnn and count >= _LEAST_PARTS) else Way.KERNEL
@@ -141,7 +156,7 @@ def _in_parts(x: torch.Tensor, weight: Any, bias: Any, *others: Any) -> Any:
         for found, old in zip((mean, var * (total / (total - 1))), running, strict=False)
     ]
     mean, root = mean.squeeze(1), root.squeeze(1)
-    around = [1, channels, *[1] * len(sizes)]
+    around = around_channels(x)
     scale = root if weight is None else root * weight
     out = (x - mean.view(around)) * scale.view(around)
     if bias is not None:
@@ -151,9 +166,9 @@ def _in_parts(x: torch.Tensor, weight: Any, bias: Any, *others: Any) -> Any:
 
 def _gradients_in_parts(dy: torch.Tensor, x: torch.Tensor, weight: Any, *others: Any) -> Any:
     *_, mean, root, _, _, mask = others
-    images, channels, *sizes = x.shape
+    images, _, *sizes = x.shape
     share = 1.0 / (images * prod(sizes))
-    around = [1, channels, *[1] * len(sizes)]
+    around = around_channels(x)
     inner = list(range(2, x.dim()))
     center = mean.view(around)
     given = dy.to(torch.float32)  # both sums read it once
@@ -180,7 +195,7 @@ def _by_sums(x: torch.Tensor, weight: Any, bias: Any, *others: Any) -> Any:
     *running, _, momentum, eps = others
     given = running or (None, None)
     mean, root, scale, *updated, shift = MOMENTS(x, weight, bias, *given, momentum, eps)
-    around = [1, x.shape[1], *[1] * (x.dim() - 2)]
+    around = around_channels(x)
     if x.itemsize == 2:
         out = x * scale + shift
     else:  # a mean of many deviations would round off more than x has
@@ -192,7 +207,7 @@ def _by_sums(x: torch.Tensor, weight: Any, bias: Any, *others: Any) -> Any:
 def _gradients_by_sums(dy: torch.Tensor, x: torch.Tensor, weight: Any, *others: Any) -> Any:
     *_, mean, root, _, _, mask = others
     found = GRADIENTS(dy, None, x, weight, mean, root)
-    around = [1, x.shape[1], *[1] * (x.dim() - 2)]
+    around = around_channels(x)
     scale, slope, shift = found[2:]
     away = x if x.itemsize == 2 else x - mean.view(around)
     dx = (dy * scale + away * slope + shift).to(x.dtype) if mask[0] else None

@@ -24,7 +24,14 @@ from torch.fx import Graph, Node
 
 from magjit.plugin.aliases import trust
 
-__all__ = ["GRADIENTS", "MOMENTS", "ChannelGradients", "ChannelMoments", "absorb_masks"]
+__all__ = [
+    "GRADIENTS",
+    "MOMENTS",
+    "ChannelGradients",
+    "ChannelMoments",
+    "absorb_masks",
+    "around_channels",
+]
 
 aten = torch.ops.aten
 
@@ -48,7 +55,7 @@ trust(GRADIENTS)
 def _fake_moments(x: Tensor, weight: Any, bias: Any, *others: Any) -> tuple[Tensor, ...]:
     running = [x.new_empty((0,)) if one is None else torch.empty_like(one) for one in others[:2]]
     mean, root = (x.new_empty((x.shape[1],), dtype=torch.float32) for _ in range(2))
-    scale, shift = (x.new_empty(_around(x), dtype=torch.float32) for _ in range(2))
+    scale, shift = (x.new_empty(around_channels(x), dtype=torch.float32) for _ in range(2))
     return mean, root, scale, *running, shift
 
 
@@ -56,11 +63,11 @@ def _fake_moments(x: Tensor, weight: Any, bias: Any, *others: Any) -> tuple[Tens
 def _fake_gradients(dy: Tensor, y: Any, x: Tensor, weight: Any, *others: Any) -> tuple[Tensor, ...]:
     dtype = x.dtype if weight is None else weight.dtype
     of_weight, of_bias = (x.new_empty((x.shape[1],), dtype=dtype) for _ in range(2))
-    made = (x.new_empty(_around(x), dtype=torch.float32) for _ in range(3))
+    made = (x.new_empty(around_channels(x), dtype=torch.float32) for _ in range(3))
     return of_weight, of_bias, *made
 
 
-def _around(x: Tensor) -> list[int]:
+def around_channels(x: Tensor) -> list[int]:
     """The shape of what channels have one number of, beside x."""
     return [1, x.shape[1], *[1] * (x.dim() - 2)]
 
@@ -94,19 +101,16 @@ class ChannelMoments:
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        old_mean: Tensor | None,
-        old_var: Tensor | None,
-        momentum: float,
-        eps: float,
+        *others: Any,
     ) -> tuple[Tensor | None, ...]:
-        old = old_mean, old_var
+        *old, momentum, eps = others
         if x.is_cuda:
             self._kernels = self._kernels or _kernels().Moments()
-            into = old if self._in_place else (_blank(old_mean), _blank(old_var))
+            into = old if self._in_place else [_blank(one) for one in old]
             found = self._kernels(x, weight, bias, old, into, momentum, eps)
             if found is not None:
                 return *found[:3], *into, found[3]
-        *made, new_mean, new_var, shift = _moments(x, weight, bias, *old, momentum, eps)
+        *made, new_mean, new_var, shift = _moments(x, weight, bias, *others)
         if self._in_place:
             for one, new in zip(old, (new_mean, new_var), strict=True):
                 if one is not None:
@@ -155,7 +159,7 @@ def _moments(
         x.new_empty((0,)) if old is None else (momentum * new + (1 - momentum) * old).to(old.dtype)
         for old, new in ((old_mean, mean), (old_var, unbiased))
     ]
-    scale, shift = scale.clone().view(_around(x)), shift.view(_around(x))
+    scale, shift = scale.clone().view(around_channels(x)), shift.view(around_channels(x))
     return mean, root, scale, *running, shift
 
 
@@ -165,7 +169,7 @@ def _gradients(
 ) -> tuple[Tensor, ...]:
     share = x.shape[1] / x.numel()
     over = [0, *range(2, x.dim())]
-    around = _around(x)
+    around = around_channels(x)
     given = dy.to(torch.float32)
     if y is not None:
         given = given.masked_fill(y <= 0, 0)

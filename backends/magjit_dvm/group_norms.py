@@ -18,33 +18,18 @@ from typing import Any
 import torch
 
 from magjit_dvm.alone import elements
+from magjit_dvm.batch_norms import DTYPES, LEAST_IMAGE
 from magjit_dvm.program import has_machine
 
 __all__ = ["backward", "forward"]
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-"""What GPUs have words for, all of which is computed in float32."""
-_LEAST_IMAGE = 32
-"""Elements of a channel in one image from which on these are rows worth having."""
 _FEWEST = 1 << 20
 """Elements from which on three launches are faster than one, or ATen's own kernels."""
 
 
-def forward(
-    decomposition: Callable[..., Any],
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    images: Any,
-    channels: Any,
-    size: Any,
-    groups: int,
-    eps: float,
-) -> Any:
+def forward(decomposition: Callable[..., Any], x: torch.Tensor, *others: Any) -> Any:
     """What ``native_group_norm`` is taken apart into."""
-    if not x.is_cuda or not _pays(x):
-        return decomposition(x, weight, bias, images, channels, size, groups, eps)
-    return _in_parts(x, weight, bias, images, channels, size, groups, eps)
+    return (_in_parts if x.is_cuda and _pays(x) else decomposition)(x, *others)
 
 
 def _in_parts(
@@ -105,8 +90,8 @@ def backward(
 def _pays(x: torch.Tensor) -> bool:
     """By the sizes of the example, where only a call tells them."""
     count, channels = elements(x.shape), elements(x.shape[:2])
-    known = x.dtype in _DTYPES and x.is_contiguous() and has_machine(x.device)
-    return known and count >= _FEWEST and count >= _LEAST_IMAGE * channels
+    known = x.dtype in DTYPES and x.is_contiguous() and has_machine(x.device)
+    return known and count >= _FEWEST and count >= LEAST_IMAGE * channels
 
 
 def _gradients_in_parts(

@@ -134,7 +134,7 @@ def test_batch_norms() -> None:
         check(normed, shape, *[shape[1:2]] * 4, launched=1)
 
 
-in_parts = mock.patch.multiple(batch_norms, _ONE_LAUNCH=0, _LONG=0, _LEAST_IMAGE=17)
+in_parts = mock.patch.multiple(batch_norms, _ONE_LAUNCH=0, _LONG=0, LEAST_IMAGE=17)
 """Batch norms as if all were of many images, each of many elements."""
 
 

@@ -13,7 +13,8 @@ import torch
 
 HERE = Path(__file__).parent
 PROGRAMS = [
-    ("with_driver", 22),
+    ("with_driver", 20),
+    ("calls_in_pairs", 2),
     ("calls_of_stacks", 13),
     ("calls_in_steps", 9),
     ("calls_of_graphs", 5),

@@ -12,7 +12,7 @@ import pytest
 
 from magjit.plugin import BackendError
 from magjit_dvm.cuda import build
-from magjit_dvm.cuda.channel_code import CHANNELS, CHANNELS_NAMES, CHANNELS_SOURCE
+from magjit_dvm.cuda.channel_code import CHANNELS, CHANNELS_NAMES, channels_source
 from magjit_dvm.cuda.forms import (
     ADDING,
     ALONE,
@@ -162,7 +162,7 @@ def test_small_kernels_fit_their_registers(arch: str, each: int, form: int, tmp_
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 def test_kernels_of_channels_fit_their_registers(arch: str, tmp_path: Path) -> None:
     """Two blocks are on a multiprocessor together: a thread has 64 registers at most."""
-    said = ptxas(CHANNELS_SOURCE, arch, tmp_path)
+    said = "".join(ptxas(channels_source(which), arch, tmp_path) for which in range(4))
     assert all(f"entry function '{name}'" in said for name in CHANNELS_NAMES)
     assert not sum(map(int, re.findall(r"(\d+) bytes spill stores", said))), said
     assert max(map(int, re.findall(r"Used (\d+) registers", said))) <= 64
@@ -171,7 +171,7 @@ def test_kernels_of_channels_fit_their_registers(arch: str, tmp_path: Path) -> N
 @needs_nvrtc
 @pytest.mark.parametrize("which", range(len(CHANNELS_NAMES)))
 def test_nvrtc_makes_kernels_of_channels(which: int) -> None:
-    made = build._by_nvrtc(CHANNELS_SOURCE, "sm_90")
+    made = build._by_nvrtc(channels_source(which), "sm_90")
     assert build.entry(CHANNELS, which).encode() in made
 
 

@@ -43,7 +43,7 @@ int add_cuda_fused(PyObject *module);
  * plan: the GPU, both kernels, blocks of each, threads, how many float32 the first leaves to the second,
  * and the sizes that each is told. given, ending: the tensors whose addresses each has, None for 0, of
  * `ending` also numbers of results. numbers: what the second is told besides. shapes: of each result its
- * dtype and sizes. None where a tensor is not a plain one on that GPU: nothing has been launched. */
+ * dtype and sizes, of two results or more. None where a tensor is not a plain one on that GPU: nothing has been launched. */
 PyObject *cuda_pair(PyObject *, PyObject *const *args, Py_ssize_t n);
 
 /* ---- parts of a call ---- */

@@ -13,8 +13,6 @@ using namespace cuda;
 
 namespace {
 
-constexpr int MOST_MADE = 8;
-
 struct Plan {
     int device;
     unsigned long long first, second;
@@ -41,24 +39,6 @@ struct Parameter {
     }
 };
 
-/* Results, owned until they are taken. */
-struct Made {
-    PyObject *tensors[MOST_MADE];
-    char *data[MOST_MADE];
-    int n = 0;
-    PyObject *parts = nullptr;
-
-    Made() = default;
-    Made(const Made &) = delete;
-    ~Made()
-    {
-        for (int k = 0; k < n; k++) {
-            Py_DECREF(tensors[k]);
-        }
-        Py_XDECREF(parts);
-    }
-};
-
 bool read_plan(PyObject *tuple, Plan &plan)
 {
     if (!PyTuple_Check(tuple)) {
@@ -76,9 +56,9 @@ bool read_plan(PyObject *tuple, Plan &plan)
 }
 
 /* A tensor for each of (dtype, size, …). */
-bool make(PyObject *shapes, int32_t device_type, int device, Made &made)
+bool make(PyObject *shapes, int32_t device_type, int device, CudaResults &results)
 {
-    if (!PyTuple_Check(shapes) || PyTuple_GET_SIZE(shapes) > MOST_MADE) {
+    if (!PyTuple_Check(shapes) || PyTuple_GET_SIZE(shapes) > MAX_OUTPUTS) {
         PyErr_SetString(PyExc_TypeError, "shapes are a tuple of a few");
         return false;
     }
@@ -102,29 +82,30 @@ bool make(PyObject *shapes, int32_t device_type, int device, Made &made)
             }
             return false;
         }
-        made.tensors[made.n] = new_memory(device_type, (int)ndim, layout, (DType)dtype, device,
-                                          &made.data[made.n]);
-        if (!made.tensors[made.n]) {
+        char *data = nullptr;
+        PyObject *made = new_memory(device_type, (int)ndim, layout, (DType)dtype, device, &data);
+        if (!made) {
             return false;
         }
-        made.n++;
+        results.addresses[results.count] = (uint64_t)data;
+        results.made[results.count++] = made;
     }
     return true;
 }
 
 /* Addresses: of tensors, of what is made where there is its number, 0 of None. */
-bool add_addresses(PyObject *given, const Made &made, Parameter &parameter)
+bool add_addresses(PyObject *given, const CudaResults &results, Parameter &parameter)
 {
     for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(given); k++) {
         PyObject *one = PyTuple_GET_ITEM(given, k);
         void *address = nullptr;
         if (PyLong_Check(one)) {
             long number = PyLong_AsLong(one);
-            if (number < 0 || number >= made.n) {
+            if (number < 0 || number >= results.count) {
                 PyErr_SetString(PyExc_ValueError, "a result of no number");
                 return false;
             }
-            address = made.data[number];
+            address = (void *)results.addresses[number];
         } else if (one != Py_None && torch_library.get_data(tensor_handle(one), &address)) {
             PyErr_SetString(PyExc_RuntimeError, "a tensor without memory");
             return false;
@@ -184,31 +165,29 @@ PyObject *cuda_pair(PyObject *, PyObject *const *args, Py_ssize_t n)
     if (!is_on(args[1], plan.device, device_type) || !is_on(args[2], plan.device, device_type)) {
         return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
     }
-    Made made;
+    CudaResults results;
     Parameter first, second;
     void *stream;
     char *parts = nullptr;
     Shape layout{};
     layout.sizes[0] = plan.parts;
     layout.strides[0] = 1;
-    if (!make(args[4], device_type, plan.device, made) ||
-        !(made.parts = new_memory(device_type, 1, layout, DT_f32, plan.device, &parts)) ||
+    if (!make(args[4], device_type, plan.device, results) ||
+        !(results.parts = new_memory(device_type, 1, layout, DT_f32, plan.device, &parts)) ||
         current_stream(device_type, plan.device, &stream)) {
         return nullptr;
     }
-    bool added = add_addresses(args[1], made, first) && first.add(&parts, sizeof(parts)) &&
+    const char *numbers = PyBytes_AS_STRING(args[3]);
+    bool added = add_addresses(args[1], results, first) && first.add(&parts, sizeof(parts)) &&
                  first.add(plan.sizes, plan.n_sizes) && second.add(&parts, sizeof(parts)) &&
-                 add_addresses(args[2], made, second) &&
-                 second.add(plan.end_sizes, plan.n_end_sizes) && second.add(PyBytes_AS_STRING(args[3]), PyBytes_GET_SIZE(args[3]));
+                 add_addresses(args[2], results, second) &&
+                 second.add(plan.end_sizes, plan.n_end_sizes) &&
+                 second.add(numbers, PyBytes_GET_SIZE(args[3]));
     if (!added || launch_one(plan.first, plan.blocks, plan.threads, stream, first) ||
         launch_one(plan.second, plan.end_blocks, plan.threads, stream, second)) {
         return nullptr;
     }
-    PyObject *tuple = PyTuple_New(made.n);
-    for (int k = 0; tuple && k < made.n; k++) {
-        PyTuple_SET_ITEM(tuple, k, Py_NewRef(made.tensors[k]));
-    }
-    return tuple;
+    return results.take();
 }
 
 } // namespace magjit_dvm

@@ -21,7 +21,7 @@ import torch
 
 from magjit.plugin import BackendError
 from magjit.plugin.cache import code_digest, disk_cache, fingerprint
-from magjit_dvm.cuda.channel_code import CHANNELS, CHANNELS_NAMES, CHANNELS_SOURCE
+from magjit_dvm.cuda.channel_code import CHANNELS, CHANNELS_NAMES, channels_source
 from magjit_dvm.cuda.forms import ALONE, kernel_name, said_of
 from magjit_dvm.cuda.interpreter import source
 from magjit_dvm.cuda.parts import SUMS, SUMS_NAME, SUMS_SOURCE
@@ -74,8 +74,10 @@ def compiled(arch: str, each: int, approximate: bool, form: int = ALONE) -> byte
 
     def made() -> bytes:
         log.info("compiling %s for %s; it is kept on disk", said(each, form), arch)
-        texts = {SUMS: SUMS_SOURCE, CHANNELS: CHANNELS_SOURCE}
-        text = texts.get(each) or source(approximate, (each,), _checked(), form)
+        if each == CHANNELS:
+            text = channels_source(form)
+        else:
+            text = SUMS_SOURCE if each == SUMS else source(approximate, (each,), _checked(), form)
         make = _by_nvcc if _compiler().startswith("nvcc") else _by_nvrtc
         return make(text, arch)
 

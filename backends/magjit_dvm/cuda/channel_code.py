@@ -5,12 +5,12 @@ from __future__ import annotations
 __all__ = [
     "CHANNELS",
     "CHANNELS_NAMES",
-    "CHANNELS_SOURCE",
     "COLUMNS",
     "LOADED",
     "MOST_BLOCKS",
     "MOST_GROUPS",
     "THREADS",
+    "channels_source",
 ]
 
 CHANNELS = 2
@@ -29,12 +29,11 @@ all of: 64 threads add each up."""
 LOADED = (4, 2)
 """Rows that a thread of both kernels has under way at once."""
 
-CHANNELS_SOURCE = r"""
+_COMMON = r"""
 typedef unsigned u32;
 typedef unsigned long long u64;
 #define DEV static __device__ __forceinline__
 #define NO_COLUMN 0xffffffffu
-#define MOST_EACH @EACH@
 
 /* A matrix of `rows` by `cols`; a block has `groups` columns of 16 bytes, and steps of
  * `rows_of_step` rows, a thread one row of each. So many `across` have the same rows. `parts` has
@@ -339,18 +338,24 @@ DEV Ends ends_of(const End &e, u32 column, u32 part)
     return of;
 }
 
+"""
+
+_KERNELS = (
+    r"""
 extern "C" __global__ void __launch_bounds__(512, 2) mj_dvm_channel_moments(
     const __grid_constant__ Channels c)
 {
     __shared__ Room room;
     if (c.what == 0) {
-        moments<0, @MOMENTS@>(c, room);
+        moments<0, AT_ONCE>(c, room);
     } else if (c.what == 1) {
-        moments<1, @MOMENTS@>(c, room);
+        moments<1, AT_ONCE>(c, room);
     } else {
-        moments<2, @MOMENTS@>(c, room);
+        moments<2, AT_ONCE>(c, room);
     }
 }
+""",
+    r"""
 extern "C" __global__ void __launch_bounds__(512) mj_dvm_channel_moments_end(
     const __grid_constant__ End e)
 {
@@ -397,18 +402,22 @@ extern "C" __global__ void __launch_bounds__(512) mj_dvm_channel_moments_end(
         set_one(e.new_var, of_running, column, now);
     }
 }
+""",
+    r"""
 extern "C" __global__ void __launch_bounds__(512, 2) mj_dvm_channel_gradients(
     const __grid_constant__ Channels c)
 {
     __shared__ Room room;
     if (c.what == 0) {
-        c.y ? gradients<0, true, @GRADIENTS@>(c, room) : gradients<0, false, @GRADIENTS@>(c, room);
+        c.y ? gradients<0, true, AT_ONCE>(c, room) : gradients<0, false, AT_ONCE>(c, room);
     } else if (c.what == 1) {
-        c.y ? gradients<1, true, @GRADIENTS@>(c, room) : gradients<1, false, @GRADIENTS@>(c, room);
+        c.y ? gradients<1, true, AT_ONCE>(c, room) : gradients<1, false, AT_ONCE>(c, room);
     } else {
-        c.y ? gradients<2, true, @GRADIENTS@>(c, room) : gradients<2, false, @GRADIENTS@>(c, room);
+        c.y ? gradients<2, true, AT_ONCE>(c, room) : gradients<2, false, AT_ONCE>(c, room);
     }
 }
+""",
+    r"""
 extern "C" __global__ void __launch_bounds__(512) mj_dvm_channel_gradients_end(
     const __grid_constant__ End e)
 {
@@ -442,10 +451,13 @@ extern "C" __global__ void __launch_bounds__(512) mj_dvm_channel_gradients_end(
     set_one(e.of_weight, of_weight, column, along * root);
     set_one(e.of_bias, of_weight, column, total);
 }
-"""
-for _name, _number in (
-    ("MOMENTS", LOADED[0]),
-    ("GRADIENTS", LOADED[1]),
-    ("EACH", MOST_BLOCKS // 64),
-):
-    CHANNELS_SOURCE = CHANNELS_SOURCE.replace(f"@{_name}@", str(_number))
+""",
+)
+"""In the order of their names."""
+
+
+def channels_source(which: int) -> str:
+    """CUDA C++ of one of the kernels, for NVRTC or nvcc; includes nothing."""
+    defined = {"AT_ONCE": LOADED[which // 2], "MOST_EACH": MOST_BLOCKS // 64}
+    lines = (f"#define {name} {number}\n" for name, number in defined.items())
+    return "".join(lines) + _COMMON + _KERNELS[which]

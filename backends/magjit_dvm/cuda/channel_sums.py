@@ -13,10 +13,10 @@ memory, which would be what these sums wait for: nothing is computed here but th
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from magjit_dvm.cuda.channel_code import (
@@ -28,12 +28,14 @@ from magjit_dvm.cuda.channel_code import (
     THREADS,
 )
 from magjit_dvm.cuda.launch import gpu
+from magjit_dvm.cuda.parts import WHAT
 from magjit_dvm.instructions import DType
 from magjit_dvm.vm import cuda_pair
 
 __all__ = ["Gradients", "Moments"]
 
-_WHAT = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_WHAT = {one.torch: number for one, number in WHAT.items()}
+_CODES = {one.torch: one.code for one in WHAT}
 _BLOCKS = 2
 """Of a multiprocessor, side by side."""
 _MOST_ROWS = 1 << 31
@@ -42,9 +44,8 @@ _SIZES, _END_SIZES, _NUMBERS = "<6I", "<4I", "<3I2fI"
 _MOST_KNOWN = 64
 """Sizes that a place in a program remembers."""
 
-_CODES = {one.torch: one.code for one in DType}
-
-_Pair = tuple[Tensor | None, Tensor | None]
+_Pair = Sequence[Tensor | None]
+"""Of a mean and a variance."""
 
 
 @dataclass(frozen=True, slots=True)

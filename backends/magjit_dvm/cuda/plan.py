@@ -99,7 +99,7 @@ def arrange(space: Space, image: Image, machine: Machine) -> bool:
             staged.append((number, one.size))
     image.inputs = [(number, size, 0) for number, size in staged]
     image.stages = STAGES if staged else 2
-    if any(node.kind in (NodeKind.REDUCE, NodeKind.SCAN) for node in nodes):
+    if space.reduces:
         reads = sorted({*loads, *tables})
         _refuse_slow(space, image, [number for number, _ in staged], reads, machine)
     widest = max((size for _, size in staged), default=4)
@@ -230,7 +230,7 @@ def _each_for_rows(
     widest = min(machine.widest, 32) if space.has_positions else machine.widest
     widest = min(widest, MOST_EACH) if kept else widest
     widest = MAX_DRAWING if space.draws else widest
-    reduces = any(node.kind in (NodeKind.REDUCE, NodeKind.SCAN) for node in space.program.nodes)
+    reduces = space.reduces
     lanes = {each: -(-cols // (32 * each)) * each for each in most_warps if 8 < each <= widest}
     for each, warps in sorted(most_warps.items()):
         if each > widest or (space.has_positions and each not in OF_POSITIONS):

@@ -108,6 +108,12 @@ class Space:
         return True
 
     @property
+    def reduces(self) -> bool:
+        """Whether something is reduced, or runs along dimensions."""
+        kinds = NodeKind.REDUCE, NodeKind.SCAN
+        return any(node.kind in kinds for node in self.program.nodes)
+
+    @property
     def has_positions(self) -> bool:
         """Whether there are positions along dimensions, or tables."""
         return any(node.kind in (NodeKind.IOTA, NodeKind.INDEX) for node in self.program.nodes)
