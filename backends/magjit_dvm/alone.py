@@ -19,7 +19,7 @@ from torch.fx import Node as FxNode
 
 from magjit_dvm.cuda.tiling import ACROSS, DOWN
 
-__all__ = ["elements", "gains_alone"]
+__all__ = ["elements", "gains_alone", "magnitude"]
 
 aten = torch.ops.aten
 
@@ -47,7 +47,7 @@ def gains_alone(node: FxNode) -> bool:
     tensors = [one for one in operands if isinstance(one, torch.Tensor) and one.dim()]
     if not isinstance(result, torch.Tensor) or result.dim() < 2 or not tensors:
         return False
-    sizes, strides = [_magnitude(one) for one in result.shape], _along(result, result.shape)
+    sizes, strides = [magnitude(one) for one in result.shape], _along(result, result.shape)
     inner = next((d for d, stride in enumerate(strides) if stride == 1), -1)
     if inner < 0 or sizes[inner] % 4:
         return False
@@ -65,7 +65,7 @@ def gains_alone(node: FxNode) -> bool:
         elif _is_broadcast(along, sizes, inner):
             shared += 1
         elif _lies_in_fours(along, inner):  # in rows that are elsewhere
-            if _magnitude(one.storage_offset()) % 4:
+            if magnitude(one.storage_offset()) % 4:
                 return False
         elif not in_squares or not _is_transposed(along, sizes, inner):
             return False
@@ -90,7 +90,7 @@ def _along(tensor: torch.Tensor, sizes: Sequence[Any]) -> list[int]:
     """A tensor's strides along the dimensions of a result; 0 where it has one element or none."""
     found = [0] * (len(sizes) - tensor.dim())
     for n, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        found.append(0 if _magnitude(n) == 1 else _magnitude(stride))
+        found.append(0 if magnitude(n) == 1 else magnitude(stride))
     return found
 
 
@@ -121,11 +121,11 @@ def elements(sizes: Sequence[Any]) -> int:
     """Elements; of symbolic sizes, those of the example."""
     found = 1
     for one in sizes:
-        found *= _magnitude(one)
+        found *= magnitude(one)
     return found
 
 
-def _magnitude(size: Any) -> int:
+def magnitude(size: Any) -> int:
     """A size or stride, or of a symbolic one that of the example."""
     if isinstance(size, torch.SymInt):
         hint = size.node.hint

@@ -19,6 +19,7 @@ from magjit.plugin.inference import lower_for_inference, needs_gradients
 from magjit.plugin.inputs import TensorInput
 from magjit.plugin.sampling import whole_upsampling
 from magjit.plugin.views_apart import without_symbols, without_views
+from magjit_dvm.casts import cast_where_least_moves
 from magjit_dvm.channel_sums import absorb_masks
 from magjit_dvm.channels_last import LAID, in_channels_last
 from magjit_dvm.fuser import fuse
@@ -163,6 +164,7 @@ class DvmBackend:
         simplify(gm.graph)
         write_together(gm.graph)
         absorb_masks(gm.graph)
+        cast_where_least_moves(gm.graph)
         repeat_between_reductions(gm.graph)
         floats_on_device(gm.graph)
         schedule = Schedule(gm, fuse(gm.graph))

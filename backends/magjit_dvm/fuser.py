@@ -19,7 +19,7 @@ from torch.fx import Node as FxNode
 from magjit_dvm.across import may_go_across
 from magjit_dvm.alone import elements, gains_alone
 from magjit_dvm.builder import Builder, NotFusable, Value
-from magjit_dvm.groups import VIEWS, FusedGroup, Fusion
+from magjit_dvm.groups import APART, OF_READERS, VIEWS, FusedGroup, Fusion
 from magjit_dvm.joining import join_parts
 from magjit_dvm.look_ups import only_looks_up, repeated
 from magjit_dvm.program import ACROSS, NodeKind, varying
@@ -74,6 +74,11 @@ class _Fuser:
     def place(self, node: FxNode, among: dict[int, FusedGroup] | None = None) -> None:
         """Put ``node`` into the group of an operand, one of ``among``, or into one of its own."""
         operands = [one for one in node.all_input_nodes if one in self.group_of]
+        if OF_READERS in node.meta:
+            operands = [one for one in operands if OF_READERS in one.meta]
+        if APART in node.meta:
+            operands = []
+        operands = [one for one in operands if APART not in one.meta]
         candidates = {id(self.group_of[one]): self.group_of[one] for one in reversed(operands)}
         if among is not None:
             candidates = {key: group for key, group in candidates.items() if key in among}
@@ -127,6 +132,8 @@ class _Fuser:
         """Join the groups of the other operands, where everything fits into one."""
         for other in list(others):
             if other is group or len(other.nodes) + len(group.nodes) > _MOST:
+                continue
+            if any(APART in one.meta for one in (*group.nodes, *other.nodes)):
                 continue
             nodes = sorted({*group.nodes, *other.nodes}, key=self.position.__getitem__)
             if not self.independent_outside(group, other):

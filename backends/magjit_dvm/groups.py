@@ -10,9 +10,23 @@ from torch.fx import Node as FxNode
 
 from magjit_dvm.program import Program
 
-__all__ = ["CASTS", "VIEWS", "FusedGroup", "Fusion", "Size", "operands_of", "results_of"]
+__all__ = [
+    "APART",
+    "CASTS",
+    "OF_READERS",
+    "VIEWS",
+    "FusedGroup",
+    "Fusion",
+    "Size",
+    "operands_of",
+    "results_of",
+]
 
 aten = torch.ops.aten
+OF_READERS = "magjit_dvm: of readers"
+"""In a node's ``meta``: it is made once more, for its readers, and not where its operands are."""
+APART = "magjit_dvm: apart"
+"""It is written to memory: what reads it is fused with others."""
 CASTS = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 VIEWS = frozenset(
     {

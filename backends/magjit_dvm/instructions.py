@@ -228,7 +228,13 @@ def _pairs() -> tuple[Instruction, ...]:
     return tuple(made)
 
 
-_F = torch.nn.functional
+_F, _aten = torch.nn.functional, torch.ops.aten
+
+
+def _slope(backward: Any, **options: Any) -> Callable[..., Any]:
+    """The derivative that an operator of ATen's multiplies a gradient by."""
+    return lambda a: backward(torch.ones_like(a), a, **options)
+
 
 INSTRUCTIONS: tuple[Instruction, ...] = (
     # Memory: views in global memory become contiguous blocks in local memory, and back.
@@ -264,6 +270,13 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
     _function("gelu", "a·Φ(a)", _F.gelu),
     _function("gelu_tanh", "GELU by tanh", lambda a: _F.gelu(a, approximate="tanh")),
     _function("silu", "a·sigmoid(a)", _F.silu),
+    _function("gelu_slope", "GELU's derivative", _slope(_aten.gelu_backward)),
+    _function(
+        "gelu_tanh_slope",
+        "that of GELU by tanh",
+        _slope(_aten.gelu_backward, approximate="tanh"),
+    ),
+    _function("silu_slope", "SiLU's derivative", _slope(_aten.silu_backward)),
     _function("sin"),
     _function("cos"),
     _function("tan"),

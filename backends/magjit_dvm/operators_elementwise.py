@@ -381,30 +381,16 @@ def _threshold_backward(builder: Builder, node: Any) -> Value:
 def _gelu_backward(builder: Builder, node: Any) -> Value:
     block, result = elementwise(builder, node, node.args[:2], Promotion.DEFAULT)
     g, x = block.made
-    if node.kwargs.get("approximate", "none") == "tanh":
-        beta, kappa = 0.7978845608028654, 0.044715
-        square = block("mul", x, x)
-        inner = block("mul", block("mul", x, beta), block("add", block("mul", square, kappa), 1.0))
-        tanh = block("tanh", inner)
-        left = block("mul", block("add", tanh, 1.0), 0.5)
-        slope = block("add", block("mul", square, 3 * kappa * beta), beta)
-        right = block("mul", block("mul", x, 0.5), block("sub", 1.0, block("mul", tanh, tanh)))
-        return finished(
-            block, block("mul", g, block("add", left, block("mul", right, slope))), result
-        )
-    cdf = block("mul", block("add", block("erf", block("mul", x, 0.7071067811865476)), 1.0), 0.5)
-    half = block("mul", block("mul", x, x), -0.5)
-    pdf = block("mul", block("exp", half), 0.3989422804014327)
-    return finished(block, block("mul", g, block("add", cdf, block("mul", x, pdf))), result)
+    tanh = node.kwargs.get("approximate", "none") == "tanh"
+    slope = block("gelu_tanh_slope" if tanh else "gelu_slope", x)
+    return finished(block, block("mul", g, slope), result)
 
 
 @register(aten.silu_backward.default)
 def _silu_backward(builder: Builder, node: Any) -> Value:
     block, result = elementwise(builder, node, node.args[:2], Promotion.DEFAULT)
     g, x = block.made
-    s = block("sigmoid", x)
-    inner = block("add", block("mul", x, block("sub", 1.0, s)), 1.0)
-    return finished(block, block("mul", g, block("mul", s, inner)), result)
+    return finished(block, block("mul", g, block("silu_slope", x)), result)
 
 
 @register(aten.native_dropout_backward.default)

@@ -16,7 +16,8 @@ import torch
 from torch.fx import Graph, Node
 
 from magjit.plugin.aliases import is_alias, memory_of, written_by
-from magjit_dvm.groups import CASTS
+from magjit_dvm.alone import elements
+from magjit_dvm.groups import CASTS, OF_READERS
 from magjit_dvm.translate import handles
 
 __all__ = ["repeat_between_reductions"]
@@ -73,12 +74,9 @@ def _is_fused(node: Node) -> bool:
 
 
 def _elements(node: Node) -> int:
-    """Of what an operator makes, as far as it is known; 0 of what is not a tensor."""
+    """Of what an operator makes, by the example's sizes; 0 of what is not a tensor."""
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return 0
-    sizes = [size for size in value.shape if isinstance(size, int)]
-    return torch.Size(sizes).numel() if len(sizes) == value.dim() else 0
+    return elements(value.shape) if isinstance(value, torch.Tensor) else 0
 
 
 def _reduces(node: Node) -> bool:
@@ -161,5 +159,6 @@ def _repeat(graph: Graph, node: Node, made: list[Node], later: list[Node]) -> No
     with graph.inserting_before(min(later, key=order.__getitem__)):
         for one in made:
             copies[one] = graph.node_copy(one, lambda given: copies.get(given, given))
+            copies[one].meta[OF_READERS] = True
     for reader in later:
         reader.replace_input_with(node, copies[node])

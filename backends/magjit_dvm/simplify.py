@@ -13,8 +13,11 @@ import torch
 from torch.fx import Graph, Node
 
 from magjit.plugin.convolutions import bias_apart, is_convolution
+from magjit.plugin.fx_helpers import called
 from magjit.plugin.inference import draw_in_place
+from magjit_dvm.alone import elements
 from magjit_dvm.attending import find_attention
+from magjit_dvm.batch_norms import DTYPES
 from magjit_dvm.builder import size_key
 from magjit_dvm.drawing import draw_in_groups
 from magjit_dvm.translate import handles
@@ -24,6 +27,8 @@ __all__ = ["simplify"]
 aten = torch.ops.aten
 _ALIASES = (aten.alias.default, aten.detach.default)
 _BLANK = (aten.empty_like.default, aten.empty.memory_format, aten.empty_permuted.default)
+_LARGE, _LEAST_IMAGE = 1 << 20, 1024
+"""Elements of a gradient, and of an image of a channel, from which on sums of images are faster."""
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
@@ -50,6 +55,9 @@ def simplify(graph: Graph) -> None:
         if is_convolution(node) and _adds_bias_apart(node):
             bias_apart(graph, node)
     for node in list(graph.nodes):
+        if node.target is aten.convolution_backward.default and _sums_bias_slowly(node):
+            _bias_gradient_apart(graph, node)
+    for node in list(graph.nodes):
         if node.target is aten.bernoulli.p and getattr(node.args[0], "target", None) in _BLANK:
             draw_in_place(graph, node)
     draw_in_groups(graph)
@@ -62,6 +70,36 @@ def _adds_bias_apart(node: Node) -> bool:
         return False
     groups: object = node.args[8]
     return groups == 1 and any(map(handles, node.users))
+
+
+def _sums_bias_slowly(node: Node) -> bool:
+    """Whether a large gradient of images, in the usual order, is read again for that of a bias."""
+    gradient: torch.Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
+    wanted: bool = node.args[-1][2]  # type: ignore[index,assignment]
+    known = gradient.is_cuda and gradient.dtype in DTYPES and gradient.dim() > 2
+    if not (wanted and known and gradient.is_contiguous()):
+        return False
+    count = elements(gradient.shape)
+    return count >= _LARGE and count >= _LEAST_IMAGE * elements(gradient.shape[:2])
+
+
+def _bias_gradient_apart(graph: Graph, node: Node) -> None:
+    """Sums of images, then over these: the first ones where the gradient is made, or read once."""
+    gradient: Any = node.args[0]
+    value = gradient.meta["val"]
+    wanted: Any = node.args[-1]
+    with graph.inserting_before(node):
+        over = list(range(2, value.dim()))
+        each = called(graph, aten.sum.dim_IntList, gradient, over, dtype=torch.float32)
+        total = called(graph, aten.sum.dim_IntList, each, [0])
+        if value.dtype is not torch.float32:
+            total = called(graph, aten._to_copy.default, total, dtype=value.dtype)
+    for user in list(node.users):
+        if user.target is operator.getitem and user.args[1] == 2:
+            user.replace_all_uses_with(total)
+            graph.erase_node(user)
+    node.args = (*node.args[:-1], [*wanted[:2], False])
+    node.meta["val"] = (*node.meta["val"][:2], None)
 
 
 def _is_only_passed_on(alias: Node) -> bool:

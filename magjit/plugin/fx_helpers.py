@@ -20,6 +20,7 @@ from torch.fx._lazy_graph_module import (
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, SymbolicContext
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.utils._pytree import tree_leaves
 
 from magjit.errors import BackendError
 from magjit.plugin.inputs import (
@@ -280,7 +281,7 @@ def called(graph: Graph, target: Callable[..., Any], *args: Any, **kwargs: Any) 
     """A new node of an operator, where the graph inserts, with the value of its operands'."""
     node = graph.call_function(target, args, kwargs)
     values = torch.fx.map_arg(args, lambda one: one.meta["val"])
-    tensor = next(one for one in values if isinstance(one, torch.Tensor))
+    tensor = next(one for one in tree_leaves(values) if isinstance(one, torch.Tensor))
     with tensor.fake_mode, torch.no_grad():  # type: ignore[attr-defined]
         node.meta = {"val": target(*values, **kwargs)}
     return node

@@ -19,6 +19,7 @@ _ROWS = {one.name: one for one in INSTRUCTIONS}
 _ULPS = {"tanh": 3, "gelu": 16, "sigmoid": 3, "silu": 3, "sub_square": 2}
 """Of the largest error, beyond which something is wrong; 2.5 if not here."""
 _ABSOLUTE = {"gelu": 1e-7, "gelu_tanh": 1e-6, "sigmoid": 2e-38, "silu": 2e-36, "sub_exp": 2e-38}
+_ABSOLUTE |= dict.fromkeys(("gelu_slope", "gelu_tanh_slope", "silu_slope"), 2.0**-22)
 """Where results vanish: what is flushed or cancels."""
 
 

@@ -11,6 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 
 from magjit_dvm import group_norms
 from magjit_dvm.fuser import fuse
@@ -142,6 +147,36 @@ def test_what_is_made_again_is_the_same() -> None:
     assert len(graph.graph.nodes) > count
     for found, wanted in zip(graph(*given), forward(*given), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_what_is_made_again_is_not_made_where_its_operands_are() -> None:
+    """What it is made of is a result of the sums' group, which would write it as well."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        x = x + y
+        wide = x.float()
+        total = wide.sum((2, 3)).sum(1)
+        return x, (wide * total.view(-1, 1, 1, 1)).half()
+
+    graph = traced(function, (S, F16), (S, F16))
+    repeat_between_reductions(graph.graph)
+    groups = fuse(graph.graph).groups
+    assert [[node.meta["val"].dtype for node in large(one.outputs)] for one in groups] == [
+        [F16], [], [F16]
+    ]  # fmt: skip
+
+
+def test_of_symbolic_sizes_the_examples_count() -> None:
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    symbols = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(S))
+    sizes = mode.from_tensor(torch.empty(S, device="meta"), symbolic_context=symbols).shape
+    assert all(isinstance(one, torch.SymInt) for one in sizes)
+    with mode:
+        x = torch.empty(sizes, dtype=F16, device="cuda")
+        graph = make_fx(lambda x: twice_reduced(x, operator.mul))(x)
+    before = len(graph.graph.nodes)
+    repeat_between_reductions(graph.graph)
+    assert len(graph.graph.nodes) > before
 
 
 def twice_reduced(x: torch.Tensor, reader: Any) -> Any:

@@ -18,7 +18,8 @@ ENCODER int cost_of(const Node &node)
     }
     switch (node.op) {
     case OP_exp: case OP_log: case OP_tanh: case OP_sigmoid: case OP_erf: case OP_gelu:
-    case OP_gelu_tanh: case OP_silu: case OP_pow: case OP_sin: case OP_cos: case OP_div:
+    case OP_gelu_tanh: case OP_gelu_slope: case OP_gelu_tanh_slope: case OP_silu:
+    case OP_silu_slope: case OP_pow: case OP_sin: case OP_cos: case OP_div:
     case OP_log1p: case OP_expm1: case OP_exp2: case OP_sqrt: case OP_rsqrt:
         return 4;
     default: return 1;

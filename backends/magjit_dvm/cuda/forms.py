@@ -219,7 +219,7 @@ OF_NORMS = OF_ADDING | frozenset(
             for name in ("abs", "relu", "minimum", "maximum", "rsub", "div", "sub_square")
         ),
         *(f"f.{name}" for name in ("sqrt", "rsqrt", "exp", "sub_exp", "sigmoid", "silu")),
-        *("f.silu_short", "f.to_half", "f.to_bfloat"),
+        *("f.silu_short", "f.silu_slope", "f.to_half", "f.to_bfloat"),
         *(f"fk.{name}" for name in ("minimum", "maximum", "div", "sub_square")),
         *("fk.sub_exp", "fk.sub_exp_small"),
         *(f"lt.{how}.{what}" for how in "uvb" for what in OF_COLUMNS),

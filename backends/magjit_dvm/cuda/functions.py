@@ -131,12 +131,44 @@ def _gelu(b: Body, x: Reg) -> Reg:
 
 
 def _gelu_tanh(b: Body, x: Reg) -> Reg:
+    return _gated(b, x, _gate_by_tanh(b, x))
+
+
+def _gate_by_tanh(b: Body, x: Reg) -> Reg:
+    """What GELU by tanh multiplies −|x| by."""
     inner = b.fma(x * x, float.fromhex("-0x1.2444f2p-4"), float.fromhex("-0x1.988454p+0"))
     v = abs(x) * inner
-    v = b.where(v < -87.0, -87.0, v)
+    return _gate_at(b, b.where(v < -87.0, -87.0, v))
+
+
+def _gate_at(b: Body, v: Reg) -> Reg:
+    """The sigmoid of what is between −87, where it is 0, and 0."""
     e = _inside(b, v)
-    q = e * _rcp(b, e + 1.0)
-    return _gated(b, x, b.where(v.equals(-87.0), 0.0, q))
+    return b.where(v.equals(-87.0), 0.0, e * _rcp(b, e + 1.0))
+
+
+# As in csrc/functions.inc.
+
+
+def _silu_slope(b: Body, x: Reg) -> Reg:
+    v = -abs(x)
+    v = b.where(v < -87.0, -87.0, v)
+    q = _gate_at(b, v)
+    return b.fma(x, b.fma(-q, q, q), b.where(x < 0.0, q, 1.0 - q))
+
+
+def _gelu_slope(b: Body, x: Reg) -> Reg:
+    below = _exp(b, x * x * -0.5)
+    half = b.fma(_erf(b, x * math.sqrt(0.5)), 0.5, 0.5)
+    return b.fma(x * (1 / math.sqrt(2 * math.pi)), below, half)
+
+
+def _gelu_tanh_slope(b: Body, x: Reg) -> Reg:
+    q = _gate_by_tanh(b, x)
+    s = b.where(x < 0.0, q, 1.0 - q)
+    z = b.emit("min.f32", "f", x * x, b.lift(1e6, "f"))
+    inner = b.fma(z, float.fromhex("0x1.b6676cp-3"), float.fromhex("0x1.988454p+0"))
+    return b.fma(x * b.fma(-q, q, q), inner, s)
 
 
 def _sinh(b: Body, x: Reg) -> Reg:
@@ -308,6 +340,9 @@ FLOATS: dict[str, Function] = {
     "gelu": _one(_gelu),
     "gelu_tanh": _one(_gelu_tanh),
     "silu": _one(_silu),
+    "gelu_slope": _one(_gelu_slope),
+    "gelu_tanh_slope": _one(_gelu_tanh_slope),
+    "silu_slope": _one(_silu_slope),
     "sin": _one(sin),
     "cos": _one(cos),
     "tan": _one(tan),

@@ -89,6 +89,7 @@ BY = (
     *(f"f.{name}" for name in ("exp2", "expm1", "log2", "log10", "tan", "asin", "acos", "atan")),
     *(f"f.{name}" for name in ("sinh", "cosh", "floor_div", "fmod", "remainder")),
     *(f"i.{name}" for name in ("floor_div", "trunc_div", "fmod", "remainder", "pow")),
+    *("i.sign", "i.relu"),
 )
 """What ``by`` does to tiles: operators that are long or seldom, and no load's second one."""
 
@@ -116,7 +117,8 @@ WITH_IMMEDIATE = {
 _NEAR = (
     *("f.rsqrt", "f.erf", "f.exp", "f.silu", "f.sigmoid", "f.exp_short", "f.log_short"),
     *("f.sin_short", "f.tanh_short", "f.gelu_tanh_short", "f.gelu_short", "f.silu_short"),
-    *("f.sigmoid_short", "lt.u.32", "lt.u.bf16", "lt.u.f16", "lt.v.32", "lt.v.bf16", "lt.v.f16"),
+    *("f.silu_slope", "f.sigmoid_short", "lt.u.32", "lt.u.bf16", "lt.u.f16", "lt.v.32"),
+    *("lt.v.bf16", "lt.v.f16"),
     *("fk.sub_exp", "fk.sub_exp_small", "row.f.softmax", "row.f.norm", "row.f.squares"),
     *("sk.scaled_rsqrt", "row.f.max", "row.f.sum", "w.affine", "lt.w"),
     *("fk.minimum", "fk.maximum", "fk.rsub", "f.maximum", "f.minimum", "select", "mask", "swap"),
@@ -185,7 +187,7 @@ OPCODES = tuple(name for name in _ALL if name not in _NEAR) + _NEAR
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 35
+FORM = 36
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES, MOST_REGISTERS = 12, 4, 16  # a word has four bits for a register
