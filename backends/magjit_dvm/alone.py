@@ -19,7 +19,7 @@ from torch.fx import Node as FxNode
 
 from magjit_dvm.cuda.tiling import ACROSS, DOWN
 
-__all__ = ["elements", "gains_alone", "magnitude"]
+__all__ = ["elements", "elements_of", "gains_alone", "magnitude"]
 
 aten = torch.ops.aten
 
@@ -123,6 +123,12 @@ def elements(sizes: Sequence[Any]) -> int:
     for one in sizes:
         found *= magnitude(one)
     return found
+
+
+def elements_of(node: FxNode) -> int:
+    """Of what an operator makes, by the example's sizes; 0 of what is not a tensor."""
+    value = node.meta.get("val")
+    return elements(value.shape) if isinstance(value, torch.Tensor) else 0
 
 
 def magnitude(size: Any) -> int:

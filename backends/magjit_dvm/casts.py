@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 from magjit.plugin.aliases import is_alias
 from magjit.plugin.fx_helpers import called
 from magjit.plugin.fx_nodes import may_follow_strides
-from magjit_dvm.alone import elements, magnitude
+from magjit_dvm.alone import elements_of, magnitude
 from magjit_dvm.builder import size_key
 from magjit_dvm.groups import APART, CASTS
 from magjit_dvm.translate import handles
@@ -57,7 +57,8 @@ def _is_cast(node: Node, given: _Dtypes, made: _Dtypes) -> bool:
     """Whether an operator does nothing but cast, on a GPU, one of these dtypes to another."""
     if node.target not in CASTS or node.kwargs.get("memory_format") is not None:
         return False
-    before, after = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    source: Any = node.args[0]
+    before, after = source.meta["val"], node.meta["val"]
     known = before.dtype in given and after.dtype in made
     alone = after.is_cuda and before.device == after.device
     return bool(alone and known and _strides(before) == _strides(after))
@@ -74,17 +75,17 @@ def _cast_before(graph: Graph, cast: Node, most: int) -> None:
         return
     dtype = cast.meta["val"].dtype
     target: Any = moved.target
+    if target is not aten.cat.default and target not in _SAMPLED:
+        return
+    parts: Any = moved.args[0]
     taken: Any
-    if moved.target is aten.cat.default:
-        parts: Any = moved.args[0]
+    if target is aten.cat.default:
         # A number of another dtype would be rounded twice, a float16 as bfloat16 once too little.
         if any(one.meta["val"].dtype not in (torch.float32, dtype) for one in parts):
             return
         taken = [_cast_of(graph, moved, one, cast) for one in parts]
-    elif moved.target in _SAMPLED:
-        taken = _cast_of(graph, moved, moved.args[0], cast)
     else:
-        return
+        taken = _cast_of(graph, moved, parts, cast)
     with graph.inserting_before(cast):
         made = called(graph, target, taken, *moved.args[1:], **moved.kwargs)
     given = made.all_input_nodes
@@ -102,9 +103,9 @@ def _cast_before(graph: Graph, cast: Node, most: int) -> None:
             _cast_before(graph, one, most - 1)
 
 
-def _cast_of(graph: Graph, before: Node, part: Any, cast: Node) -> Node:
+def _cast_of(graph: Graph, before: Node, part: Node, cast: Node) -> Node:
     if part.meta["val"].dtype is cast.meta["val"].dtype:
-        return part  # type: ignore[no-any-return]
+        return part
     target: Any = cast.target
     with graph.inserting_before(before):
         return called(graph, target, part, *cast.args[1:], **cast.kwargs)
@@ -117,7 +118,7 @@ def _cast_behind(graph: Graph, cast: Node) -> None:
     for part in parts:
         if part.target is not aten.slice.Tensor or not _may_lie_otherwise(part):
             return
-    if not parts or sum(map(_elements, parts)) > _elements(cast):
+    if not parts or sum(map(elements_of, parts)) > elements_of(cast):
         return
     for part in parts:
         with graph.inserting_before(cast):  # later, memory may have been written
@@ -135,7 +136,7 @@ def _cast_behind(graph: Graph, cast: Node) -> None:
 
 def _is_reduced(part: Node) -> bool:
     """Whether a large part is read together with what is made of it for a sum, in rows."""
-    if _elements(part) < _LARGE:
+    if elements_of(part) < _LARGE:
         return False
     seen, waiting = {part}, [part]
     while waiting and len(seen) <= _MOST_SEEN:
@@ -143,15 +144,11 @@ def _is_reduced(part: Node) -> bool:
             if user in seen or not handles(user):
                 continue
             made = user.meta.get("val")
-            if isinstance(made, torch.Tensor) and 2 * _elements(user) <= _elements(part):
+            if isinstance(made, torch.Tensor) and 2 * elements_of(user) <= elements_of(part):
                 return True
             seen.add(user)
             waiting.append(user)
     return False
-
-
-def _elements(node: Node) -> int:
-    return elements(node.meta["val"].shape)
 
 
 def _may_lie_otherwise(part: Node) -> bool:

@@ -17,7 +17,7 @@ from torch.fx import Graph
 from torch.fx import Node as FxNode
 
 from magjit_dvm.across import may_go_across
-from magjit_dvm.alone import elements, gains_alone
+from magjit_dvm.alone import elements_of, gains_alone
 from magjit_dvm.builder import Builder, NotFusable, Value
 from magjit_dvm.groups import APART, OF_READERS, VIEWS, FusedGroup, Fusion
 from magjit_dvm.joining import join_parts
@@ -73,12 +73,9 @@ class _Fuser:
 
     def place(self, node: FxNode, among: dict[int, FusedGroup] | None = None) -> None:
         """Put ``node`` into the group of an operand, one of ``among``, or into one of its own."""
-        operands = [one for one in node.all_input_nodes if one in self.group_of]
-        if OF_READERS in node.meta:
-            operands = [one for one in operands if OF_READERS in one.meta]
-        if APART in node.meta:
-            operands = []
-        operands = [one for one in operands if APART not in one.meta]
+        operands = [
+            one for one in node.all_input_nodes if one in self.group_of and _may_meet(one, node)
+        ]
         candidates = {id(self.group_of[one]): self.group_of[one] for one in reversed(operands)}
         if among is not None:
             candidates = {key: group for key, group in candidates.items() if key in among}
@@ -154,8 +151,8 @@ class _Fuser:
         """Other groups that read a tensor which this one reads, of as many elements as any."""
         inside = set(group.nodes)
         read = {one for node in group.nodes for one in node.all_input_nodes} - inside
-        count = max(_elements(node) for node in (*group.nodes, *read))
-        whole = [one for one in read if _elements(one) == count]
+        count = max(elements_of(node) for node in (*group.nodes, *read))
+        whole = [one for one in read if elements_of(one) == count]
         users = [user for one in whole for user in one.users if user in self.group_of]
         found = {id(self.group_of[user]): self.group_of[user] for user in users}
         return [one for one in found.values() if one is not group]
@@ -341,6 +338,13 @@ class _Fuser:
         )
 
 
+def _may_meet(operand: FxNode, node: FxNode) -> bool:
+    """Whether nothing that is known of them keeps two nodes from one group."""
+    if APART in operand.meta or APART in node.meta:
+        return False
+    return OF_READERS not in node.meta or OF_READERS in operand.meta
+
+
 def _check_loops(nodes: Iterable[FxNode], builder: Builder) -> None:
     """Raise where what has been reduced lacks a loop of a group that is not reduced.
 
@@ -384,11 +388,6 @@ def _may_go_with_others(group: FusedGroup) -> bool:
         return False
     computed = sum(one.kind is NodeKind.COMPUTE for one in group.program.nodes)
     return computed <= _LIGHT and set(group.operands) <= set(node.all_input_nodes)
-
-
-def _elements(node: FxNode) -> int:
-    made = node.meta.get("val")
-    return elements(made.shape) if isinstance(made, torch.Tensor) else 0
 
 
 def _drawn_before(graph: Graph) -> dict[FxNode, tuple[FxNode]]:

@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, Node
 
 from magjit.plugin.aliases import is_alias, memory_of, written_by
-from magjit_dvm.alone import elements
+from magjit_dvm.alone import elements_of
 from magjit_dvm.groups import CASTS, OF_READERS
 from magjit_dvm.translate import handles
 
@@ -63,7 +63,7 @@ def _is_elementwise(node: Node) -> bool:
 
 def _is_large(node: Node) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.is_cuda and _elements(node) >= _LARGE
+    return isinstance(value, torch.Tensor) and value.is_cuda and elements_of(node) >= _LARGE
 
 
 def _is_fused(node: Node) -> bool:
@@ -73,16 +73,12 @@ def _is_fused(node: Node) -> bool:
     return all(map(_is_fused, node.users)) if is_alias(node) else handles(node)
 
 
-def _elements(node: Node) -> int:
-    """Of what an operator makes, by the example's sizes; 0 of what is not a tensor."""
-    value = node.meta.get("val")
-    return elements(value.shape) if isinstance(value, torch.Tensor) else 0
-
-
 def _reduces(node: Node) -> bool:
     """Whether it makes fewer elements than it is given."""
     return (
-        0 < 2 * _elements(node) <= max((_elements(one) for one in node.all_input_nodes), default=0)
+        0
+        < 2 * elements_of(node)
+        <= max((elements_of(one) for one in node.all_input_nodes), default=0)
     )
 
 
@@ -150,7 +146,7 @@ def _read_beside(reader: Node, node: Node) -> Iterator[Node]:
 
 
 def _bytes(node: Node) -> int:
-    return _elements(node) * int(node.meta["val"].itemsize)
+    return elements_of(node) * int(node.meta["val"].itemsize)
 
 
 def _repeat(graph: Graph, node: Node, made: list[Node], later: list[Node]) -> None:

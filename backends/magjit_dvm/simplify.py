@@ -74,8 +74,8 @@ def _adds_bias_apart(node: Node) -> bool:
 
 def _sums_bias_slowly(node: Node) -> bool:
     """Whether a large gradient of images, in the usual order, is read again for that of a bias."""
-    gradient: torch.Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
-    wanted: bool = node.args[-1][2]  # type: ignore[index,assignment]
+    given: Any = node.args
+    gradient, wanted = given[0].meta["val"], given[-1][2]
     known = gradient.is_cuda and gradient.dtype in DTYPES and gradient.dim() > 2
     if not (wanted and known and gradient.is_contiguous()):
         return False

@@ -137,12 +137,12 @@ def _gelu_tanh(b: Body, x: Reg) -> Reg:
 def _gate_by_tanh(b: Body, x: Reg) -> Reg:
     """What GELU by tanh multiplies −|x| by."""
     inner = b.fma(x * x, float.fromhex("-0x1.2444f2p-4"), float.fromhex("-0x1.988454p+0"))
-    v = abs(x) * inner
-    return _gate_at(b, b.where(v < -87.0, -87.0, v))
+    return _gate_at(b, abs(x) * inner)
 
 
 def _gate_at(b: Body, v: Reg) -> Reg:
-    """The sigmoid of what is between −87, where it is 0, and 0."""
+    """The sigmoid of what is not above 0; 0 from −87 down."""
+    v = b.where(v < -87.0, -87.0, v)
     e = _inside(b, v)
     return b.where(v.equals(-87.0), 0.0, e * _rcp(b, e + 1.0))
 
@@ -151,9 +151,7 @@ def _gate_at(b: Body, v: Reg) -> Reg:
 
 
 def _silu_slope(b: Body, x: Reg) -> Reg:
-    v = -abs(x)
-    v = b.where(v < -87.0, -87.0, v)
-    q = _gate_at(b, v)
+    q = _gate_at(b, -abs(x))
     return b.fma(x, b.fma(-q, q, q), b.where(x < 0.0, q, 1.0 - q))
 
 

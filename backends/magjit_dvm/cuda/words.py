@@ -189,7 +189,7 @@ assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
 FORM = 36
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
-has the same number (``FORM`` of ``csrc/cuda_encoder.h``) and stands back where it is another."""
+has the same number (``FORM`` of ``csrc/cuda_words.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES, MOST_REGISTERS = 12, 4, 16  # a word has four bits for a register
 MAX_DRAWING, OF_POSITIONS = 16, (16, 32)
 """The largest R that has registers for random numbers; those that have cases for positions, tables
