@@ -9,6 +9,7 @@ import torch
 
 from magjit_dvm.cuda import columns as rules
 from magjit_dvm.cuda.encode import encode
+from magjit_dvm.cuda.machine import Machine
 from magjit_dvm.cuda.words import Image
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, Program
@@ -47,10 +48,10 @@ def given(program: Program, *sizes: int) -> list[torch.Tensor]:
     ]
 
 
-def image_of(program: Program, arguments: list[Any]) -> Image:
+def image_of(program: Program, arguments: list[Any], machine: Machine = BIG) -> Image:
     """What both encoders make of a call."""
-    assert check_encoders(program, arguments, BIG) == "encoded"
-    image = encode(program, arguments, BIG).image
+    assert check_encoders(program, arguments, machine) == "encoded"
+    image = encode(program, arguments, machine).image
     assert image is not None
     return image
 

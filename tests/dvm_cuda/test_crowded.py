@@ -6,6 +6,7 @@ import pytest
 
 from magjit_dvm.cuda import columns
 from magjit_dvm.cuda.forms import CHUNKED, form_of
+from magjit_dvm.cuda.machine import Machine
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, NodeKind, Program
 from tests.dvm.checking import cast, compute, load, output, reduce, tensor
@@ -61,14 +62,20 @@ def test_elementwise_rows(cols: int, dtype: DType) -> None:
     """Rows all the same: their numbers would be looked for at each four elements."""
     program = gradient(dtype, sums=False)
     arguments = given(program, (1 << 20) // cols, cols)
-    image = image_of(program, arguments)
+    machine = Machine(multiprocessors=16)
+    image = image_of(program, arguments, machine)
     assert image.by_rows and image.chunks > 1
     if cols > 16384:
-        assert check_words(program, arguments) is not None
+        assert check_words(program, arguments, machine) is not None
 
 
-@pytest.mark.parametrize(("numbers", "rows"), [(2, False), (3, False), (4, True)])
-def test_many_numbers_of_long_rows(numbers: int, rows: bool) -> None:
-    cols = 2 * columns._MOST_OF_NUMBERS
+@pytest.mark.parametrize("numbers", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("blocks", "filled"), [(32, True), (42, True), (43, False), (31, False), (21, True), (5, True)]
+)
+def test_long_rows_are_where_blocks_have_them(numbers: int, blocks: int, filled: bool) -> None:
+    """32 rows: with 42 blocks three of four have one, with 31 the last one is alone."""
+    cols = 2 * columns._LONG_OF_NUMBERS
     program = normed(F16, *[(F32, CHANNELS)] * numbers)
-    assert image_of(program, given(program, 2, 16, cols)).by_rows is rows
+    image = image_of(program, given(program, 2, 16, cols), Machine(multiprocessors=blocks))
+    assert image.by_rows is (filled and numbers > 1)

@@ -290,6 +290,7 @@ struct Encoder {
     int vectors_along(uint32_t columns, const Operand &like) const;
     void rows_of_vectors();
     void rows_of_numbers();
+    bool fill_blocks(uint32_t columns) const;
     const Operand *whole_output() const;
     bool has_such_rows(uint32_t columns, const Operand &like) const;
     bool is_along(const Operand &one, uint32_t dims, const Operand &like) const;

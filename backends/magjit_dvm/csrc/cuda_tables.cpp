@@ -9,9 +9,7 @@ namespace {
 
 constexpr int64_t LEAST_ROW = 64; /* columns from which on what shares a position, or a vector, is a row */
 constexpr int64_t LEAST_OF_VECTORS = 32, MOST_OF_VECTOR = 8192, FEW_ELEMENTS = 1 << 17; /* see cuda/columns.py */
-constexpr int64_t LEAST_OF_NUMBERS = 16, MOST_OF_NUMBERS = 16384, FEW_OF_NUMBERS = 1 << 20;
-constexpr int MANY_NUMBERS = 4;
-constexpr int64_t MOST_OF_MANY = 1 << 20;
+constexpr int64_t LEAST_OF_NUMBERS = 16, LONG_OF_NUMBERS = 16384, FEW_OF_NUMBERS = 1 << 20;
 constexpr int64_t FEW_OF_NARROW = 1 << 22, MOST_NARROW = 480; /* where OF_NARROW_ROWS ends */
 
 /* Whether some R leaves at most a tenth of the lanes of such rows without elements. */
@@ -182,12 +180,21 @@ void Encoder::rows_of_numbers()
     }
     int count = __builtin_popcountll(numbers);
     int64_t few = cols <= MOST_NARROW ? FEW_OF_NARROW : FEW_OF_NUMBERS;
-    int64_t most = count < MANY_NUMBERS ? MOST_OF_NUMBERS : MOST_OF_MANY;
     bool several = count > 1 || (count == 1 && cols % 4);
-    if (several && cols >= LEAST_OF_NUMBERS && cols <= most && elements_up_to(few) == few &&
-        has_such_rows(found, *like)) {
+    if (several && cols >= LEAST_OF_NUMBERS && elements_up_to(few) == few &&
+        (cols <= LONG_OF_NUMBERS || fill_blocks(found)) && has_such_rows(found, *like)) {
         reduced = found;
     }
+}
+
+/* Whether three of four blocks have a row of these columns, also when the last ones are taken. */
+bool Encoder::fill_blocks(uint32_t columns) const
+{
+    int64_t blocks = machine.multiprocessors, rows = 1;
+    for (int d = 0; d < program.rank && rows < 3 * blocks; d++) {
+        rows *= columns >> d & 1 ? 1 : size[d];
+    }
+    return 4 * rows >= 3 * ((rows + blocks - 1) / blocks * blocks);
 }
 
 /* Whether rows of these columns have room for their values, and words; and lie side by side. */

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from magjit_dvm.cuda.machine import Machine
 from magjit_dvm.cuda.short_functions import SHORT
 from magjit_dvm.cuda.space import Operand, Space
 from magjit_dvm.cuda.support import FLOATING
@@ -27,19 +28,19 @@ what shares any is; and elements below which nothing is gained where they do not
 _SLICES = (64, 96, 128, 192, 256, 384, 512, 768, 1024)
 _SLICES_OF_WARPS = 512
 """Elements of a row that a part of a warp, or a warp, may have; and the fewest of a warp."""
-_LEAST_OF_NUMBERS, _MOST_OF_NUMBERS = 16, 16384
-_MANY_NUMBERS, _MOST_OF_MANY = 4, 1 << 20
-"""Columns from which on what shares numbers is a row, and up to which: for more, two addresses make
-all of a slice, unless there are so many numbers."""
+_LEAST_OF_NUMBERS, _LONG_OF_NUMBERS = 16, 16384
+"""Columns from which on what shares numbers is a row; for more than so many, a row is a block's,
+and pays where at most a quarter of the blocks have nothing to do in the end."""
 _FEW_OF_NUMBERS, _FEW_OF_NARROW = 1 << 20, 1 << 22
 """Elements below which that is not so, and of rows that share warps, or share one vector."""
 
 
-def columns_without_reductions(space: Space) -> frozenset[int]:
+def columns_without_reductions(space: Space, machine: Machine) -> frozenset[int]:
     """Dimensions of columns; none where there are no rows.
 
     Args:
         space: with places of operands, without an order.
+        machine: what it will run on.
     """
     like = space.whole_output
     if like is None:
@@ -48,7 +49,7 @@ def columns_without_reductions(space: Space) -> frozenset[int]:
         return _of_positions(space, like)
     if space.draws:
         return frozenset()
-    return _of_vectors(space, like) or _of_numbers(space, like)
+    return _of_vectors(space, like) or _of_numbers(space, like, machine)
 
 
 def _inner(space: Space, like: Operand) -> Iterator[int]:
@@ -122,7 +123,7 @@ def _fill_lanes(cols: int) -> bool:
     return any(10 * cols >= 9 * (-(-cols // one) * one) for one in slices)
 
 
-def _of_numbers(space: Space, like: Operand) -> frozenset[int]:
+def _of_numbers(space: Space, like: Operand, machine: Machine) -> frozenset[int]:
     """What has several numbers for the same elements that lie side by side makes rows of these.
 
     And what has one, where columns do not come by four.  Only where all else lies in this order.
@@ -144,9 +145,16 @@ def _of_numbers(space: Space, like: Operand) -> frozenset[int]:
                 found, cols = run, length
     few = _FEW_OF_NARROW if cols <= OF_NARROW_ROWS[-1][0] else _FEW_OF_NUMBERS
     several = len(numbers) > 1 or (len(numbers) == 1 and cols % 4)
-    most = _MOST_OF_NUMBERS if len(numbers) < _MANY_NUMBERS else _MOST_OF_MANY
-    fits = several and _LEAST_OF_NUMBERS <= cols <= most and prod(space.size) >= few
+    count = prod(space.size)
+    fits = several and cols >= _LEAST_OF_NUMBERS and count >= few
+    if cols > _LONG_OF_NUMBERS:
+        fits = fits and _fill_blocks(count // cols, machine.multiprocessors)
     return found if fits and _has_such_rows(space, found, like) else frozenset()
+
+
+def _fill_blocks(rows: int, blocks: int) -> bool:
+    """Whether three of four blocks have a row, also when the last ones are taken."""
+    return 4 * rows >= 3 * (-(-rows // blocks) * blocks)
 
 
 def _has_such_rows(space: Space, columns: frozenset[int], like: Operand) -> bool:

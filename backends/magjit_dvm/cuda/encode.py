@@ -69,7 +69,7 @@ def encode(program: Program, arguments: Sequence[Any], machine: Machine) -> Enco
 def _encoded(
     program: Program, arguments: Sequence[Any], machine: Machine, crowded: bool = False
 ) -> Encoded:
-    space = laid_out(program, arguments, crowded)
+    space = laid_out(program, arguments, machine, crowded)
     layouts = tuple(space.layouts)
     if space.empty:
         reducing = (one.dims for one in program.nodes if one.kind is NodeKind.REDUCE)

@@ -42,11 +42,13 @@ def _ex2(b: Body, x: Reg) -> Reg:
 
 
 def _inside(b: Body, x: Reg) -> Reg:
-    """e^x where the result is known to be a normal number."""
+    """e^x where x · log2(e) is finite; 0 where the result is below the smallest normal number.
+
+    What rounding took from 2^high comes back by its logarithm, to |x| · 3e-9 of the result.
+    """
     high = x * _LOG2E
-    low = b.fma(x, _LOG2E_LOW, b.fma(x, _LOG2E, -high))
     y = _ex2(b, high)
-    return b.fma(y, low * _LN2, y)
+    return b.fma(y, b.fma(high, -_LN2, x), y)
 
 
 def _exp(b: Body, x: Reg) -> Reg:
@@ -67,8 +69,7 @@ def _exp2(b: Body, x: Reg) -> Reg:
 
 
 def _expm1(b: Body, x: Reg) -> Reg:
-    c = b.where(x > 90.0, 90.0, x)
-    c = b.where(c < -30.0, -30.0, c)
+    c = _no_less_than(b, _no_more_than(b, x, 90.0), -30.0)
     k = b.unary("cvt.rni.f32.f32", c * _LOG2E)
     r = b.fma(k, -_LN2_LO, b.fma(k, -_LN2_HI, c))
     p = b.fma(r * r, b.poly(r, COEFFICIENTS["expm1"]), r)
@@ -85,6 +86,14 @@ def _power_of_two(b: Body, n: Reg) -> Reg:
     return b.as_kind(b.bits("shl", n + 127, 23), "f")
 
 
+def _no_more_than(b: Body, x: Reg, most: float) -> Reg:
+    return b.emit("min.NaN.f32", "f", x, b.lift(most, "f"))
+
+
+def _no_less_than(b: Body, x: Reg, least: float) -> Reg:
+    return b.emit("max.NaN.f32", "f", x, b.lift(least, "f"))
+
+
 def _rcp(b: Body, x: Reg) -> Reg:
     """1 / x of a number of at least 1, to 1 ulp; 0 of what is beyond 2^126."""
     return b.unary("rcp.approx.ftz.f32", x)
@@ -94,7 +103,7 @@ def _tanh(b: Body, x: Reg) -> Reg:
     a = abs(x)
     z = a * a
     near = b.fma(a * z, b.poly(z, COEFFICIENTS["tanh"]), a)
-    c = b.where(a > 10.0, 10.0, a)
+    c = _no_more_than(b, a, 10.0)
     far = b.fma(_rcp(b, _inside(b, c + c) + 1.0), -2.0, 1.0)
     return b.magnitude_of(b.where(a < 0.55, near, far), x)
 
@@ -110,20 +119,20 @@ def _silu(b: Body, x: Reg) -> Reg:
 def _erf(b: Body, x: Reg) -> Reg:
     a = abs(x)
     near = b.fma(a, b.poly(a * a, COEFFICIENTS["erf"]), a)
-    c = b.where(a > 4.0, 4.0, a)
+    c = _no_more_than(b, a, 4.0)
     far = 1.0 - _inside(b, b.poly(c + (-1.5), COEFFICIENTS["erfc"]))
     return b.magnitude_of(b.where(a < 1.0, near, far), x)
 
 
 def _gated(b: Body, x: Reg, q: Reg) -> Reg:
-    positive = b.where(x < 0.0, -0.0, x)
-    a = abs(b.where(x > 100.0, 100.0, x))
+    positive = _no_less_than(b, x, -0.0)
+    a = abs(_no_more_than(b, x, 100.0))
     return b.fma(-a, q, positive)
 
 
 def _gelu(b: Body, x: Reg) -> Reg:
     a = abs(x) * math.sqrt(0.5)
-    c = b.where(a > 4.0, 4.0, a)
+    c = _no_more_than(b, a, 4.0)
     near = b.fma(b.fma(a, b.poly(a * a, COEFFICIENTS["erf"]), a), -0.5, 0.5)
     far = 0.5 * _inside(b, b.poly(c + (-1.5), COEFFICIENTS["erfc"]))
     far = b.where(a > 4.0, 0.0, far)
@@ -141,10 +150,9 @@ def _gate_by_tanh(b: Body, x: Reg) -> Reg:
 
 
 def _gate_at(b: Body, v: Reg) -> Reg:
-    """The sigmoid of what is not above 0; 0 from −87 down."""
-    v = b.where(v < -87.0, -87.0, v)
-    e = _inside(b, v)
-    return b.where(v.equals(-87.0), 0.0, e * _rcp(b, e + 1.0))
+    """The sigmoid of what is not above 0; 0 where that is below the smallest normal number."""
+    e = _inside(b, _no_less_than(b, v, -100.0))
+    return e * _rcp(b, e + 1.0)
 
 
 # As in csrc/functions.inc.
@@ -179,7 +187,7 @@ def _sinh(b: Body, x: Reg) -> Reg:
 
 def _half_exp(b: Body, a: Reg) -> Reg:
     """e^a / 2, which overflows later than e^a."""
-    a = b.emit("min.NaN.f32", "f", a, b.lift(90.0, "f"))
+    a = _no_more_than(b, a, 90.0)
     high = a * _LOG2E
     low = b.fma(a, _LOG2E_LOW, b.fma(a, _LOG2E, -high))
     y = b.unary("ex2.approx.f32", high + (-2.0))

@@ -89,6 +89,9 @@ _HEAVY, _LIGHT, _MEDIUM, _TOGETHER = 4, 9, 17, 8
 """Lines above which a function is not done for all R elements at once, but for 8 after 8, and those
 above which it loops over some of them: ptxas would have so many under way that it spilled.  The
 lines between are those of functions that choose, where R is 64."""
+_OF_TURN = 16
+"""Elements that a turn of a loop has, a few after a few: all tiles are moved at its end.  Slow ones,
+which are limited by themselves, have a few alone; beside more of them, ptxas spills."""
 _SLOW = ("div.rn", "div.s32", "sqrt.rn", "loop")
 
 _KNOWN = {
@@ -325,8 +328,13 @@ class _Loop(Storing):
             with_t = is_binary(name, kind) and not scalar
             few = slow or len(body.lines) > 18
             ways = 2 if body.counts["d"] > 4 else 4 if few else 8
-            with self.turning("AT" if with_t else "A", ways):
-                self.apply(body, [(f"A{r}", scalar or f"T{r}") for r in range(ways)])
+            turn = ways if slow else min(_OF_TURN, self.R)
+            with self.turning("AT" if with_t else "A", turn):
+                for first in range(0, turn, ways):
+                    if first:
+                        self.part()
+                    places = range(first, first + ways)
+                    self.apply(body, [(f"A{r}", scalar or f"T{r}") for r in places])
         self.fetch()
 
     def leave_large(self, name: str) -> None:

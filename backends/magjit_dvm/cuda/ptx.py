@@ -333,6 +333,12 @@ def _saturated(value: Array) -> Array:
     return np.nan_to_num(np.clip(value, 0, 1).astype(value.dtype), nan=0.0)
 
 
+def _flushed(value: Array) -> Array:
+    """0 of the same sign for what lies below the smallest normal number."""
+    small = np.abs(value) < np.finfo(value.dtype).tiny
+    return np.where(small, np.copysign(np.zeros_like(value), value), value)
+
+
 @cache
 def _meaning(opcode: str) -> tuple[Callable[..., Array], tuple[str, ...]]:
     """A function of arrays, and as what it takes them; the last kind is that of all others."""
@@ -349,6 +355,8 @@ def _meaning(opcode: str) -> tuple[Callable[..., Array], tuple[str, ...]]:
     plain = _PLAIN[f"{parts[0]}.NaN" if parts[1] == "NaN" else parts[0]]
     if "sat" in parts:
         return lambda *given: _saturated(plain(*given)), (kind,)
+    if "ftz" in parts:
+        return lambda *given: _flushed(plain(*map(_flushed, given))), (kind,)
     return plain, (kind,)
 
 

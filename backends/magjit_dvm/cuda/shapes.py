@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from magjit_dvm.cuda.columns import columns_without_reductions
+from magjit_dvm.cuda.machine import Machine
 from magjit_dvm.cuda.space import Layout, Operand, Space
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import (
@@ -26,11 +27,14 @@ from magjit_dvm.vm import NotEncodable
 __all__ = ["laid_out"]
 
 
-def laid_out(program: Program, arguments: Sequence[Any], crowded: bool = False) -> Space:
+def laid_out(
+    program: Program, arguments: Sequence[Any], machine: Machine, crowded: bool = False
+) -> Space:
     """The sizes of a call; ``empty`` ones go no further than ``layouts``.
 
     Args:
         program, arguments: of the call.
+        machine: what it will run on.
         crowded: whole rows have turned out not to fit shared memory.
 
     Raises:
@@ -46,7 +50,7 @@ def laid_out(program: Program, arguments: Sequence[Any], crowded: bool = False) 
     for number in range(len(program.outputs)):
         _place(space, number, arguments)
     if not space.reduced:
-        space.reduced = columns_without_reductions(space)
+        space.reduced = columns_without_reductions(space, machine)
     _order(space)
     _check_draws(space)
     return space
