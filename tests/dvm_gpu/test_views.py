@@ -159,3 +159,34 @@ def test_masks_of_all_heads() -> None:
     compiled: Any = magjit.compile(masked, backend="dvm")
     for _ in range(3):
         assert torch.equal(compiled(scores, mask), masked(scores, mask))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32, torch.uint8, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "along"),
+    [((64, 1024), 1), ((300, 36), 1), ((7, 516), 1), ((8, 20, 64, 64), 1), ((5, 6, 7, 24), 2)],
+)
+def test_parts_of_a_larger_tensor(dtype: torch.dtype, shape: tuple[int, ...], along: int) -> None:
+    """Each by four elements, or not: as the first of them has 4, 5 or 8 elements along it."""
+
+    def joined(*parts: torch.Tensor) -> torch.Tensor:
+        return torch.cat([one + one for one in parts], along)
+
+    for first in (4, 5, 8):
+        sizes = [[m if k == along else n for k, n in enumerate(shape)] for m in (first, 12)]
+        given = [torch.randint(0, 90, one).to(dtype).cuda() for one in (*sizes, list(shape))]
+        compiled = magjit.compile(joined, backend="dvm", fullgraph=True)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(*given), joined(*given), rtol=0, atol=0)
+
+
+def test_results_in_slices_of_a_buffer() -> None:
+    def write(buffer: torch.Tensor, x: torch.Tensor, first: int) -> None:
+        buffer[:, first : first + x.shape[1]] = x * 2
+
+    for first in (0, 8, 3):
+        x = torch.randn(500, 1024, device="cuda", dtype=torch.float16)
+        ours, theirs = (torch.zeros(500, 2000, device="cuda", dtype=torch.float16) for _ in "ab")
+        magjit.compile(write, backend="dvm", fullgraph=True)(ours, x, first)
+        write(theirs, x, first)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)

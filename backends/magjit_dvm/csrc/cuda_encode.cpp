@@ -628,8 +628,9 @@ void Encoder::store_tile(int o)
     } else {
         Where where = viewed(one, dims_in_order, n_order, each_of_squares != 0);
         int what = stored(n);
-        put(each_of_squares ? words.store_near[what] : words.store[STORE_each][what])
-            .set_place(where);
+        Word &word = put(each_of_squares ? words.store_near[what] : words.store[STORE_each][what]);
+        word.set_place(where);
+        word.y = !each_of_squares && !stopped() && in_fours(one, where);
     }
     done_with(n);
 }

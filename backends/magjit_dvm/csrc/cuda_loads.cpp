@@ -88,6 +88,20 @@ int Encoder::stage_of(int number) const
     return -1;
 }
 
+/* Whether four elements of the space, side by side, are so in memory, and aligned. */
+bool Encoder::in_fours(const Operand &one, const Where &where) const
+{
+    const auto &found = image.descriptors[where.descriptor];
+    const auto *dims = image.described + found.at;
+    int four = std::min(4 * one.size, 16);
+    bool fits = (!image.by_rows || image.cols % 4 == 0) && one.size < 8 && one.low % four == 0 &&
+                found.n && dims[0].size % 4 == 0 && dims[0].stride == one.size;
+    for (int k = 1; k < found.n; k++) {
+        fits &= dims[k].stride % four == 0;
+    }
+    return fits;
+}
+
 /* How a tensor's tile is loaded, and from where. */
 Way Encoder::way_of(int number, Where &where)
 {
@@ -111,22 +125,16 @@ Way Encoder::way_of(int number, Where &where)
         return WAY_each;
     }
     const auto &found = image.descriptors[where.descriptor];
-    const auto *dims = image.described + found.at;
+    const auto &inner = image.described[found.at];
     if (!found.n) {
         leave();
         return WAY_each;
     }
-    if (by_four && dims[0].size % 4 == 0 && one.size < 8) {
-        if (dims[0].stride == 0) {
-            return WAY_broadcast;
-        }
-        bool fits = dims[0].stride == one.size && one.low % four == 0;
-        for (int k = 1; k < found.n; k++) {
-            fits &= dims[k].stride % four == 0;
-        }
-        if (fits) {
-            return WAY_four;
-        }
+    if (by_four && inner.size % 4 == 0 && one.size < 8 && inner.stride == 0) {
+        return WAY_broadcast;
+    }
+    if (in_fours(one, where)) {
+        return WAY_four;
     }
     return WAY_each;
 }

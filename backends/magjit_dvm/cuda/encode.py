@@ -264,7 +264,9 @@ class _Encoder(TileEncoder):
             self.put(f"st.{how}.{what}", place=(0, one.argument, one.offset))
         else:
             how = "n" if self.space.each else "e"
-            self.put(f"st.{how}.{what}", place=self.viewed(one, self.space.order, apart=how == "n"))
+            place = self.viewed(one, self.space.order, apart=how == "n")
+            fours = how == "e" and self.in_fours(one, place)
+            self.put(f"st.{how}.{what}", y=int(fours), place=place)
         self.done_with(out.node)
 
     # -- places --

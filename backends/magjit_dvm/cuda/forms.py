@@ -198,7 +198,7 @@ OF_FLAT = frozenset(
         *("lt.scratch", "la.scratch", "lt.k"),
         *(name for name in OPCODES if name.startswith(("f.", "i.", "fk.", "ik.", "la.s."))),
         *(f"lt.{how}.{what}" for how in "suvb" for what in NARROW),
-        *(f"st.{how}.{what}" for how in "gu" for what in NARROW),
+        *(f"st.{how}.{what}" for how in "gue" for what in NARROW),
     }
 )
 """What the kernel of programs without rows has."""

@@ -90,8 +90,8 @@ _HEAVY, _LIGHT, _MEDIUM, _TOGETHER = 4, 9, 17, 8
 above which it loops over some of them: ptxas would have so many under way that it spilled.  The
 lines between are those of functions that choose, where R is 64."""
 _OF_TURN = 16
-"""Elements that a turn of a loop has, a few after a few: all tiles are moved at its end.  Slow ones,
-which are limited by themselves, have a few alone; beside more of them, ptxas spills."""
+"""Elements that a turn of such a loop has, a few after a few: all of a tile is moved at its end.
+Slow functions, which wait for themselves, have a few alone; beside more of them, ptxas spills."""
 _SLOW = ("div.rn", "div.s32", "sqrt.rn", "loop")
 
 _KNOWN = {
@@ -359,14 +359,7 @@ class _Loop(Storing):
             self.fetch()
             return
         if how == "e":
-            self.from_lane()
-            with self.turning("A"):
-                self.of_turn()
-                self.addresses([(f"n{i}", f"o{i}", i) for i in range(4)], "u3")
-                for i in range(4):
-                    self.put(f"setp.gt.s32 q,u2,{i};")
-                    self.put(*one_to_global(what, f"A{i}", f"o{i}", "@q "))
-            self.fetch()
+            self.store_viewed(what)
             return
         self.put(f"mov.b64 p,{{{{F0,F1}}}}; mul.lo.u64 e,{{EL}},{size}; add.u64 p,p,e;")
         if how == "g":

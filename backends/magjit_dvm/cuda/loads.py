@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from magjit_dvm.cuda.adding import Adding
 from magjit_dvm.cuda.cases import QUADS, vector
 from magjit_dvm.cuda.elements import (
@@ -162,42 +164,44 @@ class Loads(Adding):
         """
         short, made = self.label("SHORT"), self.label("MADE")
         self.from_lane()
+        self.runs_or(short)
+        self.four_of_two_runs(bank, what, vector)
+        self.put(f"{made}:")
+        self.second_or_next()
+        self.put(f"{short}:")
+        for k, j in self.addresses_of_fours():
+            to = [f"{bank}{4 * j + i}" for i in range(4)]
+            self.put(f"setp.gt.s32 q,nvl,{self.across * j}; mov.b32 u0,0; mov.b32 u1,0;")
+            self.put("".join(f"mov.b32 {one},0; " for one in to))
+            if vector:
+                self.put(*from_global(what, to, f"o{k}", "@q "))
+            else:
+                self.put(*one_from_global(what, to[0], f"o{k}", "q"))
+                self.put("".join(f"mov.b32 {one},{to[0]}; " for one in to[1:]))
+        self.put(f"bra.uni {made};")
+
+    def runs_or(self, short: str) -> None:
+        """To ``short`` where a run of the innermost dimension is shorter than a warp's slice.
+
+        c0 is the lane's first element; w0 to w2 are the size of a run and how to divide by it.
+        """
         self.put(
             "cvt.u32.u64 c0,{EL}; mov.u32 ad,mj_shared; add.u32 ad,ad,i1;",
             "ld.shared.v4.b32 {{w0,w1,w2,w3}},[ad+16];",
             f"setp.gt.u32 q,{self.slice},w0; @q bra.uni {short};",
         )
-        self.four_of_two_runs(bank, what, vector)
-        self.put(f"{made}:")
-        self.second_or_next()
-        self.put(f"{short}:")
+
+    def addresses_of_fours(self) -> Iterator[tuple[int, int]]:
+        """The register o<k> has the address of the lane's j-th four elements: (k, j) of each."""
         for first in range(0, self.J, 4):
             group = range(first, min(first + 4, self.J))
             self.addresses([(f"n{j - first}", f"o{j - first}", self.across * j) for j in group])
-            for j in group:
-                to = [f"{bank}{4 * j + i}" for i in range(4)]
-                self.put(f"setp.gt.s32 q,nvl,{self.across * j}; mov.b32 u0,0; mov.b32 u1,0;")
-                self.put("".join(f"mov.b32 {one},0; " for one in to))
-                at = f"o{j - first}"
-                if vector:
-                    self.put(*from_global(what, to, at, "@q "))
-                else:
-                    self.put(*one_from_global(what, to[0], at, "q"))
-                    self.put("".join(f"mov.b32 {one},{to[0]}; " for one in to[1:]))
-        self.put(f"bra.uni {made};")
+            yield from ((j - first, j) for j in group)
 
     def four_of_two_runs(self, bank: str, what: str, vector: bool) -> None:
-        """A slice has parts of two runs of the innermost dimension at most.
-
-        w0 to w2 are its size and how to divide by it; c1 is how many elements are left of the run
-        that the lane's first one is in; o0 leads on within that run, o1 within the next.
-        """
+        """A slice has parts of two runs of the innermost dimension at most."""
         size = BYTES[what]
-        self.put(
-            "mul.hi.u32 k1,c0,w1; add.u32 k1,k1,c0; shr.u32 k1,k1,w2; mul.lo.u32 k1,k1,w0; "
-            "sub.u32 c1,c0,k1; sub.u32 c1,w0,c1;"
-        )
-        self.addresses([("n0", "o0", 0), ("n1", "o1", "c1")])
+        self.two_runs()
         if not vector:
             self.put("setp.gt.s32 q,nvl,0; mov.b32 S0,0;", *one_from_global(what, "S0", "o0", "q"))
             self.put("setp.gt.s32 q,nvl,c1; mov.b32 S1,0;", *one_from_global(what, "S1", "o1", "q"))
@@ -210,13 +214,28 @@ class Loads(Adding):
             to = [f"{bank}{4 * j + i}" for i in range(4)]
             apart = self.across * j
             at = f"p+{size * apart}"
-            self.put(f"setp.gt.s32 q1,c1,{apart}; mov.b64 p,o1; @q1 mov.b64 p,o0;")
+            self.put(self.of_either_run(apart))
             if size == 8:  # each element has an offset of its own
                 self.put(f"add.u64 p,p,{size * apart};")
                 at = "p"
             self.put(f"setp.gt.s32 q,nvl,{apart}; mov.b32 u0,0; mov.b32 u1,0;")
             self.put("".join(f"mov.b32 {one},0; " for one in to))
             self.put(*from_global(what, to, at, "@q "))
+
+    def two_runs(self) -> None:
+        """C1 ← how many elements are left of the run that the lane's first one is in.
+
+        o0 leads on within that run, o1 to the beginning of the next.
+        """
+        self.put(
+            "mul.hi.u32 k1,c0,w1; add.u32 k1,k1,c0; shr.u32 k1,k1,w2; mul.lo.u32 k1,k1,w0; "
+            "sub.u32 c1,c0,k1; sub.u32 c1,w0,c1;"
+        )
+        self.addresses([("n0", "o0", 0), ("n1", "o1", "c1")])
+
+    def of_either_run(self, apart: int) -> str:
+        """P ← o0 or o1, whichever has the element so far from the lane's first one."""
+        return f"setp.gt.s32 q1,c1,{apart}; mov.b64 p,o1; @q1 mov.b64 p,o0;"
 
     def of_square(self, step: int, leave: str = "") -> None:
         """P ← the address of the lane's first element, e ← the stride of that dimension.

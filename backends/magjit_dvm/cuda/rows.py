@@ -319,16 +319,19 @@ class RowEncoder(Backwards):
             how = "n" if is_near(space, one) else "t"
             return how, self.viewed(one, space.order, apart=True)
         place = self.viewed(one, space.order)
-        dims = image.descriptors[place[0]].dims
-        inner, stride = dims[0]
-        if by_four and inner % 4 == 0 and one.size < 8:
-            if stride == 0:
-                return "b", place
-            four = min(4 * one.size, 16)
-            rest = all(other % four == 0 for _, other in dims[1:])
-            if stride == one.size and one.low % four == 0 and rest:
-                return "v", place
-        return "e", place
+        inner, stride = image.descriptors[place[0]].dims[0]
+        if by_four and inner % 4 == 0 and one.size < 8 and stride == 0:
+            return "b", place
+        return "v" if self.in_fours(one, place) else "e", place
+
+    def in_fours(self, one: Operand, place: Place) -> bool:
+        """Whether four elements of the space, side by side, are so in memory, and aligned."""
+        dims = self.image.descriptors[place[0]].dims
+        by_four = not self.image.by_rows or self.space.cols % 4 == 0
+        if not dims or dims[0][0] % 4 or dims[0][1] != one.size or one.size == 8 or not by_four:
+            return False
+        four = min(4 * one.size, 16)
+        return one.low % four == 0 and all(stride % four == 0 for _, stride in dims[1:])
 
     def of_columns(self, one: Operand) -> bool:
         """Whether an operand is the same in all rows, and lies in memory as their columns do."""

@@ -358,6 +358,8 @@ class _Kernel(KeptSums, Accumulators):
             addresses = self.of_squares(how, size)
         elif how == "e":
             addresses = self.described(self.element)
+            if self.y:
+                self.check_fours(addresses, size)
         else:
             addresses = self.pointer + self.element * size
             if how == "g" and (addresses[:, ::4] % min(4 * size, 16)).any():

@@ -101,6 +101,14 @@ class Addresses:
         addresses = (first + step).reshape(self.valid.shape)
         return self.where_valid(addresses[self.valid], what)
 
+    def check_fours(self, addresses: Array, size: int) -> None:
+        """Four elements at a time are there as a whole, side by side and aligned."""
+        fours = addresses.reshape(self.group, -1, 4)[self.valid[:, ::4]]
+        if (self.valid.sum(1) % 4).any():
+            raise ImageError("a part of four elements")
+        if (np.diff(fours, axis=1) != size).any() or (fours[:, 0] % min(4 * size, 16)).any():
+            raise ImageError("four elements that are not side by side, or not aligned")
+
     def of_squares(self, how: str, size: int) -> Array:
         """Addresses of a whole slice: rows equally far apart, of a lane's columns no space between.
 

@@ -50,6 +50,40 @@ class Storing(Loads):
         self.put(f"{done}:")
         self.fetch()
 
+    def store_viewed(self, what: str) -> None:
+        """Through the word's descriptor; y says whether four elements have one address."""
+        each = self.label("EACH")
+        self.from_lane()
+        if BYTES[what] < 8:
+            self.put(f"bfe.u32 k0,i0,20,4; setp.eq.u32 q,k0,0; @q bra.uni {each};")
+            self.store_fours(what)
+            self.fetch()
+            self.put(f"{each}:")
+        with self.turning("A"):
+            self.of_turn()
+            self.addresses([(f"n{i}", f"o{i}", i) for i in range(4)], "u3")
+            for i in range(4):
+                self.put(f"setp.gt.s32 q,u2,{i};")
+                self.put(*one_to_global(what, f"A{i}", f"o{i}", "@q "))
+        self.fetch()
+
+    def store_fours(self, what: str) -> None:
+        """As ``Loads.four_global`` finds them."""
+        short, made = self.label("SHORT"), self.label("MADE")
+        tiles = [[f"A{4 * j + i}" for i in range(4)] for j in range(self.J)]
+        self.runs_or(short)
+        self.two_runs()
+        self.put(f"mad.wide.s32 o1,c1,-{BYTES[what]},o1;")
+        for j, a in enumerate(tiles):
+            apart = self.across * j
+            self.put(self.of_either_run(apart), f"setp.gt.s32 q,nvl,{apart};")
+            self.put(*to_global(what, a, apart, "@q "))
+        self.put(f"bra.uni {made};", f"{short}:")
+        for k, j in self.addresses_of_fours():
+            self.put(f"setp.gt.s32 q,nvl,{self.across * j}; mov.b64 p,o{k};")
+            self.put(*to_global(what, tiles[j], 0, "@q "))
+        self.put(f"{made}:")
+
     def store_each(self, what: str, j: int, unless: str = "") -> None:
         """The elements of a lane's four that are there, one by one."""
         also = ".and" if unless else ""

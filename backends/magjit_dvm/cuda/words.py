@@ -187,7 +187,7 @@ OPCODES = tuple(name for name in _ALL if name not in _NEAR) + _NEAR
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 36
+FORM = 37
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_words.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES, MOST_REGISTERS = 12, 4, 16  # a word has four bits for a register
