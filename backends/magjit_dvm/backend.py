@@ -28,7 +28,7 @@ from magjit_dvm.repeating import repeat_between_reductions
 from magjit_dvm.schedule import Schedule
 from magjit_dvm.simplify import simplify
 from magjit_dvm.streaming import Streamed
-from magjit_dvm.writes import write_together
+from magjit_dvm.writes import write_parts, write_together
 
 __all__ = ["MODES", "DvmBackend", "schedules"]
 
@@ -162,6 +162,7 @@ class DvmBackend:
 
     def _schedule(self, gm: GraphModule, context: BackendContext) -> CompiledGraph:
         simplify(gm.graph)
+        write_parts(gm.graph)
         write_together(gm.graph)
         absorb_masks(gm.graph)
         cast_where_least_moves(gm.graph)

@@ -1,4 +1,6 @@
-"""What a graph writes into its inputs at its end: many small tensors by one call.
+"""What a graph writes into its inputs at its end: parts alone, and many small tensors by one call.
+
+A cache or buffer of which a program writes a slice is not made anew and copied back as a whole.
 
 A convolutional network in training has three buffers for each batch norm.  Each written by a call
 of its own, they take a host longer than all the gradients of small images.
@@ -9,20 +11,178 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, Node
 
-from magjit.plugin.aliases import is_alias, memory_of
+from magjit.plugin.aliases import is_alias, memory_of, written_by
+from magjit.plugin.fx_helpers import called
+from magjit.plugin.fx_nodes import remove_unused
+from magjit.plugin.inference import order_of
+from magjit_dvm.alone import elements_of
 from magjit_dvm.batch_norms import writes_in_place
 
-__all__ = ["write_together"]
+__all__ = ["write_parts", "write_together"]
 
 aten = torch.ops.aten
 
+_VIEWS: dict[Any, Any] = {
+    aten.slice_scatter.default: aten.slice.Tensor,
+    aten.select_scatter.default: aten.select.int,
+}
+"""What puts a part into a copy of a tensor, and what gives the place of that part."""
+_IN_PLACE: dict[Any, Any] = {
+    aten.index_put.default: aten.index_put_.default,
+    aten.index_copy.default: aten.index_copy_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.index_fill.int_Scalar: aten.index_fill_.int_Scalar,
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter.value: aten.scatter_.value,
+    aten.scatter_add.default: aten.scatter_add_.default,
+}
+"""What changes elements at positions of a copy of a tensor, or of the tensor; it may raise."""
+_REPEATING = (aten.copy.default, aten.fill.Tensor)
+"""What makes a part of the second operand, as a write to it does."""
+_SMALL_PART = 8
+"""What part of a tensor at most is written beside a copy of it."""
 _SMALL = 1 << 16
 """Elements up to which a tensor is better written together with others."""
+
+
+_Path = tuple[tuple[Any, tuple[Any, ...]], ...]
+"""Views of one another: an operator that gives each, and its arguments."""
+
+
+class _Write(NamedTuple):
+    """A part of an input, and what the part becomes; or of ``_IN_PLACE``, what is done to it."""
+
+    path: _Path
+    value: Node
+
+    @property
+    def raises(self) -> bool:
+        return self.value.target in _IN_PLACE
+
+    @property
+    def read(self) -> list[Node]:
+        """The tensors that the write reads, but for what it writes to."""
+        if not self.raises:
+            return [self.value]
+        others = (one for one in self.value.all_input_nodes if one is not self.value.args[0])
+        return [one for one in others if isinstance(one.meta["val"], torch.Tensor)]
+
+
+def write_parts(graph: Graph) -> None:
+    """Have the last writes of inputs write what changes, not the whole.
+
+    What a write reads must be as it was before the others: it lies in no input that is written.
+    What may raise is the first write of all, or made apart as before.
+    """
+    copies = _last_copies(graph)
+    targets = [one for node in graph.nodes for one in written_by(node)]
+    written = memory_of(targets)
+    changed = bool(copies) and _read_what_was_put(graph)
+    for copy in copies:
+        to, source = copy.args[:2]
+        assert isinstance(to, Node) and isinstance(source, Node)
+        writes = None if copy.users else _writes(source, to, ())
+        if not writes or any(not memory_of(one.read).isdisjoint(written) for one in writes):
+            continue
+        if any(one.raises for one in writes) and to is not targets[0]:
+            continue
+        if set(source.users) != {copy} and not _are_small(writes, to):
+            continue
+        with graph.inserting_before(copy):
+            for one in writes:
+                _write(graph, to, one, written)
+        graph.erase_node(copy)
+        changed = True
+    if changed:
+        remove_unused(graph)
+
+
+def _read_what_was_put(graph: Graph) -> bool:
+    """Read parts themselves, not out of what they were put into; whether anything has changed."""
+    changed = False
+    for node in graph.nodes:
+        if node.target not in _VIEWS.values() or node.kwargs:
+            continue
+        whole: Any = node.args[0]
+        if _VIEWS.get(whole.target) is not node.target or whole.args[2:] != node.args[1:]:
+            continue
+        part: Any = whole.args[1]
+        put, read = part.meta["val"], node.meta["val"]
+        same = put.dtype == read.dtype and order_of(put) == order_of(read)
+        if same and not whole.kwargs and graph.output_node() not in node.users:
+            node.replace_all_uses_with(part)
+            changed = True
+    return changed
+
+
+def _writes(value: Node, to: Node, path: _Path) -> list[_Write] | None:
+    """What makes a part of an input ``value``, in order; None if all of it is another's."""
+    if _is_there(value, to, path):
+        return []
+    if value.target not in (*_VIEWS, *_IN_PLACE):
+        return None
+    base: Any = value.args[0]
+    before = _writes(base, to, path)
+    if before is None:
+        return None
+    if value.target in _IN_PLACE:
+        return [*before, _Write(path, value)]
+    if value.kwargs:
+        return None
+    part: Any = value.args[1]
+    further = (*path, (_VIEWS[value.target], value.args[2:]))
+    within = _writes(part, to, further)
+    return _without_lost([*before, *([_Write(further, part)] if within is None else within)])
+
+
+def _without_lost(writes: list[_Write]) -> list[_Write]:
+    """Without what a later write puts something else over."""
+    if not writes or writes[-1].raises:
+        return writes
+    *others, last = writes
+    kept = (one for one in others if one.raises or one.path[: len(last.path)] != last.path)
+    return [*kept, last]
+
+
+def _is_there(value: Node, to: Node, path: _Path) -> bool:
+    """Whether a value is what such a part of an input has had."""
+    if not path:
+        return value is to
+    *outer, (target, arguments) = path
+    if value.target is not target or value.args[1:] != arguments or value.kwargs:
+        return False
+    base: Any = value.args[0]
+    return _is_there(base, to, tuple(outer))
+
+
+def _are_small(writes: list[_Write], to: Node) -> bool:
+    """Whether parts are so small that they are better written beside a whole that others read."""
+    parts = sum(elements_of(to) if one.raises else elements_of(one.value) for one in writes)
+    return parts * _SMALL_PART <= elements_of(to)
+
+
+def _write(graph: Graph, to: Node, write: _Write, written: set[Node]) -> None:
+    place, value = to, write.value
+    for target, arguments in write.path:
+        place = called(graph, target, place, *arguments)
+    if write.raises:
+        made = graph.call_function(_IN_PLACE[value.target], (place, *value.args[1:]), value.kwargs)
+    else:
+        given: Any = value.args[1] if value.target in _REPEATING else value
+        if memory_of([given]).isdisjoint(written) and _device(given) == _device(value):
+            value = given  # the write casts and repeats it
+        made = graph.call_function(aten.copy_.default, (place, value))
+    made.meta["val"] = place.meta["val"]
+
+
+def _device(node: Node) -> torch.device:
+    value: torch.Tensor = node.meta["val"]
+    return value.device
 
 
 def write_together(graph: Graph) -> None:

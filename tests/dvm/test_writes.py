@@ -123,3 +123,165 @@ def test_versions_tell_of_writes() -> None:
         for one in uses:
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 one.backward()
+
+
+def part(state: torch.Tensor, x: torch.Tensor) -> None:
+    state[:, 2:5] = x * 2
+
+
+def part_of_a_part(state: torch.Tensor, x: torch.Tensor) -> None:
+    state[1:, 2:5][:, 1:] = x[1:, 1:] + 1
+
+
+def one_row(state: torch.Tensor, x: torch.Tensor) -> None:
+    state[-1, :3].mul_(2).add_(x[0])
+
+
+def every_second(state: torch.Tensor, x: torch.Tensor) -> None:
+    state[:, 1::2].add_(1)
+
+
+def several(state: torch.Tensor, x: torch.Tensor) -> None:
+    state[:, :3] = x
+    state[:, 3:6] = x.relu()
+    state[2:] = 7  # over both
+
+
+def repeated(state: torch.Tensor, x: torch.Tensor) -> None:
+    state[:, :4] = x[:, :1].double()
+
+
+def behind_one_another(state: torch.Tensor, x: torch.Tensor) -> None:
+    state[:, :3] = x
+    state[:, 4:7] = state[:, :3] * 2 + state[:, 4:7]
+
+
+def at_positions(state: torch.Tensor, x: torch.Tensor) -> None:
+    state[:, torch.tensor([5, 0, 3], device=x.device)] = x
+
+
+def where_true(state: torch.Tensor, x: torch.Tensor) -> None:
+    state[state > 0] = 0.5
+
+
+def copied_columns(state: torch.Tensor, x: torch.Tensor) -> None:
+    state.index_copy_(1, torch.tensor([5, 0, 3], device=x.device), x)
+
+
+def added_columns(state: torch.Tensor, x: torch.Tensor) -> None:
+    state[:3].index_add_(1, torch.tensor([5, 0, 5], device=x.device), x[:3], alpha=2)
+
+
+def scattered(state: torch.Tensor, x: torch.Tensor) -> None:
+    state.scatter_(1, torch.tensor([[6, 0, 3]] * 4, device=x.device), x)
+
+
+PARTS = [part, part_of_a_part, one_row, every_second, several, repeated, behind_one_another]
+PARTS += [at_positions, where_true, copied_columns, added_columns, scattered]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("write", PARTS, ids=lambda one: one.__name__)
+def test_parts_alone_are_written(write: Callable[..., Any], dynamic: bool | None) -> None:
+    """No whole is made to be copied back, unless what is between writes is read."""
+
+    def program(state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        before = state.sum() + x
+        write(state, x)
+        return before
+
+    compiled = magjit.compile(program, backend="dvm", dynamic=dynamic, fullgraph=True)
+
+    def run() -> None:
+        mine, theirs = (torch.arange(28.0).reshape(4, 7) - 9 for _ in "ab")
+        for turn in range(4):
+            x = torch.randn(4, 3, generator=torch.Generator().manual_seed(turn))
+            versions = mine._version
+            torch.testing.assert_close(compiled(mine, x), program(theirs, x))
+            torch.testing.assert_close(mine, theirs)
+            assert mine._version > versions
+
+    made = "\n".join(sources(run))
+    whole = any(f"{name}_default(" in made for name in ("slice_scatter", "index_put", "index_copy"))
+    assert not whole or write in (behind_one_another, where_true)
+    assert magjit.stats(compiled).replays >= 2
+
+
+def whole_and_part(state: torch.Tensor, other: torch.Tensor, x: torch.Tensor) -> Any:
+    """A part is read from another input that is written, the first one's old values."""
+    state[:, :3] = other[:, :3]
+    other[:, 3:6] = x
+    return x + 1
+
+
+def both_of_one(state: torch.Tensor, other: torch.Tensor, x: torch.Tensor) -> Any:
+    state[:, :3] = state[:, 4:7]
+    other[:, :3].copy_(x)
+    return state[:, 3:6] + x
+
+
+def small_and_read(state: torch.Tensor, other: torch.Tensor, x: torch.Tensor) -> Any:
+    state[:2, 0] = x[:2, 0]
+    other[torch.tensor([0, 2])] = 3.0
+    return state * 2, other[:, :3] + x
+
+
+def returned(state: torch.Tensor, other: torch.Tensor, x: torch.Tensor) -> Any:
+    state[:, :3] = x * 2
+    return state[:, :3], other.narrow(1, 2, 2).zero_()
+
+
+@pytest.mark.parametrize("program", [whole_and_part, both_of_one, small_and_read, returned])
+def test_what_parts_are_made_of(program: Callable[..., Any]) -> None:
+    """Old values of what is written, and new ones that are read."""
+    compiled = magjit.compile(program, backend="dvm")
+    mine = [torch.arange(28.0).reshape(4, 7) * k for k in (1, -1)]
+    theirs = [one.clone() for one in mine]
+    for turn in range(4):
+        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(turn))
+        torch.testing.assert_close(compiled(*mine, x), program(*theirs, x))
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_parts_of_buffers_in_training() -> None:
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.register_buffer("last", torch.zeros(64, 3))
+            self.register_buffer("calls", torch.zeros(2, dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor, at: int) -> torch.Tensor:
+            x = self.linear(x).relu()
+            self.last[at : at + x.shape[0]] = x.detach()
+            self.calls[0] += 1
+            return x * self.last[at].sum()
+
+    torch.manual_seed(0)
+    model = Keeping()
+    twin = copy.deepcopy(model)
+    compiled = magjit.compile(model, backend="dvm")
+    for turn in range(6):
+        x = torch.randn(5 + turn % 2, 3)
+        made, wanted = compiled(x, 7 * turn), twin(x, 7 * turn)
+        torch.testing.assert_close(made, wanted)
+        made.sum().backward()
+        wanted.sum().backward()
+        torch.testing.assert_close(model.state_dict(), twin.state_dict())
+        torch.testing.assert_close(model.linear.weight.grad, twin.linear.weight.grad)
+
+
+def test_nothing_is_written_where_positions_are_wrong() -> None:
+    def program(first: torch.Tensor, second: torch.Tensor, at: torch.Tensor) -> None:
+        first[:, :2] += 1
+        second[at] = 5.0
+
+    compiled = magjit.compile(program, backend="dvm")
+    first, second = torch.zeros(3, 4), torch.zeros(3, 4)
+    for _ in range(3):
+        compiled(first, second, torch.tensor([0, 2]))
+    before = first.clone(), second.clone()
+    with pytest.raises(IndexError):
+        compiled(first, second, torch.tensor([0, 9]))
+    torch.testing.assert_close(second, before[1])
+    assert float(first[0, 0]) in (3.0, 4.0)  # eager mode writes the first before
