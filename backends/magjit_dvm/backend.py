@@ -28,7 +28,7 @@ from magjit_dvm.repeating import repeat_between_reductions
 from magjit_dvm.schedule import Schedule
 from magjit_dvm.simplify import simplify
 from magjit_dvm.streaming import Streamed
-from magjit_dvm.writes import write_parts, write_together
+from magjit_dvm.writes import write_parts, write_parts_that_are_read, write_together
 
 __all__ = ["MODES", "DvmBackend", "schedules"]
 
@@ -168,6 +168,7 @@ class DvmBackend:
         cast_where_least_moves(gm.graph)
         repeat_between_reductions(gm.graph)
         floats_on_device(gm.graph)
+        write_parts_that_are_read(gm.graph)
         schedule = Schedule(gm, fuse(gm.graph))
         _live.add(schedule)
         context.dump("dvm_schedule.py", schedule.source)

@@ -16,6 +16,7 @@ import torch
 from torch.fx import Graph
 from torch.fx import Node as FxNode
 
+from magjit.plugin.aliases import memory_of, readers, written_by
 from magjit_dvm.across import may_go_across
 from magjit_dvm.alone import elements_of, gains_alone
 from magjit_dvm.builder import Builder, NotFusable, Value
@@ -55,7 +56,7 @@ class _Fuser:
         self.builders: dict[int, Builder] = {}
         self.reasons: dict[FxNode, str] = {}
         self.alone: dict[FxNode, FusedGroup] = {}
-        self.drawn_before = _drawn_before(graph)
+        self.before = _order_of_effects(graph)
         self.class_of = SizeClasses(graph).of
 
     def run(self) -> Fusion:
@@ -200,7 +201,7 @@ class _Fuser:
             seen.add(unit)
             for member in [node] if group is None else group.nodes:
                 waiting.extend(member.all_input_nodes)
-                waiting.extend(self.drawn_before.get(member, ()))
+                waiting.extend(self.before.get(member, ()))
         return False
 
     # -- completing --
@@ -323,9 +324,9 @@ class _Fuser:
     def needs(self, unit: FusedGroup | FxNode) -> list[FxNode]:
         """What has to run before a step."""
         if isinstance(unit, FusedGroup):
-            drawn = [one for node in unit.nodes for one in self.drawn_before.get(node, ())]
-            return [*unit.operands, *drawn]
-        return [*unit.all_input_nodes, *self.drawn_before.get(unit, ())]
+            before = [one for node in unit.nodes for one in self.before.get(node, ())]
+            return [*unit.operands, *before]
+        return [*unit.all_input_nodes, *self.before.get(unit, ())]
 
     def made_outside(self, node: FxNode, outputs: set[FxNode]) -> bool:
         """Whether a node of a group is a view that ATen makes, since it is needed outside of it."""
@@ -390,9 +391,14 @@ def _may_go_with_others(group: FusedGroup) -> bool:
     return computed <= _LIGHT and set(group.operands) <= set(node.all_input_nodes)
 
 
-def _drawn_before(graph: Graph) -> dict[FxNode, tuple[FxNode]]:
-    """Of each node that draws random numbers, the one before it: eager draws in this order."""
-    found: dict[FxNode, tuple[FxNode]] = {}
+def _order_of_effects(graph: Graph) -> dict[FxNode, tuple[FxNode, ...]]:
+    """What runs before a node though that does not read it.
+
+    Before a node that draws random numbers, the last one that did: eager draws in this order.
+    Before a write, who reads what has been there.
+    """
+    found: dict[FxNode, tuple[FxNode, ...]] = {}
+    seen: set[FxNode] = set()
     last = None
     for node in graph.nodes:
         tags = getattr(node.target, "tags", ()) if node.op == "call_function" else ()
@@ -400,6 +406,11 @@ def _drawn_before(graph: Graph) -> dict[FxNode, tuple[FxNode]]:
             if last is not None:
                 found[node] = (last,)
             last = node
+        of = memory_of(written_by(node))
+        earlier = [one for memory in of for one in readers(memory) if one in seen]
+        if earlier:
+            found[node] = (*found.get(node, ()), *earlier)
+        seen.add(node)
     return found
 
 

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, Node
 
-from magjit.plugin.aliases import is_alias, memory_of, written_by
+from magjit.plugin.aliases import memory_of, readers, written_by
 from magjit.plugin.fx_helpers import called
 from magjit.plugin.fx_nodes import remove_unused
 from magjit.plugin.inference import order_of
 from magjit_dvm.alone import elements_of
 from magjit_dvm.batch_norms import writes_in_place
 
-__all__ = ["write_parts", "write_together"]
+__all__ = ["write_parts", "write_parts_that_are_read", "write_together"]
 
 aten = torch.ops.aten
 
@@ -74,32 +74,85 @@ class _Write(NamedTuple):
 
 
 def write_parts(graph: Graph) -> None:
-    """Have the last writes of inputs write what changes, not the whole.
+    """Have the last writes of inputs write what changes, where nobody else reads the whole.
 
     What a write reads must be as it was before the others: it lies in no input that is written.
     What may raise is the first write of all, or made apart as before.
     """
-    copies = _last_copies(graph)
+    changed = _read_what_was_put(graph)
     targets = [one for node in graph.nodes for one in written_by(node)]
-    written = memory_of(targets)
-    changed = bool(copies) and _read_what_was_put(graph)
-    for copy in copies:
-        to, source = copy.args[:2]
-        assert isinstance(to, Node) and isinstance(source, Node)
-        writes = None if copy.users else _writes(source, to, ())
-        if not writes or any(not memory_of(one.read).isdisjoint(written) for one in writes):
+    for copy, to, source, writes in _partial(graph):
+        first = to is targets[0] or not any(one.raises for one in writes)
+        if first and set(source.users) == {copy}:
+            _write_before(graph, copy, to, writes)
+            graph.erase_node(copy)
+            changed = True
+    if changed:
+        remove_unused(graph)
+
+
+def write_parts_that_are_read(graph: Graph) -> None:
+    """The same where others read the whole: they read the input, or the part is written twice.
+
+    From here on what operators read depends on where in the graph they are; ``fuse`` knows.
+    """
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    changed = False
+    for copy, to, source, writes in _partial(graph):
+        if _may_be_written_at(source, to, copy, order):
+            with graph.inserting_after(source):
+                whole = graph.call_function(operator.getitem, ((to,), 0))
+            whole.meta["val"] = to.meta["val"]
+            source.replace_all_uses_with(whole)
+            whole.args = ((to, *_write_before(graph, whole, to, writes)), 0)
+        elif _are_small(writes, to):
+            _write_before(graph, copy, to, writes)
+        else:
             continue
-        if any(one.raises for one in writes) and to is not targets[0]:
-            continue
-        if set(source.users) != {copy} and not _are_small(writes, to):
-            continue
-        with graph.inserting_before(copy):
-            for one in writes:
-                _write(graph, to, one, written)
         graph.erase_node(copy)
         changed = True
     if changed:
         remove_unused(graph)
+
+
+def _partial(graph: Graph) -> Iterator[tuple[Node, Node, Node, list[_Write]]]:
+    """Last copies to inputs of which parts change: the copy, the input, its source, the parts."""
+    written = memory_of(one for node in graph.nodes for one in written_by(node))
+    for copy in _last_copies(graph):
+        to, source = copy.args[:2]
+        assert isinstance(to, Node) and isinstance(source, Node)
+        writes = None if copy.users else _writes(source, to, ())
+        if writes and all(memory_of(one.read).isdisjoint(written) for one in writes):
+            yield copy, to, source, [_shortened(one, written) for one in writes]
+
+
+def _shortened(write: _Write, written: set[Node]) -> _Write:
+    """Without an operator that casts or repeats a part, as the write to it does."""
+    value = write.value
+    if value.target not in _REPEATING:
+        return write
+    given: Any = value.args[1]
+    near = _device(given) == _device(value) and memory_of([given]).isdisjoint(written)
+    return write._replace(value=given) if near else write
+
+
+def _may_be_written_at(source: Node, to: Node, copy: Node, order: dict[Node, int]) -> bool:
+    """Whether an input may be written where ``source`` is made, which others read.
+
+    Nobody reads what it was from there on, nor what it is between writes; and nothing is returned
+    that would lie in it.
+    """
+    chain = [source]
+    while chain[-1] is not to:
+        base: Any = chain[-1].args[0]
+        if base is not to and set(base.users) != {chain[-1]}:
+            return False
+        chain.append(base)
+    first = order[chain[-2]]
+    others = [one for one in readers(to) if one not in chain and one is not copy]
+    before = all(order.get(one, first) < first for one in others)
+    later = set(readers(source)) - {copy}
+    return before and not any(one.op == "output" or [*written_by(one)] for one in later)
 
 
 def _read_what_was_put(graph: Graph) -> bool:
@@ -166,18 +219,21 @@ def _are_small(writes: list[_Write], to: Node) -> bool:
     return parts * _SMALL_PART <= elements_of(to)
 
 
-def _write(graph: Graph, to: Node, write: _Write, written: set[Node]) -> None:
+def _write_before(graph: Graph, place: Node, to: Node, writes: list[_Write]) -> list[Node]:
+    with graph.inserting_before(place):
+        return [_write(graph, to, one) for one in writes]
+
+
+def _write(graph: Graph, to: Node, write: _Write) -> Node:
     place, value = to, write.value
     for target, arguments in write.path:
         place = called(graph, target, place, *arguments)
     if write.raises:
         made = graph.call_function(_IN_PLACE[value.target], (place, *value.args[1:]), value.kwargs)
     else:
-        given: Any = value.args[1] if value.target in _REPEATING else value
-        if memory_of([given]).isdisjoint(written) and _device(given) == _device(value):
-            value = given  # the write casts and repeats it
         made = graph.call_function(aten.copy_.default, (place, value))
     made.meta["val"] = place.meta["val"]
+    return made
 
 
 def _device(node: Node) -> torch.device:
@@ -192,13 +248,16 @@ def write_together(graph: Graph) -> None:
         if written := writes_in_place(node):
             _by_its_kernel(graph, node, written, copies)
     targets: set[Any] = {one.args[0] for one in copies}
+    partial = {copy for copy, *_ in _partial(graph)}
     added: dict[Any, list[Node]] = defaultdict(list)
     copied: dict[Any, list[Node]] = defaultdict(list)
     for copy in copies:
         to, source = copy.args[:2]
         assert isinstance(to, Node) and isinstance(source, Node)
         value, given = to.meta["val"], source.meta["val"]
-        if copy.users or _elements(value) > _SMALL or memory_of([source]) & targets:
+        if copy.users or copy in partial:
+            continue
+        if _elements(value) > _SMALL or memory_of([source]) & targets:
             continue
         key = value.dtype, value.device
         if _adds_to(source, to, copy):
@@ -225,17 +284,9 @@ def _last_copies(graph: Graph) -> list[Node]:
         to, source = node.args
         if to.op != "placeholder" or not isinstance(source, Node) or source.op == "placeholder":
             continue
-        if all(order[user] <= order[node] for user in _readers(to)):
+        if all(order[user] <= order[node] for user in readers(to)):
             found.append(node)
     return found
-
-
-def _readers(node: Node) -> Iterator[Node]:
-    """Who reads a tensor, or a view of it."""
-    for user in node.users:
-        yield user
-        if is_alias(user):
-            yield from _readers(user)
 
 
 def _by_its_kernel(graph: Graph, norm: Node, numbers: tuple[int, ...], copies: list[Node]) -> None:

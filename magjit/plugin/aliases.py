@@ -8,7 +8,15 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch.fx import GraphModule, Node
 
-__all__ = ["is_alias", "may_alias", "memory_of", "results_are_their_own", "trust", "written_by"]
+__all__ = [
+    "is_alias",
+    "may_alias",
+    "memory_of",
+    "readers",
+    "results_are_their_own",
+    "trust",
+    "written_by",
+]
 
 aten = torch.ops.aten
 
@@ -89,6 +97,20 @@ def memory_of(nodes: Iterable[Node]) -> set[Node]:
         else:
             found.add(one)
     return found
+
+
+def readers(node: Node) -> Iterator[Node]:
+    """Who reads a tensor, or what may lie in its memory."""
+    seen = {node}
+    waiting = [node]
+    while waiting:
+        for user in waiting.pop().users:
+            if user in seen:
+                continue
+            seen.add(user)
+            yield user
+            if user.op == "call_function" and (_gives_operand(user) or may_alias(user)):
+                waiting.append(user)
 
 
 def _gives_operand(node: Node) -> bool:

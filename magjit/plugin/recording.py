@@ -209,7 +209,7 @@ class _Recorder(TorchDispatchMode):
         name = f"_tensor_constant{len(self.alive)}"
         self.constants.register_buffer(name, value, persistent=False)
         node = self.graph.get_attr(name)
-        node.meta["val"] = self.fake_mode.from_tensor(value)
+        node.meta["val"] = self.fake_mode.from_tensor(value, static_shapes=True)
         self.keep(value, node)
         return node
 

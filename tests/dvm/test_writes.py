@@ -285,3 +285,65 @@ def test_nothing_is_written_where_positions_are_wrong() -> None:
         compiled(first, second, torch.tensor([0, 9]))
     torch.testing.assert_close(second, before[1])
     assert float(first[0, 0]) in (3.0, 4.0)  # eager mode writes the first before
+
+
+def test_a_cache_that_is_read_is_written_where_it_is() -> None:
+    """What others read of it is its memory: no whole is made, and old values are read before."""
+
+    def attend(
+        keys: torch.Tensor, values: torch.Tensor, q: torch.Tensor, x: torch.Tensor, at: torch.Tensor
+    ) -> torch.Tensor:
+        before = keys.relu()  # waits for what is made of it
+        keys[:, 2:4] = x
+        values.index_copy_(1, at, x * 2)
+        scores = (q @ keys.transpose(1, 2)).softmax(-1)
+        return scores @ values + before[:, :1] * q
+
+    compiled = magjit.compile(attend, backend="dvm", fullgraph=True)
+
+    def run() -> None:
+        mine = [torch.randn(3, 16, 8, generator=torch.Generator().manual_seed(k)) for k in (1, 2)]
+        theirs = [one.clone() for one in mine]
+        for turn in range(5):
+            made = torch.Generator().manual_seed(turn)
+            q, x = torch.randn(3, 1, 8, generator=made), torch.randn(3, 2, 8, generator=made)
+            given = q, x, torch.tensor([turn, turn + 1])
+            torch.testing.assert_close(compiled(*mine, *given), attend(*theirs, *given))
+            torch.testing.assert_close(mine, theirs)
+
+    made = "\n".join(sources(run))
+    assert "slice_scatter" not in made and "index_copy_default(" not in made
+    assert "index_put_default(" not in made
+    assert magjit.stats(compiled).replays >= 2
+
+
+def test_old_values_are_read_before_they_are_gone() -> None:
+    """Also through views and pieces, by what is fused with what comes later."""
+
+    def program(state: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        left, right = (state * 1).chunk(2, 1)
+        old = [one.exp() for one in state.unbind(0)]
+        state[:, 1] = x[:, 0]
+        late = state.sin() + torch.stack(old)
+        return late * x, left + right, old[0] + state[0]
+
+    compiled = magjit.compile(program, backend="dvm")
+    mine, theirs = (torch.linspace(-1, 1, 24).reshape(4, 6) for _ in "ab")
+    for turn in range(4):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(turn))
+        torch.testing.assert_close(compiled(mine, x), program(theirs, x))
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_constants_have_their_sizes_with_symbols() -> None:
+    """A tensor that the program holds is as large in each call: nothing is asked of its sizes."""
+
+    def program(state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return state.scatter(1, torch.tensor([[6, 0, 3]] * 4), x)
+
+    for _ in range(5):  # what torch keeps of tensors decided about it
+        compiled = magjit.compile(program, backend="dvm", dynamic=True)
+        for _ in range(3):
+            given = torch.zeros(4, 7), torch.randn(4, 3)
+            torch.testing.assert_close(compiled(*given), program(*given))
+        assert magjit.stats(compiled).captures == 1
