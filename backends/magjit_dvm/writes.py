@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, Node
 
-from magjit.plugin.aliases import memory_of, readers, written_by
+from magjit.plugin.aliases import may_alias, memory_of, readers, written_by
 from magjit.plugin.fx_helpers import called
 from magjit.plugin.fx_nodes import remove_unused
 from magjit.plugin.inference import order_of
@@ -166,8 +166,11 @@ def _read_what_was_put(graph: Graph) -> bool:
             continue
         part: Any = whole.args[1]
         put, read = part.meta["val"], node.meta["val"]
-        same = put.dtype == read.dtype and order_of(put) == order_of(read)
-        if same and not whole.kwargs and graph.output_node() not in node.users:
+        # What an operator has made has no elements of the same memory, and may be viewed as parts.
+        made = part.op == "call_function" and not may_alias(part) and not whole.kwargs
+        same = made and put.dtype == read.dtype and order_of(put) == order_of(read)
+        users = {user.target for user in node.users}
+        if same and users.isdisjoint(("output", aten.as_strided.default)):
             node.replace_all_uses_with(part)
             changed = True
     return changed

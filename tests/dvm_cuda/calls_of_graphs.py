@@ -25,6 +25,7 @@ from magjit_dvm.fuser import fuse
 from magjit_dvm.lowering import decompositions
 from magjit_dvm.schedule import Schedule
 from magjit_dvm.simplify import simplify
+from magjit_dvm.writes import write_parts, write_parts_that_are_read
 from tests.dvm_cuda.calls_in_steps import (
     add_memory,
     between,
@@ -65,6 +66,8 @@ def schedule_of(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Sched
         graph = make_fx(graph, decompositions())(*on_gpu)
     graph.graph.eliminate_dead_code()
     simplify(graph.graph)
+    write_parts(graph.graph)
+    write_parts_that_are_read(graph.graph)
     return Schedule(graph, fuse(graph.graph))
 
 
@@ -168,6 +171,32 @@ def test_gradients_of_batch_norms_in_parts() -> None:
     for shape in ((4, 6, 5, 8), (3, 5, 9, 7), (40, 3, 33)):
         check(gradients, shape, shape, *[shape[1:2]] * 3, images=3)
         check(of_bias, shape, shape, *[shape[1:2]] * 2, images=5)
+
+
+def test_inputs_that_are_written_in_part() -> None:
+    """What waits to be launched with others reads old values before they are gone."""
+
+    def cached(w: torch.Tensor, v: torch.Tensor, x: torch.Tensor) -> Any:
+        old, others = w.relu(), [one.exp() for one in w.unbind(0)]
+        part = w.narrow(1, 2, x.shape[1]) + x
+        new = aten.slice_scatter.default(w, part, 1, 2, 2 + x.shape[1])
+        read = new.sin()
+        kept = aten.select_scatter.default(v, x.sum(1) + v.select(1, 1), 1, 1)
+        w.copy_(new)
+        v.copy_(kept)
+        return old + read, others[0] + read[0], read * torch.stack(others)
+
+    for shape in ((4, 6, 8), (3, 40, 7)):
+        part = shape[0], 3, shape[2]
+        schedule = schedule_of(cached, shape, shape, part)
+        assert "scatter" not in schedule.source
+        mine = [torch.randn(one) for one in (shape, shape, part)]
+        theirs = [one.clone() for one in mine]
+        with each_launch(run_launched):
+            for _ in range(3):
+                found, wanted = call_anew(schedule.call, mine), cached(*theirs)
+                torch.testing.assert_close(tuple(found), wanted, rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
 if __name__ == "__main__":
