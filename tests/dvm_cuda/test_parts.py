@@ -17,7 +17,7 @@ from tests.dvm_cuda import checking
 from tests.dvm_cuda.agreeing import check_encoders
 from tests.dvm_cuda.test_encoder import values
 
-pytestmark = pytest.mark.usefixtures("way")
+both_ways = pytest.mark.usefixtures("way")
 
 F32, F16, BF16, I32 = DType.F32, DType.F16, DType.BF16, DType.I32
 U8, BOOL, I64 = DType.U8, DType.BOOL, DType.I64
@@ -66,6 +66,7 @@ def by_four(image: Image) -> bool:
     return store.y == 1
 
 
+@both_ways
 @pytest.mark.parametrize("dtype", [F32, F16, BF16, I32, U8, BOOL, I64], ids=lambda one: one.text)
 @pytest.mark.parametrize("shape", [(5, 1024), (3, 1500), (40, 36), (2, 2052), (3, 4)])
 def test_columns_of_a_larger_tensor(dtype: DType, shape: tuple[int, int]) -> None:
@@ -75,6 +76,7 @@ def test_columns_of_a_larger_tensor(dtype: DType, shape: tuple[int, int]) -> Non
     assert form_of(image) == FLAT or dtype is I64
 
 
+@both_ways
 @pytest.mark.parametrize("dtype", [F32, F16, U8], ids=lambda one: one.text)
 @pytest.mark.parametrize("change", ["columns", "place", "whole"])
 def test_what_is_not_aligned(dtype: DType, change: str) -> None:
@@ -83,6 +85,7 @@ def test_what_is_not_aligned(dtype: DType, change: str) -> None:
     assert not by_four(image_of(doubled(dtype), (4, cols), more=more, at=at))
 
 
+@both_ways
 @pytest.mark.parametrize("along", [0, 1, 2])
 @pytest.mark.parametrize("shape", [(2, 3, 1028), (3, 5, 12)])
 def test_channels_of_a_larger_image(along: int, shape: tuple[int, int, int]) -> None:
@@ -92,6 +95,7 @@ def test_channels_of_a_larger_image(along: int, shape: tuple[int, int, int]) -> 
     assert store.first == ("st.g.f16" if along == 0 else "st.e.f16") and store.y == (along > 0)
 
 
+@both_ways
 @pytest.mark.parametrize("dtype", [F32, F16], ids=lambda one: one.text)
 @pytest.mark.parametrize("shape", [(5, 1024), (9, 516), (3, 40), (4, 1023)])
 def test_rows(dtype: DType, shape: tuple[int, int]) -> None:
@@ -99,10 +103,8 @@ def test_rows(dtype: DType, shape: tuple[int, int]) -> None:
     assert by_four(image_of(doubled(dtype, rows=True), shape)) is (shape[1] % 4 == 0)
 
 
-def test_a_part_that_is_said_to_be_aligned(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_a_part_that_is_said_to_be_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the simulator says so."""
-    if way == "PTX":
-        pytest.skip("the simulator's own check")
     monkeypatch.setattr("magjit_dvm.cuda.rows.RowEncoder.in_fours", lambda *_: True)
     monkeypatch.setattr(checking, "check_encoders", lambda *_: "encoded")
     program = doubled(F16)

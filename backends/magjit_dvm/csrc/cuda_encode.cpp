@@ -619,8 +619,7 @@ void Encoder::store_tile(int o)
     int n = program.outputs[o].node;
     const Operand &one = outputs[o];
     generate(n);
-    bool by_four = !image.by_rows || image.cols % 4 == 0;
-    bool aligned = by_four && one.low % std::min(4 * one.size, 16) == 0;
+    bool aligned = by_four() && one.low % std::min(4 * one.size, 16) == 0;
     if (contiguous(one) && (aligned || one.size < 8)) {
         Word &word = put(words.store[aligned ? STORE_aligned : STORE_shifted][stored(n)]);
         word.pointer = one.argument;

@@ -454,6 +454,7 @@ struct Encoder {
     void bring(int n, Bank bank, Code operation, int y = 0);
     void bring_load(int n, Bank bank, uint8_t second, int y = 0);
     Way way_of(int number, Where &where);
+    bool by_four() const { return !image.by_rows || image.cols % 4 == 0; } /* no row ends within four elements */
     bool in_fours(const Operand &one, const Where &where) const;
     bool of_columns(const Operand &one) const;
     void give_up(int more = 0);

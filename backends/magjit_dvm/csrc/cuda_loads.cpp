@@ -94,8 +94,8 @@ bool Encoder::in_fours(const Operand &one, const Where &where) const
     const auto &found = image.descriptors[where.descriptor];
     const auto *dims = image.described + found.at;
     int four = std::min(4 * one.size, 16);
-    bool fits = (!image.by_rows || image.cols % 4 == 0) && one.size < 8 && one.low % four == 0 &&
-                found.n && dims[0].size % 4 == 0 && dims[0].stride == one.size;
+    bool fits = by_four() && one.size < 8 && one.low % four == 0 && found.n &&
+                dims[0].size % 4 == 0 && dims[0].stride == one.size;
     for (int k = 1; k < found.n; k++) {
         fits &= dims[k].stride % four == 0;
     }
@@ -106,11 +106,10 @@ bool Encoder::in_fours(const Operand &one, const Where &where) const
 Way Encoder::way_of(int number, Where &where)
 {
     const Operand &one = inputs[number];
-    bool by_four = !image.by_rows || image.cols % 4 == 0;
     int four = std::min(4 * one.size, 16);
     if (stage_of(number) >= 0) {
         where = {0, number, 0};
-        return one.size == 8 || (by_four && one.low % four == 0) ? WAY_staged : WAY_shifted;
+        return one.size == 8 || (by_four() && one.low % four == 0) ? WAY_staged : WAY_shifted;
     }
     if (of_columns(one)) {
         where = {(int)image.cols, one.argument, one.offset};
@@ -130,7 +129,7 @@ Way Encoder::way_of(int number, Where &where)
         leave();
         return WAY_each;
     }
-    if (by_four && inner.size % 4 == 0 && one.size < 8 && inner.stride == 0) {
+    if (by_four() && inner.size % 4 == 0 && one.size < 8 && inner.stride == 0) {
         return WAY_broadcast;
     }
     if (in_fours(one, where)) {

@@ -257,8 +257,7 @@ class _Encoder(TileEncoder):
         one = self.space.outputs[k]
         self.generate(out.node)
         what = self.stored(out.node)
-        by_four = not self.image.by_rows or self.space.cols % 4 == 0
-        aligned = by_four and one.low % min(4 * one.size, 16) == 0
+        aligned = self.by_four and one.low % min(4 * one.size, 16) == 0
         if self.space.contiguous(one) and (aligned or one.size < 8):
             how = "g" if aligned else "u"
             self.put(f"st.{how}.{what}", place=(0, one.argument, one.offset))

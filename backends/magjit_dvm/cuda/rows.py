@@ -309,7 +309,7 @@ class RowEncoder(Backwards):
     def placed(self, number: int) -> tuple[str, Place]:
         """How a tensor's tile is loaded, and from where."""
         one, space, image = self.operand(number), self.space, self.image
-        by_four = not image.by_rows or space.cols % 4 == 0
+        by_four = self.by_four
         if number in image_arguments(image):
             aligned = by_four and one.low % min(4 * one.size, 16) == 0
             return "s" if aligned or one.size == 8 else "u", (0, number, 0)
@@ -324,11 +324,15 @@ class RowEncoder(Backwards):
             return "b", place
         return "v" if self.in_fours(one, place) else "e", place
 
+    @property
+    def by_four(self) -> bool:
+        """Whether no row ends within four elements."""
+        return not self.image.by_rows or self.space.cols % 4 == 0
+
     def in_fours(self, one: Operand, place: Place) -> bool:
         """Whether four elements of the space, side by side, are so in memory, and aligned."""
         dims = self.image.descriptors[place[0]].dims
-        by_four = not self.image.by_rows or self.space.cols % 4 == 0
-        if not dims or dims[0][0] % 4 or dims[0][1] != one.size or one.size == 8 or not by_four:
+        if not self.by_four or not dims or dims[0][0] % 4 or not dims[0][1] == one.size < 8:
             return False
         four = min(4 * one.size, 16)
         return one.low % four == 0 and all(stride % four == 0 for _, stride in dims[1:])
