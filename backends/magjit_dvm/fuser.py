@@ -21,7 +21,8 @@ from magjit_dvm.across import may_go_across
 from magjit_dvm.alone import elements_of, gains_alone
 from magjit_dvm.builder import Builder, NotFusable, Value
 from magjit_dvm.groups import APART, OF_READERS, VIEWS, FusedGroup, Fusion
-from magjit_dvm.joining import join_parts
+from magjit_dvm.in_place import store_in_place
+from magjit_dvm.joining import Joiner, join_parts
 from magjit_dvm.look_ups import only_looks_up, repeated
 from magjit_dvm.program import ACROSS, NodeKind, varying
 from magjit_dvm.size_classes import SizeClasses
@@ -42,7 +43,9 @@ def fuse(graph: Graph, fixed: bool = True) -> Fusion:
         fixed: sizes that are ints are the same in all calls, not just equal where they are.
     """
     fusion = _Fuser(graph).run()
-    join_parts(fusion, fixed)
+    joiner = Joiner(fusion, fixed)
+    join_parts(joiner)
+    store_in_place(joiner)
     return fusion
 
 

@@ -73,6 +73,7 @@ class FusedGroup:
         arguments: what each call passes, in order.
         values: what each output of the program is, where some are parts of wholes.
         joined: of ``nodes``, wholes of which it writes the last part.
+        stores: copies to inputs, which it does by itself (``in_place.py``).
         cube: which of the arguments is computed along with the group, panel by panel, or -1.
     """
 
@@ -82,6 +83,7 @@ class FusedGroup:
     arguments: list[FxNode | int | Size] = field(default_factory=list)
     values: list[FxNode] = field(default_factory=list)
     joined: list[FxNode] = field(default_factory=list)
+    stores: list[FxNode] = field(default_factory=list)
     cube: int = -1
 
     @property
@@ -122,11 +124,13 @@ class Fusion:
 
     Attributes:
         alone: of single nodes that ATen runs as fast, what they are as fused operators.
+        stored: of single nodes, copies that a fused operator before them does.
     """
 
     steps: list[FusedGroup | FxNode]
     reasons: dict[FxNode, str]
     alone: dict[FxNode, FusedGroup] = field(default_factory=dict)
+    stored: set[FxNode] = field(default_factory=set)
 
     @property
     def groups(self) -> list[FusedGroup]:

@@ -43,17 +43,17 @@ from magjit_dvm.program import (
 )
 from magjit_dvm.translate import translate
 
-__all__ = ["join_parts", "joined_by_aten"]
+__all__ = ["Joiner", "Part", "join_parts", "joined_by_aten", "values_of"]
 
 aten = torch.ops.aten
 
 
 @dataclass(slots=True)
-class _Part:
+class Part:
     """A part: the value of which group, along which dimensions of the whole.
 
     Attributes:
-        node: the operand of ``cat``.
+        node: the operand of ``cat``, or of what else puts it there.
         group: what stores it; None until a copy is made.
         value: what of the group it is, perhaps through views.
         number: of that value in the group's program, or -1 for a copy.
@@ -69,14 +69,9 @@ class _Part:
     views: tuple[FxNode, ...] = ()
 
 
-def join_parts(fusion: Fusion, fixed: bool = True) -> None:
-    """Let groups store the parts of each ``cat`` and ``stack`` that is a step of its own.
-
-    Args:
-        fusion: changed in place.
-        fixed: sizes that are ints are the same in all calls; otherwise each call finds them.
-    """
-    joiner = _Joiner(fusion, fixed)
+def join_parts(joiner: Joiner) -> None:
+    """Let groups store the parts of each ``cat`` and ``stack`` that is a step of its own."""
+    fusion = joiner.fusion
     for step in list(fusion.steps):
         if isinstance(step, FxNode) and step.target in (aten.cat.default, aten.stack.default):
             try:
@@ -86,8 +81,15 @@ def join_parts(fusion: Fusion, fixed: bool = True) -> None:
                 fusion.reasons[step] = str(reason)
 
 
-class _Joiner:
-    def __init__(self, fusion: Fusion, fixed: bool) -> None:
+class Joiner:
+    """What is known of a fusion whose groups store into memory that is not theirs.
+
+    Args:
+        fusion: changed in place.
+        fixed: sizes that are ints are the same in all calls; otherwise each call finds them.
+    """
+
+    def __init__(self, fusion: Fusion, fixed: bool = True) -> None:
         self.fusion = fusion
         self.fixed = fixed
         self.copied: dict[FxNode, set[FxNode]] = {}  # of wholes: the operands that are read
@@ -106,7 +108,9 @@ class _Joiner:
         axis = argument(node, 1, "dim", 0) % tensor.dim()
         parts = self.parts_of(node, axis, stacked)
         for one in parts:
-            self.find_group(one, node, axis, stacked)
+            self.find_group(one)
+            if stacked and one.group is not None:
+                one.dims = (*one.dims[:axis], ONE, *one.dims[axis:])
         copies = any(one.group is None for one in parts)
         if copies and tensor.is_cuda and tensor.dtype == torch.int64:
             raise NotFusable(NOT_HELD)
@@ -117,25 +121,25 @@ class _Joiner:
         except NotFusable:
             if all(one.number < 0 for one in parts):
                 raise
-            _Whole(self, node, axis, [_Part(one.node) for one in parts]).store()
+            _Whole(self, node, axis, [Part(one.node) for one in parts]).store()
 
-    def parts_of(self, node: FxNode, axis: int, stacked: bool) -> list[_Part]:
+    def parts_of(self, node: FxNode, axis: int, stacked: bool) -> list[Part]:
         """The parts that have elements; ``cat`` takes empty ones of one dimension with any."""
         given: Any = node.args[0]
         rank = node.meta["val"].dim() - stacked
-        found: list[_Part] = []
+        found: list[Part] = []
         for one in given:
             own = one.meta["val"]
             if own.device != node.meta["val"].device:
                 raise NotFusable(f"a tensor on {own.device}")
             if own.dim() != rank or (not stacked and self.fixed and size_key(own.shape[axis]) == 0):
                 continue
-            found.append(_Part(one))
+            found.append(Part(one))
         if not 1 <= len(found) <= MAX_OUTPUTS:
             raise NotFusable("no part, or too many")
         return found
 
-    def find_group(self, part: _Part, whole: FxNode, axis: int, stacked: bool) -> None:
+    def find_group(self, part: Part) -> None:
         """Find the group that computes a part, and the part's dimensions there."""
         base, views = part.node, list[FxNode]()
         makers = {one: group for group in self.fusion.groups for one in group.outputs}
@@ -145,7 +149,7 @@ class _Joiner:
         group = makers.get(base)
         if group is None or group.program is None or base in self.copied:
             return
-        pairs = zip(group.program.outputs, group.values or _values(group), strict=True)
+        pairs = zip(group.program.outputs, group.values or values_of(group), strict=True)
         output = next(one for one, value in pairs if value is base and one.offset < 0)
         if output.parts > 1:
             return  # a whole itself
@@ -159,9 +163,8 @@ class _Joiner:
         value = builder.values[part.node]
         if any(d == ONE and size_key(n) != 1 for d, n in zip(value.dims, value.shape, strict=True)):
             return
-        dims = (*value.dims[:axis], ONE, *value.dims[axis:]) if stacked else value.dims
         part.group, part.value, part.number = group, base, output.node
-        part.dims, part.views = dims, tuple(views)
+        part.dims, part.views = value.dims, tuple(views)
 
     def needed(self, value: FxNode, group: FusedGroup) -> bool:
         """Whether anybody but the group still reads ``value``."""
@@ -170,15 +173,42 @@ class _Joiner:
         return any(
             user not in within
             and user not in self.dead
+            and user not in self.fusion.stored
             and value in self.copied.get(user, (value,))
             for user in value.users
         )
+
+    def change(
+        self,
+        group: FusedGroup,
+        parts: Sequence[Part],
+        program: Program,
+        arguments: list[Any],
+        values: list[FxNode],
+    ) -> None:
+        """Give a group a program that stores parts, without results that nobody needs any more."""
+        stored = {part.value for part in parts}
+        needless = {one for one in group.outputs if one in stored and not self.needed(one, group)}
+        kept = [
+            number
+            for number, (one, value) in enumerate(zip(program.outputs, values, strict=True))
+            if one.offset >= 0 or value not in needless
+        ]
+        place = {number: k for k, number in enumerate(kept)}
+        outputs = [program.outputs[number] for number in kept]
+        outputs = [replace(one, into=place.get(one.into, -1)) for one in outputs]
+        group.program = replace(program, outputs=tuple(outputs))
+        group.arguments = arguments
+        group.values = [values[number] for number in kept]
+        group.outputs = [one for one in group.outputs if one not in needless]
+        for part in parts:
+            group.nodes += (view for view in part.views if view not in group.nodes)
 
 
 class _Whole:
     """One whole, and what each of the groups does for it."""
 
-    def __init__(self, joiner: _Joiner, node: FxNode, axis: int, parts: list[_Part]) -> None:
+    def __init__(self, joiner: Joiner, node: FxNode, axis: int, parts: list[Part]) -> None:
         self.joiner, self.node, self.axis, self.parts = joiner, node, axis, parts
         self.fusion = joiner.fusion
         self.tensor = node.meta["val"]
@@ -206,7 +236,8 @@ class _Whole:
                 if not joiner.needed(view, one.group):
                     joiner.dead.add(view)
         for group, stored in zip(ordered, made, strict=True):
-            self.change(group, *stored)
+            parts = [one for one in self.parts if one.group is group]
+            joiner.change(group, parts, *stored)
         ordered[0].outputs.append(self.node)
         ordered[-1].nodes.append(self.node)
         ordered[-1].joined.append(self.node)
@@ -215,7 +246,7 @@ class _Whole:
             one for one in self.fusion.steps if not (isinstance(one, FxNode) and one in joiner.dead)
         ]
 
-    def copy(self, part: _Part) -> FusedGroup:
+    def copy(self, part: Part) -> FusedGroup:
         """A group that copies a part from elsewhere; it is not a step yet."""
         builder = Builder()
         tensor = part.node.meta["val"]
@@ -240,7 +271,7 @@ class _Whole:
         assert program is not None
         nodes, inputs, outputs = list(program.nodes), list(program.inputs), list(program.outputs)
         arguments: list[Any] = list(group.arguments)
-        values = list(group.values or _values(group)) if outputs else []
+        values = list(group.values or values_of(group)) if outputs else []
 
         def input(given: Input, argument: Any) -> int:
             inputs.append(given)
@@ -263,8 +294,9 @@ class _Whole:
             if not first:
                 dims = (*part.dims[: self.axis], INDEXED, *part.dims[self.axis + 1 :])
                 whole = Input(InputKind.TENSOR, self.dtype, dims)
-                found = inputs.index(whole) if whole in inputs[len(program.inputs) :] else -1
-                place = replace(place, whole=found if found >= 0 else input(whole, self.node))
+                added, own = inputs[(before := len(program.inputs)) :], self.node
+                at = before + added.index(whole) if whole in added else input(whole, own)
+                place = replace(place, whole=at)
             elif into < 0:
                 into = len(outputs)
                 place = replace(place, total=size(None))
@@ -281,7 +313,7 @@ class _Whole:
             raise NotFusable(str(error)) from error
         return made_of, arguments, values
 
-    def size_of(self, part: _Part, group: FusedGroup, position: int) -> Any:
+    def size_of(self, part: Part, group: FusedGroup, position: int) -> Any:
         """The size of a part along the axis, as a term that a call at ``position`` finds."""
         if self.stacked:
             return 1
@@ -305,34 +337,6 @@ class _Whole:
                     if size_key(size) == key:
                         return (node, dim)
         raise NotFusable("a part whose size is not known in time")
-
-    # -- changes --
-
-    def change(
-        self, group: FusedGroup, program: Program, arguments: list[Any], values: list[FxNode]
-    ) -> None:
-        """Give a group its new program, without the results that nobody needs any more."""
-        joiner = self.joiner
-        needless = {
-            one
-            for one in group.outputs
-            if one in {part.value for part in self.parts} and not joiner.needed(one, group)
-        }
-        kept = [
-            number
-            for number, (one, value) in enumerate(zip(program.outputs, values, strict=True))
-            if one.offset >= 0 or value not in needless
-        ]
-        place = {number: k for k, number in enumerate(kept)}
-        outputs = [program.outputs[number] for number in kept]
-        outputs = [replace(one, into=place.get(one.into, -1)) for one in outputs]
-        group.program = replace(program, outputs=tuple(outputs))
-        group.arguments = arguments
-        group.values = [values[number] for number in kept]
-        group.outputs = [one for one in group.outputs if one not in needless]
-        for part in self.parts:
-            if part.group is group:
-                group.nodes += (view for view in part.views if view not in group.nodes)
 
 
 _LARGE = 8 << 20
@@ -360,7 +364,7 @@ def _copied_well_by_aten(node: FxNode, axis: int, stacked: bool) -> bool:
     )
 
 
-def _values(group: FusedGroup) -> list[FxNode]:
+def values_of(group: FusedGroup) -> list[FxNode]:
     """What each output of a group's program is or is a part of."""
     assert group.program is not None
     found: list[FxNode] = []

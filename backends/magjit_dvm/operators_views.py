@@ -33,8 +33,11 @@ def _clone(builder: Builder, node: Any) -> Value:
 
 @register(aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 def _to_copy(builder: Builder, node: Any) -> Value:
+    return _converted(builder, node, node.args[0])
+
+
+def _converted(builder: Builder, node: Any, given: Any) -> Value:
     tensor = one_result(node)
-    given = node.args[0]
     if meta(given).device != tensor.device:
         raise NotFusable("a copy between devices")
     stored, source = stored_as(tensor.dtype), computed_in(meta(given).dtype)
@@ -49,12 +52,9 @@ def _to_copy(builder: Builder, node: Any) -> Value:
 def _copied_into(builder: Builder, node: Any) -> Value:
     """What ``copy_`` leaves in its first operand."""
     tensor, given = one_result(node), node.args[1]
-    if meta(given).device != tensor.device or meta(given).dtype != tensor.dtype:
-        raise NotFusable("a copy between devices or dtypes")
     if [size_key(n) for n in meta(given).shape] != [size_key(n) for n in tensor.shape]:
         raise NotFusable("a copy that repeats its operand")
-    block = Block(builder, (given,), tensor.shape, computed_in(tensor.dtype))
-    return block.value(block.made[0], tensor.dtype)
+    return _converted(builder, node, given)
 
 
 def _inside(builder: Builder, node: Any) -> Value:

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
+from magjit.plugin.aliases import memory_of
 from magjit_dvm import vm
 from magjit_dvm.builder import size_key
 from magjit_dvm.groups import FusedGroup, Fusion, Size
 from magjit_dvm.program import ONE, NodeKind, Program
+from magjit_dvm.touching import stored_by
 
 __all__ = ["CUBES", "Panels", "ranges", "use_panels"]
 
@@ -83,6 +85,8 @@ def _belongs(node: FxNode, group: FusedGroup, number: int) -> bool:
     inside = set(group.nodes)
     if node.target not in CUBES or node.kwargs or any(user not in inside for user in node.users):
         return False
+    if stored_by(group) & memory_of(node.all_input_nodes):
+        return False  # later panels would read what the first ones have written
     loops = loops_to_cut(group.program, number)
     return group.arguments.count(node) == 1 and bool(loops) and _may_pay(node, loops)
 

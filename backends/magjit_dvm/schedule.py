@@ -165,6 +165,8 @@ class Schedule:
         if step.op == "get_attr":
             value = attrgetter(str(step.target))(self._gm)
             return f"{self._name(step)} = {self._global('constant', value)}"
+        if step in self.fusion.stored:
+            return f"{self._name(step)} = {self._text(step.args[0])}"
         target = _FAST.get(step.target, step.target)
         if step.target is aten.linear.default and not step.kwargs and _may_have_few_rows(step):
             target = linear

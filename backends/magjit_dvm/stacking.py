@@ -18,6 +18,7 @@ from torch.fx import Node as FxNode
 
 from magjit_dvm.alone import elements
 from magjit_dvm.groups import VIEWS, FusedGroup, Size
+from magjit_dvm.touching import Touched
 from magjit_dvm.waiting import MOST, may_wait
 
 __all__ = ["MOST", "Stack", "stacked"]
@@ -53,6 +54,7 @@ def stacked(steps: Sequence[FusedGroup | FxNode]) -> list[FusedGroup | FxNode | 
     late: set[FxNode] = set()
     written: set[FxNode] = set()  # wholes, of which several may write parts at once
     small: set[FxNode] = set()  # results of groups that a block may compute by itself
+    touched = Touched(steps)
 
     def flush() -> None:
         if groups:
@@ -63,13 +65,15 @@ def stacked(steps: Sequence[FusedGroup | FxNode]) -> list[FusedGroup | FxNode | 
         late.clear()
         written.clear()
         small.clear()
+        touched.clear()
 
     for step in steps:
         if isinstance(step, FusedGroup):
             read = set(step.operands) - set(step.written)
             fits = _fits_a_block(step)
             taken = small & _given(step) if fits else set()
-            waits = late & (set(step.operands) - taken) or written & read
+            waits = bool(late & (set(step.operands) - taken) or written & read)
+            waits |= touched.holds_back(step)
             alone = step.cube >= 0 or (step.on_gpu and not may_wait(step))
             other = bool(groups) and groups[0].on_gpu != step.on_gpu
             if alone or other or len(groups) == MOST or waits:
@@ -78,6 +82,7 @@ def stacked(steps: Sequence[FusedGroup | FxNode]) -> list[FusedGroup | FxNode | 
                 done.append(step)
             else:
                 groups.append(step)
+                touched.add(step)
                 late.update(step.outputs)
                 written.update(step.written)
                 small.update(step.outputs if fits else ())

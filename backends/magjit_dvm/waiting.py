@@ -22,6 +22,7 @@ from magjit.plugin.fx_nodes import is_symbol
 from magjit_dvm.attention import attention
 from magjit_dvm.groups import VIEWS, FusedGroup, Fusion, operands_of, results_of
 from magjit_dvm.program import NodeKind
+from magjit_dvm.touching import Touched
 
 __all__ = ["MOST", "gathered", "let_wait", "may_wait"]
 
@@ -58,14 +59,15 @@ def gathered(steps: Sequence[Step], alone: Mapping[FxNode, FusedGroup]) -> list[
         steps: in an order in which they can run.
         alone: what single nodes are as fused operators, where there are others to go with.
     """
-    left, done = deque(steps), list[Step]()
+    left, done, touched = deque(steps), list[Step](), Touched(steps)
     while left:
         step = left.popleft()
         first = _as_group(step, alone)
         if not may_wait(first):
             done.append(step)
             continue
-        window = _Window(first)
+        touched.clear()
+        window = _Window(first, touched)
         while left and window.takes(left[0]):
             window.add(left.popleft(), alone)
         if len(window.waiting) == 1:
@@ -84,7 +86,8 @@ def _as_group(step: Step, alone: Mapping[FxNode, FusedGroup]) -> Step:
 class _Window:
     """Fused operators that wait, and what has been seen since the first of them."""
 
-    def __init__(self, first: Step) -> None:
+    def __init__(self, first: Step, touched: Touched) -> None:
+        self.touched = touched  # by those that wait, and those behind them
         self.waiting: list[Step] = []
         self.ahead: list[Step] = []
         self.behind: list[Step] = []
@@ -104,8 +107,10 @@ class _Window:
         group = _as_group(step, alone)
         written = set(step.written) if isinstance(step, FusedGroup) else set[FxNode]()
         read = set(operands_of(step)) - written
-        if self.late & (read | written) or self.written & read:
+        late = self.late & (read | written) or self.written & read
+        if late or self.touched.holds_back(step):
             self.behind.append(step)
+            self.touched.add(step)
             self.late.update(results_of(step))
             self.late.update(written)
         elif may_wait(group):
@@ -117,6 +122,7 @@ class _Window:
     def _wait(self, step: Step) -> None:
         assert isinstance(step, FusedGroup)
         self.waiting.append(step)
+        self.touched.add(step)
         self.late.update(step.outputs)
         self.written.update(step.written)
 

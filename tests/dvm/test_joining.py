@@ -353,6 +353,20 @@ def _stacked_by_aten(members: tuple[Any, ...], *arguments: Any) -> tuple[Any, ..
     return tuple(found)
 
 
+def test_wholes_of_the_same_parts() -> None:
+    """Each part goes into its own whole, where two have the same dimensions."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, given = y.exp(), x.exp()
+        a, b = given.sin(), given.cos()
+        return torch.cat([first, a, b]), torch.cat([first, b, a])
+
+    compiled = magjit.compile(program, backend="dvm")
+    for _ in range(3):
+        given = exact(6, 5), exact(9, 5)
+        torch.testing.assert_close(compiled(*given), program(*given))
+
+
 def test_lazily() -> None:
     """One fused graph serves all sizes of a structure: offsets are found at each run."""
     for sizes in ((4, 6, 3), (5, 7, 2), (6, 11, 3), (4, 2, 9)):

@@ -86,10 +86,11 @@ def each_launch(run: Any) -> Iterator[None]:
         HOOK.value = None
 
 
-def call_anew(call: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """Call with nothing known but these arguments."""
+def call_anew(call: Callable[..., Any], arguments: Sequence[Any], written: int = 0) -> Any:
+    """Call with nothing known but these arguments, of which the first ones may be written."""
     given[:] = [one for one in arguments if isinstance(one, torch.Tensor)]
     between.clear()
+    between.update((one.data_ptr(), one) for one in arguments[:written])
     launches.clear()
     return call(*arguments)
 

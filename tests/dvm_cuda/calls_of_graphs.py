@@ -194,7 +194,33 @@ def test_inputs_that_are_written_in_part() -> None:
         theirs = [one.clone() for one in mine]
         with each_launch(run_launched):
             for _ in range(3):
-                found, wanted = call_anew(schedule.call, mine), cached(*theirs)
+                found, wanted = call_anew(schedule.call, mine, 2), cached(*theirs)
+                torch.testing.assert_close(tuple(found), wanted, rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_that_are_stored_in() -> None:
+    """In launches with others, but not with what reads what was there, nor with another's part."""
+
+    def kept(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> Any:
+        old = a.t().exp()
+        more = a.mul(0.9).add(x)
+        part = b.slice_scatter(x.narrow(1, 0, 3) * 2, 1, 0, 3)
+        parts = part.slice_scatter(x.narrow(1, 2, 3).sin(), 1, 2, 5)
+        found = old.t() * x.cos()
+        a.copy_(more)
+        b.copy_(parts)
+        return found, x.relu()
+
+    for shape in ((5, 8), (300, 290)):
+        schedule = schedule_of(kept, shape, shape, shape)
+        assert sum(len(group.stores) for group in schedule.fusion.groups) == 3
+        assert "copy_" not in schedule.source and "run_stacked" in schedule.source
+        mine = [torch.randn(shape) for _ in range(3)]
+        theirs = [one.clone() for one in mine]
+        with each_launch(run_launched):
+            for _ in range(3):
+                found, wanted = call_anew(schedule.call, mine, 2), kept(*theirs)
                 torch.testing.assert_close(tuple(found), wanted, rtol=1e-5, atol=1e-5)
                 torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
