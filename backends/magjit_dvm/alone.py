@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
+from magjit.plugin.sizes import elements, magnitude
 from magjit_dvm.cuda.tiling import ACROSS, DOWN
 
-__all__ = ["elements", "elements_of", "gains_alone", "magnitude"]
+__all__ = ["gains_alone"]
 
 aten = torch.ops.aten
 
@@ -115,25 +116,3 @@ def _is_transposed(along: Sequence[int], sizes: Sequence[int], inner: int) -> bo
     fast = [d for d, stride in enumerate(along) if stride == 1]
     within = any(sizes[d] % DOWN == 0 for d in fast)
     return within and all(stride % 8 == 0 for d, stride in enumerate(along) if d not in fast)
-
-
-def elements(sizes: Sequence[Any]) -> int:
-    """Elements; of symbolic sizes, those of the example."""
-    found = 1
-    for one in sizes:
-        found *= magnitude(one)
-    return found
-
-
-def elements_of(node: FxNode) -> int:
-    """Of what an operator makes, by the example's sizes; 0 of what is not a tensor."""
-    value = node.meta.get("val")
-    return elements(value.shape) if isinstance(value, torch.Tensor) else 0
-
-
-def magnitude(size: Any) -> int:
-    """A size or stride, or of a symbolic one that of the example."""
-    if isinstance(size, torch.SymInt):
-        hint = size.node.hint
-        return 0 if hint is None else int(hint)
-    return int(size)

@@ -19,6 +19,7 @@ from magjit.plugin.inference import lower_for_inference, needs_gradients
 from magjit.plugin.inputs import TensorInput
 from magjit.plugin.sampling import whole_upsampling
 from magjit.plugin.views_apart import without_symbols, without_views
+from magjit.plugin.writes import write_early, write_late
 from magjit_dvm.casts import cast_where_least_moves
 from magjit_dvm.channel_sums import absorb_masks
 from magjit_dvm.channels_last import LAID, in_channels_last
@@ -28,7 +29,7 @@ from magjit_dvm.repeating import repeat_between_reductions
 from magjit_dvm.schedule import Schedule
 from magjit_dvm.simplify import simplify
 from magjit_dvm.streaming import Streamed
-from magjit_dvm.writes import write_parts, write_parts_that_are_read, write_together
+from magjit_dvm.writes import write_together
 
 __all__ = ["MODES", "DvmBackend", "schedules"]
 
@@ -162,13 +163,13 @@ class DvmBackend:
 
     def _schedule(self, gm: GraphModule, context: BackendContext) -> CompiledGraph:
         simplify(gm.graph)
-        write_parts(gm.graph)
+        write_late(gm.graph, fusing=True)
         write_together(gm.graph)
         absorb_masks(gm.graph)
         cast_where_least_moves(gm.graph)
         repeat_between_reductions(gm.graph)
         floats_on_device(gm.graph)
-        write_parts_that_are_read(gm.graph)
+        write_early(gm.graph, fusing=True)
         schedule = Schedule(gm, fuse(gm.graph))
         _live.add(schedule)
         context.dump("dvm_schedule.py", schedule.source)

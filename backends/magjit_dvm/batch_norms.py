@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
-from magjit_dvm.alone import elements
+from magjit.plugin.sizes import elements
 from magjit_dvm.builder import size_key
 from magjit_dvm.channel_sums import (
     GRADIENTS,

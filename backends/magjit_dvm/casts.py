@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 from magjit.plugin.aliases import is_alias
 from magjit.plugin.fx_helpers import called
 from magjit.plugin.fx_nodes import may_follow_strides
-from magjit_dvm.alone import elements_of, magnitude
+from magjit.plugin.sizes import elements_of, magnitude
 from magjit_dvm.builder import size_key
 from magjit_dvm.groups import APART, CASTS
 from magjit_dvm.translate import handles

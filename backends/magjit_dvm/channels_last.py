@@ -36,8 +36,8 @@ from magjit.plugin.inference import on_fakes, order_of
 from magjit.plugin.layers.operators import storage_of
 from magjit.plugin.layers.recorded import in_layers
 from magjit.plugin.recording import record
+from magjit.plugin.sizes import elements
 from magjit.plugin.symbols import is_symbolic
-from magjit_dvm.alone import elements
 
 __all__ = ["DEVICES", "LAID", "in_channels_last"]
 

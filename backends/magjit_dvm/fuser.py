@@ -17,8 +17,9 @@ from torch.fx import Graph
 from torch.fx import Node as FxNode
 
 from magjit.plugin.aliases import memory_of, readers, written_by
+from magjit.plugin.sizes import elements_of
 from magjit_dvm.across import may_go_across
-from magjit_dvm.alone import elements_of, gains_alone
+from magjit_dvm.alone import gains_alone
 from magjit_dvm.builder import Builder, NotFusable, Value
 from magjit_dvm.groups import APART, OF_READERS, VIEWS, FusedGroup, Fusion
 from magjit_dvm.in_place import store_in_place

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from magjit_dvm.alone import elements
+from magjit.plugin.sizes import elements
 from magjit_dvm.batch_norms import DTYPES, LEAST_IMAGE
 from magjit_dvm.program import has_machine
 

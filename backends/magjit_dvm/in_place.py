@@ -16,6 +16,7 @@ from torch.fx import Node as FxNode
 from magjit.plugin.aliases import is_alias, memory_of
 from magjit.plugin.fx_nodes import is_symbol
 from magjit.plugin.inference import order_of
+from magjit.plugin.writes import updated
 from magjit_dvm.builder import NotFusable, size_key, stored_as
 from magjit_dvm.groups import VIEWS, FusedGroup, operands_of
 from magjit_dvm.instructions import DType
@@ -40,7 +41,7 @@ aten = torch.ops.aten
 
 _POINTWISE = (NodeKind.LOAD, NodeKind.CONSTANT, NodeKind.SCALAR, NodeKind.COMPUTE, NodeKind.CAST)
 """What computes an element of elements at the same place."""
-_SAFE = (*VIEWS, *CUBES, getitem, aten.copy_.default, aten.slice.Tensor, aten.select.int)
+_SAFE = (*VIEWS, *CUBES, getitem, updated, aten.copy_.default, aten.slice.Tensor, aten.select.int)
 """What raises for no values of its operands."""
 
 
@@ -239,6 +240,8 @@ class _Store:
 
 def _place(node: Any) -> Any:
     """Views alike are equal."""
+    if isinstance(node, FxNode) and node.target is updated:
+        return _place(node.args[0])
     if isinstance(node, FxNode) and is_alias(node) and not node.kwargs:
         base, *others = node.args
         return node.target, _place(base), *map(_place, others)
@@ -250,7 +253,9 @@ def _draws(program: Program) -> bool:
 
 
 def _is_view(step: Any) -> bool:
-    return isinstance(step, FxNode) and (step.op == "placeholder" or is_alias(step))
+    if not isinstance(step, FxNode):
+        return False
+    return step.op == "placeholder" or step.target is updated or is_alias(step)
 
 
 def _never_raises(step: Any) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
+from magjit.plugin.sizes import elements
 from magjit_dvm.across import may_go_across, sum_across
-from magjit_dvm.alone import elements
 from magjit_dvm.builder import Builder, NotFusable, Value, computed_in, size_key, stored_as
 from magjit_dvm.gathering import one_hot_sum
 from magjit_dvm.instructions import DType

@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, Node
 
 from magjit.plugin.aliases import is_alias, memory_of, written_by
-from magjit_dvm.alone import elements_of
+from magjit.plugin.sizes import elements_of
 from magjit_dvm.groups import CASTS, OF_READERS
 from magjit_dvm.translate import handles
 

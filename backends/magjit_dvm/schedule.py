@@ -14,6 +14,7 @@ import torch
 from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 
+from magjit.plugin.writes import updated
 from magjit_dvm.attention import Attention, DeviceAttention, attention
 from magjit_dvm.batch_norms import kernel_of
 from magjit_dvm.builder import size_key
@@ -165,7 +166,7 @@ class Schedule:
         if step.op == "get_attr":
             value = attrgetter(str(step.target))(self._gm)
             return f"{self._name(step)} = {self._global('constant', value)}"
-        if step in self.fusion.stored:
+        if step in self.fusion.stored or step.target is updated:
             return f"{self._name(step)} = {self._text(step.args[0])}"
         target = _FAST.get(step.target, step.target)
         if step.target is aten.linear.default and not step.kwargs and _may_have_few_rows(step):

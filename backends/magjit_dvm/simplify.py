@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 from magjit.plugin.convolutions import bias_apart, is_convolution
 from magjit.plugin.fx_helpers import called
 from magjit.plugin.inference import draw_in_place
-from magjit_dvm.alone import elements
+from magjit.plugin.sizes import elements
 from magjit_dvm.attending import find_attention
 from magjit_dvm.batch_norms import DTYPES
 from magjit_dvm.builder import size_key

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node as FxNode
 
-from magjit_dvm.alone import elements
+from magjit.plugin.sizes import elements
 from magjit_dvm.groups import VIEWS, FusedGroup, Size
 from magjit_dvm.touching import Touched
 from magjit_dvm.waiting import MOST, may_wait

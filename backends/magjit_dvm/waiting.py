@@ -19,6 +19,7 @@ import torch
 from torch.fx import Node as FxNode
 
 from magjit.plugin.fx_nodes import is_symbol
+from magjit.plugin.writes import updated
 from magjit_dvm.attention import attention
 from magjit_dvm.groups import VIEWS, FusedGroup, Fusion, operands_of, results_of
 from magjit_dvm.program import NodeKind
@@ -130,7 +131,7 @@ class _Window:
 def _costs_nothing(step: Step) -> bool:
     if isinstance(step, FusedGroup):
         return False
-    return step.op == "get_attr" or step.target in (*VIEWS, getitem) or is_symbol(step)
+    return step.op == "get_attr" or step.target in (*VIEWS, getitem, updated) or is_symbol(step)
 
 
 def _moves(step: Step) -> bool:

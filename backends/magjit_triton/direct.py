@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from magjit.plugin.writes import updated
 from magjit_triton.emit import as_strided
-from magjit_triton.in_place import updated
 
 __all__ = ["call_directly"]
 

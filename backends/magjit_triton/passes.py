@@ -23,10 +23,10 @@ from magjit.plugin.virtual_tensors.opportunities import (
 )
 from magjit.plugin.virtual_tensors.refining import refined
 from magjit.plugin.virtual_tensors.search import Strategy, search
+from magjit.plugin.writes import updated, write_early, write_late
 from magjit_triton.decisions import Decisions
 from magjit_triton.direct import call_directly
 from magjit_triton.emit import emit
-from magjit_triton.in_place import update_in_place, updated
 from magjit_triton.kernels import AtenKernels
 from magjit_triton.measuring import Stopwatch, example_inputs
 from magjit_triton.reuse import reuse_memory, write_directly
@@ -72,7 +72,7 @@ class _Search:
 
     @classmethod
     def of(cls, gm: GraphModule, settings: Settings) -> _Search:
-        writes = overwritten(gm.graph, update_in_place(gm))
+        writes = overwritten(gm.graph, write_in_place(gm.graph))
         movements = Movements.of(gm.graph)
         kernels = AtenKernels(movements)
         model = CostModel(gm.graph, movements, kernels, writes, settings.objective, is_alias)
@@ -134,6 +134,13 @@ def merge_items(graph: Graph) -> None:
             if first is not node:
                 node.replace_all_uses_with(first)
                 graph.erase_node(node)
+
+
+def write_in_place(graph: Graph) -> dict[Node, Node]:
+    """Write parts of inputs where they are; of which values have been overwritten by what."""
+    writes = write_early(graph)
+    write_late(graph)
+    return writes
 
 
 def overwritten(graph: Graph, writes: Mapping[Node, Node]) -> dict[Node, Node]:
@@ -207,7 +214,7 @@ def escaping(gm: GraphModule) -> dict[Node, str]:
 def bytes_before(gm: GraphModule) -> Account:
     """Bytes that the operators of eager mode move: what is updated is updated in place there."""
     copy = copy_graph_module(gm)
-    update_in_place(copy)
+    write_in_place(copy.graph)
     return bytes_by_itself(copy.graph)
 
 

@@ -16,8 +16,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from magjit.plugin.aliases import is_alias, may_alias
+from magjit.plugin.writes import updated
 from magjit_triton.emit import as_strided, expect_strides
-from magjit_triton.in_place import updated
 from magjit_triton.kernels import never_raises, out_variant, relu_out, same_layout
 from magjit_triton.strides import UNSURE
 

@@ -26,6 +26,7 @@ from magjit.plugin.fx_nodes import enables_gradients, remove_unused
 from magjit.plugin.layers.recorded import in_layers
 from magjit.plugin.recording import NotRecorded, record
 from magjit.plugin.recurrent import recurrent_as_it_is
+from magjit.plugin.sizes import magnitude
 from magjit.plugin.symbols import is_symbolic
 
 __all__ = [
@@ -296,13 +297,5 @@ def draw_in_place(graph: Graph, node: Node) -> None:
 
 def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """A tensor's dimensions from the outermost in memory inwards."""
-    strides = [_magnitude(stride) for stride in tensor.stride()]
+    strides = [magnitude(stride) for stride in tensor.stride()]
     return tuple(sorted(range(len(strides)), key=lambda k: (-strides[k], k)))
-
-
-def _magnitude(stride: Any) -> int:
-    """A stride, or of a symbolic one that of the example."""
-    if isinstance(stride, torch.SymInt):
-        hint = stride.node.hint
-        return 0 if hint is None else int(hint)
-    return int(stride)

@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from magjit.plugin.aliases import is_alias, results_are_their_own
 from magjit.plugin.fx_helpers import make_graph_module
 from magjit.plugin.fx_nodes import is_symbol
+from magjit.plugin.sizes import elements_of
 
 __all__ = ["is_symbolic", "tensors_of", "without_symbols", "without_views"]
 
@@ -94,11 +95,11 @@ def without_views(gm: GraphModule) -> tuple[GraphModule, GraphModule] | None:
     bases: dict[Node, int] = {}
     for result in results:
         base = _base(result, views)
-        bases[base] = bases.get(base, 0) + _elements(result)
+        bases[base] = bases.get(base, 0) + elements_of(result)
     computed = [node for node in bases if node.op != "placeholder"]
     if any(
         not _is_laid_out_alike(torch.empty_like(node.meta["val"]), node.meta["val"])
-        or _elements(node) > _MOST_COPIED * bases[node]
+        or elements_of(node) > _MOST_COPIED * bases[node]
         for node in computed
     ):
         return None
@@ -124,12 +125,6 @@ def without_views(gm: GraphModule) -> tuple[GraphModule, GraphModule] | None:
     second.output(tuple(copies[node] for node in results))
     made = make_graph_module(gm, first)
     return (made, make_graph_module(gm, second)) if results_are_their_own(made) else None
-
-
-def _elements(node: Node) -> int:
-    """Of a tensor; where sizes are symbols, those that it was compiled with."""
-    count = node.meta["val"].numel()
-    return int(count.node.hint) if isinstance(count, torch.SymInt) else int(count)
 
 
 def _is_laid_out_alike(tensor: torch.Tensor, other: torch.Tensor) -> bool:

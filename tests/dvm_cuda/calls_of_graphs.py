@@ -19,13 +19,13 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import magjit_dvm.cuda.launch as launching
+from magjit.plugin.writes import write_early, write_late
 from magjit_dvm import batch_norms
 from magjit_dvm.cuda.simulate import run_image
 from magjit_dvm.fuser import fuse
 from magjit_dvm.lowering import decompositions
 from magjit_dvm.schedule import Schedule
 from magjit_dvm.simplify import simplify
-from magjit_dvm.writes import write_parts, write_parts_that_are_read
 from tests.dvm_cuda.calls_in_steps import (
     add_memory,
     between,
@@ -66,8 +66,8 @@ def schedule_of(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Sched
         graph = make_fx(graph, decompositions())(*on_gpu)
     graph.graph.eliminate_dead_code()
     simplify(graph.graph)
-    write_parts(graph.graph)
-    write_parts_that_are_read(graph.graph)
+    write_late(graph.graph, fusing=True)
+    write_early(graph.graph, fusing=True)
     return Schedule(graph, fuse(graph.graph))
 
 
