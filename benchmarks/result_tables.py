@@ -385,6 +385,12 @@ def _dvm_gpu_networks(results: Results) -> str:
     return markdown(header, rows)
 
 
+def _dvm_gpu_writes(results: Results) -> str:
+    metrics = {"run_us": "µs", "fraction of copy bandwidth": "of copy bandwidth"}
+    rows = _by_metric(results, metrics, ("magjit", "eager", "inductor"))
+    return markdown(["program", "metric", "MagJIT", "eager", "Inductor"], rows)
+
+
 def _dvm_gpu_training(results: Results) -> str:
     metrics = {"forward_us": "forward, µs", "step_us": "forward and backward, µs"}
     rows = _by_metric(results, metrics, ("magjit", "inductor", "eager"))
@@ -505,6 +511,11 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
         "dvm_gpu_training.json",
         "python benchmarks/dvm_gpu_training.py",
         _dvm_gpu_training,
+    ),
+    "dvm_gpu_writes": (
+        "dvm_gpu_writes.json",
+        "python benchmarks/dvm_gpu_writes.py",
+        _dvm_gpu_writes,
     ),
     "dvm_shapes": ("dvm.json#shapes", _DVM, _dvm_shapes),
     "dvm_varied": ("dvm.json#varied", _DVM, _dvm_shapes),

@@ -25,7 +25,7 @@ from magjit_dvm.groups import APART, OF_READERS, VIEWS, FusedGroup, Fusion
 from magjit_dvm.in_place import store_in_place
 from magjit_dvm.joining import Joiner, join_parts
 from magjit_dvm.look_ups import only_looks_up, repeated
-from magjit_dvm.program import ACROSS, NodeKind, varying
+from magjit_dvm.program import ACROSS, MAPS, NodeKind, varying
 from magjit_dvm.size_classes import SizeClasses
 from magjit_dvm.translate import handles, translate
 
@@ -34,6 +34,8 @@ __all__ = ["fuse"]
 _MOST = 48
 _LIGHT = 3
 """Computations of an operator that memory decides about."""
+_LARGE, _FEW_INPUTS = 8 << 20, 6
+"""Bytes of what is made, from which on it pays to read an operand once; and of so many."""
 
 
 def fuse(graph: Graph, fixed: bool = True) -> Fusion:
@@ -70,6 +72,10 @@ class _Fuser:
         for node in self.graph.nodes:
             if node in self.group_of and may_go_across(node):
                 self.merge_others(self.group_of[node], self.beside(self.group_of[node]))
+        for group in {id(group): group for group in self.group_of.values()}.values():
+            if self.is_large_map(group):
+                beside = [one for one in self.beside(group) if self.is_large_map(one)]
+                self.merge_others(group, beside, alike=True)
         for group in {id(group): group for group in self.group_of.values()}.values():
             self.complete(group)
         return Fusion(self.schedule(), self.reasons, self.alone)
@@ -130,8 +136,15 @@ class _Fuser:
             translate(builder, node)
         return builder
 
-    def merge_others(self, group: FusedGroup, others: Iterable[FusedGroup]) -> None:
-        """Join the groups of the other operands, where everything fits into one."""
+    def merge_others(
+        self, group: FusedGroup, others: Iterable[FusedGroup], alike: bool = False
+    ) -> None:
+        """Join the groups of the other operands, where everything fits into one.
+
+        Args:
+            group, others: of which those that are joined are none any more.
+            alike: all of them run along the same loops.
+        """
         for other in list(others):
             if other is group or len(other.nodes) + len(group.nodes) > _MOST:
                 continue
@@ -144,6 +157,8 @@ class _Fuser:
                 builder = self.built(nodes)
                 _check_loops(nodes, builder)
             except NotFusable:
+                continue
+            if alike and len(builder.loops) > len(self.builders[id(group)].loops):
                 continue
             self.spread(nodes)
             group.nodes = nodes
@@ -161,6 +176,20 @@ class _Fuser:
         users = [user for one in whole for user in one.users if user in self.group_of]
         found = {id(self.group_of[user]): self.group_of[user] for user in users}
         return [one for one in found.values() if one is not group]
+
+    def is_large_map(self, group: FusedGroup) -> bool:
+        """Whether memory decides about a group that computes each element by itself.
+
+        Two of these that read the same are one, so that it is read once.
+        """
+        builder = self.builders.get(id(group))
+        if builder is None or len(builder.inputs) > _FEW_INPUTS:
+            return False
+        whole = range(len(builder.loops))
+        made = [builder.values.get(node) for node in group.nodes]
+        maps = all(one.kind in MAPS for one in builder.nodes)
+        full = all(isinstance(one, Value) and {*whole} <= {*one.dims} for one in made)
+        return maps and full and max(map(_bytes_of, group.nodes)) >= _LARGE
 
     def may_join(self, node: FxNode, group: FusedGroup) -> bool:
         """Whether no operand outside of the group depends on it."""
@@ -381,6 +410,11 @@ def _is_one_kernel(group: FusedGroup) -> bool:
     pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
     alone = pointwise and not gains_alone(node)
     return may_go_across(node) or alone or only_looks_up(group)
+
+
+def _bytes_of(node: FxNode) -> int:
+    value = node.meta.get("val")
+    return elements_of(node) * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
 def _may_go_with_others(group: FusedGroup) -> bool:

@@ -24,6 +24,7 @@ from magjit_dvm.joining import Joiner, Part, values_of
 from magjit_dvm.panels import CUBES
 from magjit_dvm.program import (
     INDEXED,
+    MAPS,
     MAX_INPUTS,
     MAX_OUTPUTS,
     Input,
@@ -39,8 +40,6 @@ __all__ = ["store_in_place"]
 
 aten = torch.ops.aten
 
-_POINTWISE = (NodeKind.LOAD, NodeKind.CONSTANT, NodeKind.SCALAR, NodeKind.COMPUTE, NodeKind.CAST)
-"""What computes an element of elements at the same place."""
 _SAFE = (*VIEWS, *CUBES, getitem, updated, aten.copy_.default, aten.slice.Tensor, aten.select.int)
 """What raises for no values of its operands."""
 
@@ -220,10 +219,12 @@ class _Store:
         }
         if not inside:
             return
-        read = {number for number, one in enumerate(group.arguments) if one in inside}
-        if any(group.arguments[number] in group.written for number in read):
+        written = inside & {*group.written}
+        if not all(_are_apart(one, self.place) for one in written):
             raise NotFusable("several parts of one input")
-        if any(node.kind not in _POINTWISE for node in program.nodes):
+        inside -= written
+        read = {number for number, one in enumerate(group.arguments) if one in inside}
+        if read and any(node.kind not in MAPS for node in program.nodes):
             raise NotFusable("what was there is read otherwise")
         for number in read:
             same = _place(group.arguments[number]) == _place(self.place)
@@ -250,6 +251,19 @@ def _place(node: Any) -> Any:
 
 def _draws(program: Program) -> bool:
     return any(node.kind is NodeKind.DRAW for node in program.nodes)
+
+
+def _are_apart(part: Any, other: Any) -> bool:
+    """Whether two parts have no element in common, as slices of one tensor."""
+    if any(one.target is not aten.slice.Tensor or one.kwargs for one in (part, other)):
+        return False
+    (base, *first), (same, *second) = part.args, other.args
+    if _place(base) != _place(same) or len(first) != 3 or len(second) != 3:
+        return False
+    if not all(isinstance(one, int) and one >= 0 for one in (*first, *second)):
+        return False
+    (dim, start, end), (along, begin, last) = first, second
+    return bool(dim == along and (end <= begin or last <= start))
 
 
 def _is_view(step: Any) -> bool:

@@ -36,6 +36,7 @@ __all__ = [
     "ACROSS",
     "DRAWN",
     "INDEXED",
+    "MAPS",
     "MAX_DIMS",
     "MAX_INPUTS",
     "MAX_NODES",
@@ -107,6 +108,12 @@ class NodeKind(IntEnum):
     BROADCAST = 9
     SCAN = 10
     DRAW = 11
+
+
+MAPS = frozenset(
+    {NodeKind.LOAD, NodeKind.CONSTANT, NodeKind.SCALAR, NodeKind.COMPUTE, NodeKind.CAST}
+)
+"""What computes an element of elements at the same place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -108,3 +110,51 @@ def test_what_is_reduced_is_not_reduced_again_for_other_loops(returned: bool) ->
     assert first is not None and second is not None
     reduces = [sum(node.kind is NodeKind.REDUCE for node in one.nodes) for one in (first, second)]
     assert reduces == [1, 0] and len(second.nodes) < 8
+
+
+def _groups(program: Callable[..., Any], *given: torch.Tensor) -> list[list[str]]:
+    """The nodes of each group of a program, whose results are eager mode's."""
+    before = {id(one) for one in schedules()}
+    compiled = magjit.compile(program, backend="dvm", fullgraph=True)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(*given), program(*given), rtol=1e-4, atol=1e-4)
+    (made,) = (one for one in schedules() if id(one) not in before)
+    return [[node.name for node in group.nodes] for group in made.fusion.groups]
+
+
+@pytest.mark.parametrize("rows, groups", [(2100, 1), (21, 2)])
+def test_what_reads_the_same_large_tensor_is_one_group(rows: int, groups: int) -> None:
+    """It is read once; of small ones the operators are a stack."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sin() * 2, (x + y).relu()
+
+    x = torch.randn(rows, 1024)
+    assert len(_groups(program, x, torch.randn(rows, 1024))) == groups
+
+
+def test_what_is_not_read_alike_is_apart() -> None:
+    def turned(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sin() * 2, x.t().cos() + 1
+
+    def reduced(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sin() * 2, x.cos().sum(0), x[0] + 1
+
+    def wider(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sin() * 2, x.cos() + y
+
+    x = torch.randn(1500, 1500)
+    assert len(_groups(turned, x)) == 2
+    assert len(_groups(reduced, x)) == 3
+    assert len(_groups(wider, x, torch.randn(2, 1500, 1500))) == 2
+
+
+def test_what_waits_for_the_other_is_apart() -> None:
+    """A path that leaves one group and comes back into the other."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x.sin() * 2) @ w + x.cos() / 2
+
+    groups = _groups(program, torch.randn(1500, 1500), torch.randn(1500, 1500) / 1500)
+    assert len(groups) == 2

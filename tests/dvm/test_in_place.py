@@ -179,6 +179,20 @@ def test_stacks() -> None:
     assert copies(made) == 0
 
 
+@pytest.mark.parametrize("first", [300, 299, 301, 0])
+def test_several_parts_by_one_operator(first: int) -> None:
+    """Those that are known to be apart; where the second is over the first, one is copied."""
+
+    def program(state: Tensor, x: Tensor) -> None:
+        state[:, :300] = x.sin()
+        state[:, first : first + 300] = x.cos() + 1
+
+    states = randn(8000, 601)
+    made = ran(program, states, given=lambda turn: (randn(8000, 300, seed=turn),))
+    assert stores(made) + copies(made) == (1 if first == 0 else 2)
+    assert copies(made) == (first == 299)
+
+
 # -- not stored --
 
 
