@@ -30,8 +30,17 @@ def ran(
     given: Callable[[int], tuple[Any, ...]],
     dynamic: bool | None = None,
     device: str = "cpu",
+    near: float | None = None,
 ) -> list[Schedule]:
-    """Call a program four times, as eager mode does; the schedules that it has become."""
+    """Call a program four times, as eager mode does; the schedules that it has become.
+
+    Args:
+        program, states, given: the program, what it writes, and the other arguments of a turn.
+        dynamic: of ``magjit.compile``.
+        device: where all of it is.
+        near: by how much results may differ, if not by a rounding.
+    """
+    close = {"rtol": near, "atol": near}
     before = {id(one) for one in schedules()}
     compiled = magjit.compile(program, backend="dvm", dynamic=dynamic, fullgraph=True)
     mine, theirs = ([one.to(device, copy=True) for one in states] for _ in "ab")
@@ -40,8 +49,8 @@ def ran(
             versions = [one._version for one in mine]
             others = [one.to(device) for one in given(turn)]
             found, wanted = compiled(*mine, *others), program(*theirs, *others)
-            torch.testing.assert_close(found, wanted)
-            torch.testing.assert_close(mine, theirs)
+            torch.testing.assert_close(found, wanted, **close)
+            torch.testing.assert_close(mine, theirs, **close)
             assert all(one._version > old for one, old in zip(mine, versions, strict=True))
     assert magjit.stats(compiled).replays >= 2
     return [one for one in schedules() if id(one) not in before]

@@ -27,7 +27,8 @@ def test_what_is_computed_is_stored(program: Program, dtype: torch.dtype) -> Non
     def given(turn: int) -> tuple[torch.Tensor]:
         return (randn(260, 270, seed=turn, dtype=dtype),)
 
-    made = ran(program, randn(260, 270, dtype=dtype), given=given, device="cuda")
+    near = 2e-3 if dtype is torch.float16 else None  # eager mode rounds each operator's result
+    made = ran(program, randn(260, 270, dtype=dtype), given=given, device="cuda", near=near)
     assert copies(made) == 0 and stores(made) == len(made)
 
 
@@ -36,7 +37,7 @@ def test_large_ones(program: Program) -> None:
     def given(turn: int) -> tuple[torch.Tensor]:
         return (randn(2100, 4099, seed=turn),)
 
-    ran(program, randn(2100, 4099), given=given, device="cuda")
+    ran(program, randn(2100, 4099), given=given, device="cuda", near=1e-3)
 
 
 @pytest.mark.parametrize("program", [shifted, turned_itself, by_its_mean, repeated])

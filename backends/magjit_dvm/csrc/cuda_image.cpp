@@ -125,10 +125,8 @@ void Encoder::pack_header()
     for (int k = 0; k < image.n_inputs; k++) {
         const Stage &stage = image.inputs[k];
         bool has_rows = k >= image.n_inputs - image.row_inputs;
-        bool large = image.chunks == 1 && image.elements >= LASTING_BYTES / stage.size;
-        uint32_t more = has_rows ? OF_ROWS | (uint32_t)stage.period << PERIOD_SHIFT
-                                 : LASTING * (uint32_t)large;
-        uint32_t place[2] = {stage.size | more, (uint32_t)stage.at};
+        uint32_t of_rows = has_rows ? OF_ROWS | (uint32_t)stage.period << PERIOD_SHIFT : 0;
+        uint32_t place[2] = {stage.size | of_rows, (uint32_t)stage.at};
         memcpy(encoded.image + INPUTS_AT + 16 * k + 8, place, 8);
         encoded.patches[encoded.n_patches++] = {(uint32_t)(INPUTS_AT + 16 * k),
                                                 (uint32_t)stage.argument, 0};

@@ -10,15 +10,13 @@
 namespace magjit_dvm::cuda {
 
 enum : int {
-    FORM = 38, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 37, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
     INPUTS_AT = 152,
     OF_ROWS = 256, /* added to the size of an element of which a row has one */
     PERIOD_SHIFT = 9, /* beside that: after how many rows such elements come again */
-    LASTING = 512, /* of others: a tensor so large that what is written leaves the cache first */
-    LASTING_BYTES = 200 << 20, /* bytes of it */
     PARTS_AT = 344,
     MAX_STAGED = 12,
     MAX_PASSES = 4,

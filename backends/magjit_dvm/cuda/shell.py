@@ -127,19 +127,10 @@ DEV void barrier_wait(u32 a, u32 phase)
                      "selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(a), "r"(phase) : "memory");
     } while (!done);
 }
-/* How long the L2 cache keeps what is copied. */
-DEV u64 policy_of(bool lasting)
+DEV void bulk_copy(u32 to, u64 from, u32 bytes, u32 barrier)
 {
-    u64 usual, last;
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(usual));
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
-    return lasting ? last : usual;
-}
-DEV void bulk_copy(u32 to, u64 from, u32 bytes, u32 barrier, u64 policy)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1], %2, [%3], %4;"
-                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 #else
 DEV void barrier_wait(u32 a, u32 phase)
@@ -205,7 +196,6 @@ DEV u32 epilogue_of(const Head &h)
  * 16 aligned bytes with an element of it. */
 #define OF_ROWS 256u
 #define PERIOD_SHIFT 9
-#define LASTING 512u
 struct Piece { u64 from; u32 bytes; };
 DEV Piece piece_of(const Head &h, u32 i, u64 e, u32 count)
 {
@@ -256,8 +246,7 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
 #pragma unroll 1
         while (i < h.n_in) {
             barrier_expect(barrier, one.bytes);
-            bulk_copy(stage + h.in[i].at, one.from, one.bytes, barrier,
-                      policy_of(h.in[i].size & LASTING));
+            bulk_copy(stage + h.in[i].at, one.from, one.bytes, barrier);
             i++;
             if (i == h.n_in || is_of_rows(h, i)) {
                 break;
@@ -269,7 +258,7 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
             to = left ? to : stage + h.in[i].at;
             one = piece_of_rows(h, i, t, left);
             barrier_expect(barrier, one.bytes);
-            bulk_copy(to, one.from, one.bytes, barrier, policy_of(false));
+            bulk_copy(to, one.from, one.bytes, barrier);
             to += one.bytes;
         }
     }

@@ -199,10 +199,10 @@ class _Kernel(KeptSums, Accumulators):
     def stage(self, start: int, count: int, row: int = 0) -> None:
         """The producer's copies: each input's place, from the 16-byte boundary below on."""
         self.staged = {}
-        for address, kind, at in self.inputs:
-            size = kind % OF_ROWS
+        for address, size, at in self.inputs:
             low, high = address + start * size, address + (start + count) * size
-            if kind & OF_ROWS:
+            if size & OF_ROWS:
+                size %= OF_ROWS
                 rows = min(self.h["by_rows"], self.h["rows"] - row)
                 low, high = address + row * size, address + (row + rows) * size
                 if self.periods[at] * size % 16 or (self.periods[at] and address % 16):

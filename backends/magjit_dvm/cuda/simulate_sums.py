@@ -118,8 +118,7 @@ class KeptSums(Addresses):
 
     def tile_of_stage(self, k: int, first: int, what: str) -> Array:
         """A row of an input that stages have."""
-        address, kind, at = self.inputs[k]
-        size = kind % OF_ROWS
+        address, size, at = self.inputs[k]
         places = address + (first + np.arange(self.h["cols"])) * size
         low, high, _, _ = self.staged[at]
         if size != BYTES[what] or places[0] < low or places[-1] + size > high:

@@ -42,8 +42,6 @@ __all__ = [
     "IMAGE_BYTES",
     "INPUTS_AT",
     "KEEPS",
-    "LASTING",
-    "LASTING_BYTES",
     "LOADED",
     "LOOKED_UP",
     "MAX_DRAWING",
@@ -189,7 +187,7 @@ OPCODES = tuple(name for name in _ALL if name not in _NEAR) + _NEAR
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 38
+FORM = 37
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_words.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES, MOST_REGISTERS = 12, 4, 16  # a word has four bits for a register
@@ -202,9 +200,6 @@ HEADER_BYTES, IMAGE_BYTES, COUNTER_AT, INPUTS_AT, PARTS_AT = 352, 4096, 144, 152
 OF_ROWS, PERIOD_SHIFT = 256, 9
 """Added to the size of an element of which a row has one; and where, beside that, the number of
 rows is after which such elements come again, or 0."""
-LASTING, LASTING_BYTES = 512, 200 << 20
-"""Added to the size of an element of a tensor, not of rows, of so many bytes: far more than caches
-hold.  Its lines are the last that the L2 cache gives up, so what is written leaves it early."""
 KEEPS = 1
 """Beside the bytes of a row in a stage: stages keep it until its last pass."""
 _PATCH = "<IIq"
@@ -422,10 +417,7 @@ class Image:
             ),
             *(self.elements, self.rows, 0),
         )
-        tiles = [
-            LASTING * (self.chunks == 1 and self.elements * size >= LASTING_BYTES)
-            for _, size, _ in self.inputs[: len(self.inputs) - self.row_inputs]
-        ]
+        tiles = [0] * (len(self.inputs) - self.row_inputs)
         of_rows = tiles + [OF_ROWS | period << PERIOD_SHIFT for period in self.periods]
         for (_, size, at), more in zip(self.inputs, of_rows, strict=True):
             packed += struct.pack("<QII", 0, size | more, at)
