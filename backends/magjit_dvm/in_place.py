@@ -100,8 +100,8 @@ class _Store:
         if list(map(size_key, to.shape)) != list(map(size_key, value.shape)) or not to.dim():
             raise NotFusable("a value that is repeated, or a number")
         same = to.dtype == value.dtype or (to.is_floating_point() and value.is_floating_point())
-        if not same or to.dtype in (torch.float64, torch.int64):
-            raise NotFusable("a value of another dtype")
+        if not same or (to.is_cuda and to.dtype in (torch.float64, torch.int64)):
+            raise NotFusable("a value of another dtype, or of one that the machine has not")
         apart = (
             size == 1 or stride != 0 for size, stride in zip(to.shape, to.stride(), strict=True)
         )

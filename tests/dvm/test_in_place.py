@@ -231,14 +231,26 @@ def test_what_is_read_otherwise_is_copied(program: Program) -> None:
     assert copies(made) == 1 and stores(made) == 0
 
 
-def test_numbers_and_ints_are_copied() -> None:
-    def program(count: Tensor, scale: Tensor, x: Tensor) -> Tensor:
-        count[1:] += 2
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32, torch.bool])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    """Of the same the machine stores them, on a CPU; others are copied."""
+
+    def program(state: Tensor, other: Tensor, x: Tensor) -> None:
+        state[:, 1:] = torch.where(x[:, 1:] > 0, state[:, 1:], state[:, 1:] * 3)
+        other[:, 1:] = x[:, 1:] * 2
+
+    states = [randn(260, 270, seed=k).mul(3).to(dtype) for k in (1, 2)]
+    made = ran(program, *states, given=lambda turn: (randn(260, 270, seed=turn),))
+    found = {torch.float64: (2, 0), torch.bool: (0, 2)}.get(dtype, (1, 1))  # three times a bool
+    assert (stores(made), copies(made)) == found  # is an int
+
+
+def test_numbers_are_copied() -> None:
+    def program(scale: Tensor, x: Tensor) -> Tensor:
         scale.copy_(x.sum())
         return x * 2
 
-    states = torch.arange(70000), torch.zeros(())
-    made = ran(program, *states, given=lambda turn: (randn(7, 9, seed=turn),))
+    made = ran(program, torch.zeros(()), given=lambda turn: (randn(7, 9, seed=turn),))
     assert stores(made) == 0
 
 
