@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 __all__ = [
+    "VIEWS_OF_INPUTS",
     "is_alias",
     "may_alias",
     "memory_of",
@@ -20,6 +21,9 @@ __all__ = [
 
 aten = torch.ops.aten
 
+VIEWS_OF_INPUTS = "magjit: views of inputs"
+"""In an output node's ``meta``: positions of results of which the caller gets views of inputs, made
+anew; of the graph's result only sizes, strides and offset are asked."""
 _UNSAFE_VIEWS = (
     aten._unsafe_view.default,
     aten.unsafe_chunk.default,

@@ -15,11 +15,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._guards import TracingContext
 from torch.fx import GraphModule
 
+from magjit.plugin.aliases import VIEWS_OF_INPUTS
 from magjit.plugin.context import BackendContext
 from magjit.plugin.functional import can_be_functional
-from magjit.plugin.fx_helpers import runnable
+from magjit.plugin.fx_helpers import results_of, runnable
 from magjit.plugin.fx_nodes import keep_checks
 from magjit.plugin.generated_source import sources_tied_to_result
 from magjit.plugin.inference import needs_gradients
@@ -35,6 +38,7 @@ AtenCompiler = Callable[[GraphModule, Sequence[Any]], CompiledGraph]
 """``(aten_graph, fake_inputs) -> callable(*inputs) -> outputs``."""
 
 Decompositions = Mapping[Any, Callable[..., Any]]
+_VIEWS = (OutputType.alias_of_input, OutputType.is_input)
 
 
 def aot(
@@ -83,7 +87,7 @@ def aot(
         compiler = aot_autograd(
             fw_compiler=_boxed(forward, context, "aten_forward.py"),
             bw_compiler=_boxed(backward, context, "aten_backward.py"),
-            inference_compiler=_boxed(inference, context, "aten_inference.py"),
+            inference_compiler=_boxed(_with_views(inference), context, "aten_inference.py"),
             decompositions=dict(decompositions or {}),
             partition_fn=split,
             keep_inference_input_mutations=mutations_in_graph,
@@ -139,6 +143,22 @@ def _boxed(compiler: AtenCompiler, context: BackendContext, name: str) -> Callab
         return boxed
 
     return compile_boxed
+
+
+def _with_views(compiler: AtenCompiler) -> AtenCompiler:
+    """Say in the graph which of its results AOTAutograd makes anew as views of inputs."""
+
+    def compile_noted(gm: GraphModule, example_inputs: Sequence[Any]) -> CompiledGraph:
+        metadata = getattr(TracingContext.try_get(), "fw_metadata", None)
+        if metadata is not None:
+            first, kinds = metadata.num_mutated_inp_runtime_indices, metadata.output_info
+            results = results_of(gm.graph)
+            if len(results) == first + len(kinds):
+                found = (k for k, one in enumerate(kinds, first) if one.output_type in _VIEWS)
+                gm.graph.output_node().meta[VIEWS_OF_INPUTS] = frozenset(found)
+        return compiler(gm, example_inputs)
+
+    return compile_noted
 
 
 def dump_graph(context: BackendContext, name: str, gm: GraphModule) -> None:

@@ -19,7 +19,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, Node
 
-from magjit.plugin.aliases import may_alias, memory_of, readers, written_by
+from magjit.plugin.aliases import (
+    VIEWS_OF_INPUTS,
+    may_alias,
+    memory_of,
+    readers,
+    written_by,
+)
 from magjit.plugin.fx_helpers import called
 from magjit.plugin.fx_nodes import remove_unused
 from magjit.plugin.inference import order_of
@@ -220,7 +226,7 @@ def _may_be_late(update: Update, written: Sequence[Node]) -> bool:
 
 
 def _may_be_early(update: Update, graph: Graph) -> bool:
-    """Whether nobody reads a value after the next one is made, and nothing is returned of one."""
+    """Whether nobody reads a value after the next one is made, nor keeps one apart."""
     order = {node: number for number, node in enumerate(graph.nodes)}
     values = [update.to, *(version.node for version in update.versions)]
     own = set(values)
@@ -229,9 +235,22 @@ def _may_be_early(update: Update, graph: Graph) -> bool:
             if reader is update.copy:
                 continue
             late = after is not None and order[reader] > order[after]
-            if late or memory_of(written_by(reader)) & own or reader.op == "output":
+            if late or memory_of(written_by(reader)) & own:
+                return False
+            if reader.op == "output" and not _is_viewed(value, reader):
                 return False
     return all(_read_nothing_of(own, version.writes) for version in update.versions)
+
+
+def _is_viewed(value: Node, output: Node) -> bool:
+    """Whether callers get what lies in a value's memory as views of inputs anyway."""
+    viewed: frozenset[int] = output.meta.get(VIEWS_OF_INPUTS, frozenset())
+    results: Any = output.args[0]
+    return all(
+        number in viewed
+        for number, one in enumerate(results)
+        if isinstance(one, Node) and value in memory_of([one])
+    )
 
 
 def _are_small(update: Update, written: Sequence[Node]) -> bool:

@@ -330,3 +330,46 @@ def test_averages_in_training() -> None:
         for one, other in zip(model.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-3)
     assert stores([one for one in schedules() if id(one) not in before])
+
+
+def test_views_of_what_is_written_are_returned() -> None:
+    """They are the caller's input, as in eager mode, and no whole is made for them."""
+
+    def program(state: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        state[:, :200] = x * 2
+        return state[:, 100:], state[:3].t(), state[:, 100:] * 2
+
+    before = {id(one) for one in schedules()}
+    compiled = magjit.compile(program, backend="dvm", fullgraph=True)
+    mine, theirs = randn(300, 300), randn(300, 300)
+    with torch.no_grad():
+        for turn in range(4):
+            x = randn(300, 200, seed=turn)
+            found, wanted = compiled(mine, x), program(theirs, x)
+            torch.testing.assert_close(found, wanted)
+            assert [one.stride() for one in found] == [one.stride() for one in wanted]
+            for one, other in zip(found, wanted, strict=True):
+                one.mul_(0.5)
+                other.mul_(0.5)
+            torch.testing.assert_close(mine, theirs)
+    made = [one for one in schedules() if id(one) not in before]
+    assert stores(made) == 1 and "scatter" not in made[0].source
+
+
+def test_what_is_returned_apart_is_apart() -> None:
+    """A new value that the program keeps beside the input is not in its memory."""
+
+    def program(state: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        new = torch.slice_scatter(state, x, 1, 0, 200)
+        state.copy_(new)
+        return new, state[:, :3]
+
+    compiled = magjit.compile(program, backend="dvm", fullgraph=True)
+    mine, theirs = randn(300, 300), randn(300, 300)
+    with torch.no_grad():
+        for turn in range(4):
+            x = randn(300, 200, seed=turn)
+            found, wanted = compiled(mine, x), program(theirs, x)
+            mine.zero_()
+            theirs.zero_()
+            torch.testing.assert_close(found, wanted)
