@@ -201,7 +201,8 @@ def _write_versions(graph: Graph, update: Update, written: Sequence[Node]) -> di
             after = graph.call_function(updated, (update.to, *made))
         after.meta["val"] = update.to.meta["val"]
         version.node.replace_all_uses_with(after)
-        found[here] = made[0]
+        if made:  # what is put may be there
+            found[here] = made[0]
         here = after
     graph.erase_node(update.copy)
     return found

@@ -347,3 +347,21 @@ def test_constants_have_their_sizes_with_symbols() -> None:
             given = torch.zeros(4, 7), torch.randn(4, 3)
             torch.testing.assert_close(compiled(*given), program(*given))
         assert magjit.stats(compiled).captures == 1
+
+
+@pytest.mark.parametrize("backend", ["dvm", "triton"])
+def test_what_is_put_where_it_is(backend: str) -> None:
+    """Nothing is written; what is read afterwards is what was there."""
+
+    def program(state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        same = torch.slice_scatter(state, state[:, :3], 1, 0, 3)
+        state.copy_(torch.slice_scatter(same, x, 1, 3, 6))
+        return state * 2
+
+    compiled = magjit.compile(program, backend=backend, fullgraph=True)
+    mine, theirs = torch.ones(4, 7), torch.ones(4, 7)
+    with torch.no_grad():
+        for turn in range(4):
+            x = torch.randn(4, 3, generator=torch.Generator().manual_seed(turn))
+            torch.testing.assert_close(compiled(mine, x), program(theirs, x))
+            torch.testing.assert_close(mine, theirs)
