@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from magjit.plugin.aliases import trust
+
 __all__ = [
     "DTYPES",
     "LANES",
@@ -44,6 +46,9 @@ def attention(
 ) -> Tensor:
     """Stands in a graph for a call of ``Attention``; is never called."""
     raise NotImplementedError("attention is run by the schedule")
+
+
+trust(attention)
 
 
 def written_out(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -34,8 +35,11 @@ _UNSAFE_VIEWS = (
 _trusted: set[object] = set()
 
 
-def trust(target: torch._ops.OpOverload) -> None:
-    """Have an operator of a backend's count as ATen's: its results lie where its schema says."""
+def trust(target: Callable[..., Any]) -> None:
+    """Have an operator of a backend's count as ATen's: its results lie where its schema says.
+
+    Those of one that has no schema are memory of their own.
+    """
     _trusted.add(target)
 
 

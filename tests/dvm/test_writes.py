@@ -365,3 +365,28 @@ def test_what_is_put_where_it_is(backend: str) -> None:
             x = torch.randn(4, 3, generator=torch.Generator().manual_seed(turn))
             torch.testing.assert_close(compiled(mine, x), program(theirs, x))
             torch.testing.assert_close(mine, theirs)
+
+
+def test_attention_over_a_cache_is_returned() -> None:
+    """Its result is memory of its own, so no whole of the cache is made for it."""
+
+    def attend(keys: torch.Tensor, q: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        keys[:, :, 2:4] = x
+        return ((q @ keys.transpose(2, 3)) * 0.25).softmax(-1) @ keys
+
+    compiled = magjit.compile(attend, backend="dvm", fullgraph=True)
+
+    def run() -> None:
+        mine, theirs = (torch.linspace(-1, 1, 2 * 3 * 64 * 16).reshape(2, 3, 64, 16) for _ in "ab")
+        for turn in range(4):
+            made = torch.Generator().manual_seed(turn)
+            given = [torch.randn(2, 3, n, 16, generator=made) for n in (64, 2)]
+            found, wanted = compiled(mine, *given), attend(theirs, *given)
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(mine, theirs)
+            found.zero_()
+            torch.testing.assert_close(mine, theirs)
+
+    with torch.no_grad():
+        made = "\n".join(sources(run))
+    assert "attention(" in made and "slice_scatter" not in made
