@@ -72,7 +72,6 @@ class FusedGroup:
         program: for any sizes.
         arguments: what each call passes, in order.
         values: what each output of the program is, where some are parts of wholes.
-        joined: of ``nodes``, wholes of which it writes the last part.
         stores: copies to inputs, which it does by itself (``in_place.py``).
         cube: which of the arguments is computed along with the group, panel by panel, or -1.
     """
@@ -82,7 +81,6 @@ class FusedGroup:
     program: Program | None = None
     arguments: list[FxNode | int | Size] = field(default_factory=list)
     values: list[FxNode] = field(default_factory=list)
-    joined: list[FxNode] = field(default_factory=list)
     stores: list[FxNode] = field(default_factory=list)
     cube: int = -1
 

@@ -20,13 +20,11 @@ from magjit.plugin.writes import updated
 from magjit_dvm.builder import NotFusable, size_key, stored_as
 from magjit_dvm.groups import VIEWS, FusedGroup, operands_of
 from magjit_dvm.instructions import DType
-from magjit_dvm.joining import Joiner, Part, values_of
+from magjit_dvm.joining import Joiner, Part, values_of, verified
 from magjit_dvm.panels import CUBES
 from magjit_dvm.program import (
     INDEXED,
     MAPS,
-    MAX_INPUTS,
-    MAX_OUTPUTS,
     Input,
     InputKind,
     Node,
@@ -53,8 +51,6 @@ def store_in_place(joiner: Joiner) -> None:
             _Store(joiner, step).run()
         except NotFusable as reason:
             joiner.fusion.reasons[step] = str(reason)
-        else:
-            joiner.fusion.reasons.pop(step, None)
 
 
 class _Store:
@@ -125,16 +121,12 @@ class _Store:
         made = self.storing(group, part)
         # From here on there is a change.
         (self.fusion.stored if self.copy.users else self.joiner.dead).add(self.copy)
-        for view in reversed(part.views):
-            if not self.joiner.needed(view, group):
-                self.joiner.dead.add(view)
+        self.joiner.leave_views(part)
         self.joiner.change(group, [part], *made)
         group.stores.append(self.copy)
         moved = [one for one in steps[first:last] if one in views]
         steps[first:last] = [*moved, *between[:before], group, *between[before:]]
-        steps[:] = [
-            one for one in steps if not (isinstance(one, FxNode) and one in self.joiner.dead)
-        ]
+        self.joiner.remove_dead()
 
     def read_before(self, group: FusedGroup, between: list[Any]) -> int:
         """How many of the steps behind a group have to run before it: they read what was there.
@@ -149,7 +141,7 @@ class _Store:
         )
         count = max(reads, default=0)
         needed = {*group.outputs}
-        moves = group.program is not None and not group.stores and not _draws(group.program)
+        moves = group.program and not group.stores and not group.program.has(NodeKind.DRAW)
         if count and (not moves or any(needed & {*operands_of(one)} for one in between[:count])):
             raise NotFusable("what was there is read after that")
         return count
@@ -176,7 +168,7 @@ class _Store:
         """The group's program that writes the input, too, its arguments and its values."""
         program, kind = group.program, stored_as(self.place.meta["val"].dtype)
         assert program is not None
-        if any(node.kind is NodeKind.INDEX for node in program.nodes) and not group.on_gpu:
+        if program.has(NodeKind.INDEX) and not group.on_gpu:
             raise NotFusable("positions that may be wrong")
         nodes, made = list(program.nodes), part.number
         if nodes[made].dtype is not kind:
@@ -191,14 +183,7 @@ class _Store:
         )
         order = order_of(self.place.meta["val"])
         into = Output(made, part.dims, order, along=0, whole=number, offset=number + 1)
-        outputs = (*program.outputs, into)
-        if len(inputs) > MAX_INPUTS or len(outputs) > MAX_OUTPUTS:
-            raise NotFusable("the group has too many inputs or results")
-        stored = Program(program.rank, inputs, tuple(nodes), outputs)
-        try:
-            stored.verify()
-        except ValueError as error:
-            raise NotFusable(str(error)) from error
+        stored = verified(program.rank, inputs, nodes, (*program.outputs, into))
         values = [*(group.values or values_of(group)), self.value]
         return stored, [*group.arguments, self.place, 0], values
 
@@ -249,10 +234,6 @@ def _place(node: Any) -> Any:
     return node
 
 
-def _draws(program: Program) -> bool:
-    return any(node.kind is NodeKind.DRAW for node in program.nodes)
-
-
 def _are_apart(part: Any, other: Any) -> bool:
     """Whether two parts have no element in common, as slices of one tensor."""
     if any(one.target is not aten.slice.Tensor or one.kwargs for one in (part, other)):
@@ -274,6 +255,5 @@ def _is_view(step: Any) -> bool:
 
 def _never_raises(step: Any) -> bool:
     if isinstance(step, FusedGroup):
-        program = step.program
-        return program is not None and all(one.kind is not NodeKind.INDEX for one in program.nodes)
+        return step.program is not None and not step.program.has(NodeKind.INDEX)
     return step.op in ("placeholder", "get_attr") or step.target in _SAFE or is_symbol(step)

@@ -43,7 +43,7 @@ from magjit_dvm.program import (
 )
 from magjit_dvm.translate import translate
 
-__all__ = ["Joiner", "Part", "join_parts", "joined_by_aten", "values_of"]
+__all__ = ["Joiner", "Part", "join_parts", "joined_by_aten", "values_of", "verified"]
 
 aten = torch.ops.aten
 
@@ -89,7 +89,7 @@ class Joiner:
         fixed: sizes that are ints are the same in all calls; otherwise each call finds them.
     """
 
-    def __init__(self, fusion: Fusion, fixed: bool = True) -> None:
+    def __init__(self, fusion: Fusion, fixed: bool) -> None:
         self.fusion = fusion
         self.fixed = fixed
         self.copied: dict[FxNode, set[FxNode]] = {}  # of wholes: the operands that are read
@@ -178,6 +178,18 @@ class Joiner:
             for user in value.users
         )
 
+    def leave_views(self, part: Part) -> None:
+        """Views between a group's value and what is stored of it are dead if nobody reads them."""
+        assert part.group is not None
+        for view in reversed(part.views):
+            if not self.needed(view, part.group):
+                self.dead.add(view)
+
+    def remove_dead(self) -> None:
+        """Have no steps for what is dead."""
+        steps = self.fusion.steps
+        steps[:] = [one for one in steps if not (isinstance(one, FxNode) and one in self.dead)]
+
     def change(
         self,
         group: FusedGroup,
@@ -231,20 +243,14 @@ class _Whole:
         joiner = self.joiner
         joiner.copied[self.node] = {one.node for one in self.parts if one.value is None}
         for one in self.parts:
-            for view in reversed(one.views):
-                assert one.group is not None
-                if not joiner.needed(view, one.group):
-                    joiner.dead.add(view)
+            joiner.leave_views(one)
         for group, stored in zip(ordered, made, strict=True):
             parts = [one for one in self.parts if one.group is group]
             joiner.change(group, parts, *stored)
         ordered[0].outputs.append(self.node)
         ordered[-1].nodes.append(self.node)
-        ordered[-1].joined.append(self.node)
         self.fusion.steps[at : at + 1] = copies
-        self.fusion.steps[:] = [
-            one for one in self.fusion.steps if not (isinstance(one, FxNode) and one in joiner.dead)
-        ]
+        joiner.remove_dead()
 
     def copy(self, part: Part) -> FusedGroup:
         """A group that copies a part from elsewhere; it is not a step yet."""
@@ -304,14 +310,7 @@ class _Whole:
                 place = replace(place, into=into)
             outputs.append(place)
             values.append(part.node)
-        if len(inputs) > MAX_INPUTS or len(outputs) > MAX_OUTPUTS:
-            raise NotFusable("the group has too many inputs or results")
-        made_of = Program(program.rank, tuple(inputs), tuple(nodes), tuple(outputs))
-        try:
-            made_of.verify()
-        except ValueError as error:
-            raise NotFusable(str(error)) from error
-        return made_of, arguments, values
+        return verified(program.rank, inputs, nodes, outputs), arguments, values
 
     def size_of(self, part: Part, group: FusedGroup, position: int) -> Any:
         """The size of a part along the axis, as a term that a call at ``position`` finds."""
@@ -362,6 +361,24 @@ def _copied_well_by_aten(node: FxNode, axis: int, stacked: bool) -> bool:
         or (order_of(one)[-1] == order[-1] and 1 in map(size_key, one.stride()))
         for one in parts
     )
+
+
+def verified(
+    rank: int, inputs: Sequence[Input], nodes: Sequence[Node], outputs: Sequence[Output]
+) -> Program:
+    """A program that stores parts, too.
+
+    Raises:
+        NotFusable: there is none of these.
+    """
+    if len(inputs) > MAX_INPUTS or len(outputs) > MAX_OUTPUTS:
+        raise NotFusable("the group has too many inputs or results")
+    made = Program(rank, tuple(inputs), tuple(nodes), tuple(outputs))
+    try:
+        made.verify()
+    except ValueError as error:
+        raise NotFusable(str(error)) from error
+    return made
 
 
 def values_of(group: FusedGroup) -> list[FxNode]:

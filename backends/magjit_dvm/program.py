@@ -210,6 +210,10 @@ class Program:
         """Raise ValueError, with the reason, if the program is malformed."""
         self.compiled()
 
+    def has(self, kind: NodeKind) -> bool:
+        """Whether a value is of this kind."""
+        return any(node.kind is kind for node in self.nodes)
+
     def _as_lists(self) -> tuple[list[Any], list[Any], list[Any]]:
         inputs = [(one.kind, one.dtype.code, one.dims) for one in self.inputs]
         nodes = []

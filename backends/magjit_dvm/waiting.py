@@ -41,7 +41,7 @@ def may_wait(step: Step) -> bool:
     """Whether a step is a fused operator that a launch may have with others."""
     if not isinstance(step, FusedGroup) or not step.on_gpu or step.program is None:
         return False
-    return all(node.kind is not NodeKind.DRAW for node in step.program.nodes)
+    return not step.program.has(NodeKind.DRAW)
 
 
 def let_wait(fusion: Fusion) -> None:

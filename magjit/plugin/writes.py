@@ -13,7 +13,7 @@ Backends that fuse operators compute masks and whole values better than a write 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -129,7 +129,6 @@ def _is_whole(write: Write) -> bool:
 
 def last_copies(graph: Graph) -> list[Node]:
     """Copies of computed tensors to inputs that nothing reads or writes afterwards."""
-    order = {node: number for number, node in enumerate(graph.nodes)}
     found = []
     for node in graph.nodes:
         if node.target is not aten.copy_.default or len(node.args) != 2:
@@ -137,7 +136,7 @@ def last_copies(graph: Graph) -> list[Node]:
         to, source = node.args
         if to.op != "placeholder" or not isinstance(source, Node) or source.op == "placeholder":
             continue
-        if all(order[user] <= order[node] for user in readers(to)):
+        if not any(user > node for user in readers(to)):
             found.append(node)
     return found
 
@@ -148,9 +147,9 @@ def last_copies(graph: Graph) -> list[Node]:
 def write_late(graph: Graph, fusing: bool = False) -> None:
     """Have the last writes of inputs write what changes, where nobody else reads the whole."""
     changed = _read_what_was_put(graph)
+    written = {*_written(graph)}
     for update in written_in_part(graph, fusing):
-        written = _written(graph)
-        if _may_be_late(update, written) and not any(map(_is_read, update.versions[:-1])):
+        if _may_be_late(graph, update, written) and not any(map(_is_read, update.versions[:-1])):
             _write_late(graph, update, written)
             changed = True
     if changed:
@@ -168,11 +167,11 @@ def write_early(graph: Graph, fusing: bool = False) -> dict[Node, Node]:
     """
     found: dict[Node, Node] = {}
     changed = False
+    written = {*_written(graph)}
     for update in written_in_part(graph, fusing):
-        written = _written(graph)
-        if _may_be_early(update, graph):
+        if _may_be_early(update):
             found |= _write_versions(graph, update, written)
-        elif _may_be_late(update, written) or _are_small(update, written):
+        elif _may_be_late(graph, update, written) or _are_small(update, written):
             _write_late(graph, update, written)
         else:
             continue
@@ -182,17 +181,19 @@ def write_early(graph: Graph, fusing: bool = False) -> dict[Node, Node]:
     return found
 
 
-def _written(graph: Graph) -> list[Node]:
+def _written(graph: Graph) -> Iterator[Node]:
     """The memory that a graph writes, in order."""
-    return [one for node in graph.nodes for to in written_by(node) for one in memory_of([to])]
+    for node in graph.nodes:
+        for to in written_by(node):
+            yield from memory_of([to])
 
 
-def _write_late(graph: Graph, update: Update, written: Sequence[Node]) -> None:
+def _write_late(graph: Graph, update: Update, written: set[Node]) -> None:
     _write_before(graph, update.copy, update.to, update.writes, written)
     graph.erase_node(update.copy)
 
 
-def _write_versions(graph: Graph, update: Update, written: Sequence[Node]) -> dict[Node, Node]:
+def _write_versions(graph: Graph, update: Update, written: set[Node]) -> dict[Node, Node]:
     found: dict[Node, Node] = {}
     here = update.to
     for version in update.versions:
@@ -214,28 +215,27 @@ def _is_read(version: Version) -> bool:
     return any(one.target not in parts for one in readers(version.node))
 
 
-def _may_be_late(update: Update, written: Sequence[Node]) -> bool:
+def _may_be_late(graph: Graph, update: Update, written: set[Node]) -> bool:
     """Whether writes at the end do the same, and make the whole needless.
 
     What a write reads must be as it was before the others: it lies in no input that is written.
     What may raise is the first write of all, or made apart as before.
     """
     writes = update.writes
-    first = update.to is written[0] or not any(one.raises for one in writes)
+    first = not any(one.raises for one in writes) or update.to is next(_written(graph))
     alone = set(update.versions[-1].node.users) == {update.copy}
     return first and alone and _read_nothing_of(written, writes)
 
 
-def _may_be_early(update: Update, graph: Graph) -> bool:
+def _may_be_early(update: Update) -> bool:
     """Whether nobody reads a value after the next one is made, nor keeps one apart."""
-    order = {node: number for number, node in enumerate(graph.nodes)}
     values = [update.to, *(version.node for version in update.versions)]
     own = set(values)
     for value, after in zip(values, [*values[1:], None], strict=True):
         for reader in readers(value):
             if reader is update.copy:
                 continue
-            late = after is not None and order[reader] > order[after]
+            late = after is not None and reader > after
             if late or memory_of(written_by(reader)) & own:
                 return False
             if reader.op == "output" and not _is_viewed(value, reader):
@@ -254,19 +254,19 @@ def _is_viewed(value: Node, output: Node) -> bool:
     )
 
 
-def _are_small(update: Update, written: Sequence[Node]) -> bool:
+def _are_small(update: Update, written: set[Node]) -> bool:
     """Whether parts are so small that they are better written beside a whole that others read."""
     whole, writes = elements_of(update.to), update.writes
     parts = sum(whole if one.raises else elements_of(one.value) for one in writes)
     return parts * _SMALL_PART <= whole and _read_nothing_of(written, writes)
 
 
-def _read_nothing_of(memory: Iterable[Node], writes: Sequence[Write]) -> bool:
+def _read_nothing_of(memory: set[Node], writes: Sequence[Write]) -> bool:
     return all(memory_of(one.read).isdisjoint(memory) for one in writes)
 
 
 def _write_before(
-    graph: Graph, place: Node, to: Node, writes: Sequence[Write], written: Iterable[Node]
+    graph: Graph, place: Node, to: Node, writes: Sequence[Write], written: set[Node]
 ) -> list[Node]:
     with graph.inserting_before(place):
         return [_write(graph, to, _shortened(one, written)) for one in writes]
@@ -284,7 +284,7 @@ def _write(graph: Graph, to: Node, write: Write) -> Node:
     return made
 
 
-def _shortened(write: Write, written: Iterable[Node]) -> Write:
+def _shortened(write: Write, written: set[Node]) -> Write:
     """Without an operator that casts or repeats a part, as the write to it does."""
     value = write.value
     if value.target not in _REPEATING:
@@ -313,7 +313,8 @@ def _read_what_was_put(graph: Graph) -> bool:
 
 def _instead(node: Node) -> Node | None:
     """What has the elements of a view, or of a whole into which a part is put."""
-    whole: Any = node.args[0]
+    whole = node.args[0]
+    assert isinstance(whole, Node)
     if node.target in _VIEWS:
         put, place = node.args[1], _arguments(node)[2:]
         if not _is_of_all(node, place):
@@ -321,7 +322,7 @@ def _instead(node: Node) -> Node | None:
     else:
         place = _arguments(node)[1:]
         if _is_of_all(node, place):
-            return whole  # type: ignore[no-any-return]
+            return whole
         if _VIEWS.get(whole.target) is not node.target or _arguments(whole)[2:] != place:
             return None
         put = whole.args[1]
@@ -411,8 +412,9 @@ def _is_there(value: Node, whole: Node, path: Path) -> bool:
 
 def _arguments(node: Node) -> tuple[Any, ...]:
     """All that an operator's schema has, however they are given."""
+    target: Any = node.target
     values = []
-    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    for position, argument in enumerate(target._schema.arguments):
         given = node.kwargs.get(argument.name, argument.default_value)
         value = node.args[position] if position < len(node.args) else given
         values.append(_LIMITS.get(argument.name) if value is None else value)

@@ -173,6 +173,19 @@ def test_gradients_of_batch_norms_in_parts() -> None:
         check(of_bias, shape, shape, *[shape[1:2]] * 2, images=5)
 
 
+def check_writes(
+    schedule: Schedule, function: Callable[..., Any], *shapes: tuple[int, ...], written: int
+) -> None:
+    """Calls after one another leave results and inputs as the function does."""
+    mine = list(map(torch.randn, shapes))
+    theirs = [one.clone() for one in mine]
+    with each_launch(run_launched):
+        for _ in range(3):
+            found, wanted = call_anew(schedule.call, mine, written), function(*theirs)
+            torch.testing.assert_close(tuple(found), wanted, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
 def test_inputs_that_are_written_in_part() -> None:
     """What waits to be launched with others reads old values before they are gone."""
 
@@ -190,13 +203,7 @@ def test_inputs_that_are_written_in_part() -> None:
         part = shape[0], 3, shape[2]
         schedule = schedule_of(cached, shape, shape, part)
         assert "scatter" not in schedule.source
-        mine = [torch.randn(one) for one in (shape, shape, part)]
-        theirs = [one.clone() for one in mine]
-        with each_launch(run_launched):
-            for _ in range(3):
-                found, wanted = call_anew(schedule.call, mine, 2), cached(*theirs)
-                torch.testing.assert_close(tuple(found), wanted, rtol=1e-5, atol=1e-5)
-                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+        check_writes(schedule, cached, shape, shape, part, written=2)
 
 
 def test_inputs_that_are_stored_in() -> None:
@@ -216,13 +223,7 @@ def test_inputs_that_are_stored_in() -> None:
         schedule = schedule_of(kept, shape, shape, shape)
         assert sum(len(group.stores) for group in schedule.fusion.groups) == 3
         assert "copy_" not in schedule.source and "run_stacked" in schedule.source
-        mine = [torch.randn(shape) for _ in range(3)]
-        theirs = [one.clone() for one in mine]
-        with each_launch(run_launched):
-            for _ in range(3):
-                found, wanted = call_anew(schedule.call, mine, 2), kept(*theirs)
-                torch.testing.assert_close(tuple(found), wanted, rtol=1e-5, atol=1e-5)
-                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+        check_writes(schedule, kept, shape, shape, shape, written=2)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ class Space:
     @property
     def draws(self) -> bool:
         """Whether there are random numbers."""
-        return any(node.kind is NodeKind.DRAW for node in self.program.nodes)
+        return self.program.has(NodeKind.DRAW)
 
     @property
     def kept(self) -> frozenset[int]:
