@@ -267,6 +267,7 @@ _OF = {
     **dict.fromkeys(LANES, OF_SEVERAL),
 }
 _OWN_OF = {
+    STACKED: _OWN - {"lk.r", "w.scale"},
     SUMMING: _OWN_OF_SUMS,
     FLAT: _OWN_OF_FLAT,
     WHOLE: _OWN & OF_WHOLE | {"nop"},

@@ -93,6 +93,11 @@ _OF_TURN = 16
 """Elements that a turn of such a loop has, a few after a few: all of a tile is moved at its end.
 Slow functions, which wait for themselves, have a few alone; beside more of them, ptxas spills."""
 _SLOW = ("div.rn", "div.s32", "sqrt.rn", "loop")
+_ENTRIES, _CONSTANT_BYTES = 272, 1 << 16
+"""Of a table of jumps, and what all tables may have.  Compilers make a copy of the table for each
+case that jumps through it, one behind another.  With 256 entries, what different cases look up of
+one operator would be multiples of 1 KB apart, and so in the same few places of the constant cache;
+17 times 64 bytes apart it is not."""
 
 _KNOWN = {
     ALONE: [],
@@ -186,21 +191,30 @@ class _Loop(Storing):
             ".reg .b32 pc,i0,i1,F0,F1,d,ad,nvl,k0,k1,c0,c1; .reg .b32 u<4>; .reg .b32 w<4>;",
             ".reg .b32 n<4>; .reg .b32 y<4>; .reg .b64 o<4>; .reg .b64 p,e,z; .reg .b16 h<4>;",
             ".reg .pred q,q1,q2,full,whole; .reg .b32 S0,S1,f<8>,M<2>;",
-            "TABLE: .branchtargets " + ", ".join(f"L{k}" for k in range(len(OPCODES))) + ";",
             f"setp.eq.u32 full,{{NV}},{self.slice}; mov.b32 pc,{{PC}};",
             f"and.b32 k0,{{GW}},{ABSENT}; setp.eq.and.u32 full,k0,0,full; "
             "vote.sync.all.pred full,full,-1;" * (self.lanes < WARP),
             "mov.b32 M0,0; mov.b32 M1,0; mov.b32 F1,0;",
             "ld.shared.v4.b32 {{i0,i1,F0,F1}},[pc]; and.b32 d,i0,255; brx.idx.uni d,TABLE;",
         )
+        declared = len(self.made) - 1  # before what jumps
         for number, name in enumerate(OPCODES):
             self.put(f"L{number}: // {name}")
             if has_case(name, self.R, self.form):
                 self.case(name)
             else:
                 self.put("trap;")
-        self.put("NEXT: brx.idx.uni d,TABLE;", "DONE:")
+        self.put("NEXT: brx.idx.uni d,TABLE;", "NOWHERE: trap;", "DONE:")
+        self.made.insert(declared, f"TABLE: .branchtargets {', '.join(self._targets())};")
         return [self._named(line, names) for line in self.made]
+
+    def _targets(self) -> list[str]:
+        """Of the table, as many as all copies of it have room for."""
+        copies = sum(line.count("brx.idx.uni d,TABLE;") for line in self.made)
+        others = len(BY) + self.made_by_row * len(OPCODES)
+        entries = min((_CONSTANT_BYTES // 4 - others) // copies, _ENTRIES)
+        cases = [f"L{number}" for number in range(len(OPCODES))]
+        return [*cases, *["NOWHERE"] * (entries - len(cases))]
 
     def _named(self, line: str, names: dict[str, str]) -> str:
         return line.format(**names)

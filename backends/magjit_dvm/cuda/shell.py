@@ -127,10 +127,13 @@ DEV void barrier_wait(u32 a, u32 phase)
                      "selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(a), "r"(phase) : "memory");
     } while (!done);
 }
-DEV void bulk_copy(u32 to, u64 from, u32 bytes, u32 barrier)
+/* `keep`: the upper half of a policy of the L2 cache. */
+DEV void bulk_copy(u32 to, u64 from, u32 bytes, u32 barrier, u32 keep)
 {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+    asm volatile("{ .reg .b64 policy; mov.b64 policy, {0, %4}; "
+                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], policy; }"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "r"(keep) : "memory");
 }
 #else
 DEV void barrier_wait(u32 a, u32 phase)
@@ -229,6 +232,20 @@ DEV void wait_for_launch()
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+/* What the L2 cache does with what is copied: of large tensors, it drops that last. Then what is
+ * written leaves at once, in the order in which it came. */
+#define NORMAL 0x10000000u
+#define DROPPED_LAST 0x14f00000u
+/* Four times what a cache has. */
+#if __CUDA_ARCH__ >= 1000
+#define MANY_BYTES 500000000u
+#else
+#define MANY_BYTES 240000000u
+#endif
+DEV u32 keep_of(const Head &h)
+{
+    return h.elements * (h.in[0].size & 255) < MANY_BYTES ? NORMAL : DROPPED_LAST;
+}
 /* `rows`: whose chunks a stage has, one behind another; otherwise 1. */
 DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u32 lane, bool waits,
     u32 rows)
@@ -243,10 +260,11 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
             wait_for_launch();
         }
         u32 i = 0;
+        const u32 keep = keep_of(h);
 #pragma unroll 1
         while (i < h.n_in) {
             barrier_expect(barrier, one.bytes);
-            bulk_copy(stage + h.in[i].at, one.from, one.bytes, barrier);
+            bulk_copy(stage + h.in[i].at, one.from, one.bytes, barrier, keep);
             i++;
             if (i == h.n_in || is_of_rows(h, i)) {
                 break;
@@ -258,7 +276,7 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
             to = left ? to : stage + h.in[i].at;
             one = piece_of_rows(h, i, t, left);
             barrier_expect(barrier, one.bytes);
-            bulk_copy(to, one.from, one.bytes, barrier);
+            bulk_copy(to, one.from, one.bytes, barrier, keep);
             to += one.bytes;
         }
     }
