@@ -8,12 +8,15 @@ Recurrent layers it takes apart wrongly: see ``recurrent``.
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch._C._dynamo.guards import compute_overlapping_tensors
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule, Node
 
 from magjit.plugin.fx_nodes import called_name
@@ -21,6 +24,25 @@ from magjit.plugin.recurrent import recurrent_as_it_is
 
 __all__ = ["can_be_functional", "changes"]
 
+_IN_PLACE = tuple(
+    getattr(operator, f"i{name}")
+    for name in [
+        "add",
+        "sub",
+        "mul",
+        "matmul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "and",
+        "or",
+        "xor",
+        "lshift",
+        "rshift",
+    ]
+)
+"""What ``x += y`` and the like are in a graph of Dynamo's."""
 _OTHER_SIZES = (
     "as_strided_",
     "resize_",
@@ -55,10 +77,41 @@ def can_be_functional(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
 
 def changes(node: Node) -> bool:
     """Whether a call of a torch-level graph writes a tensor that it is given."""
-    if node.target is operator.setitem or "out" in node.kwargs:
+    if node.op not in ("call_function", "call_method"):
+        return False
+    if node.target is operator.setitem or node.target in _IN_PLACE or "out" in node.kwargs:
         return True
     name = called_name(node)
-    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+        return True
+    return _is_asked_to(node) or _is_mutable(node.target)
+
+
+def _is_asked_to(node: Node) -> bool:
+    """Whether a function of torch's is given a true ``inplace``, by name or by position."""
+    position = _place_of_inplace(node.target) if callable(node.target) else None
+    given = node.args[position : position + 1] if position is not None else ()
+    return bool(node.kwargs.get("inplace", any(given)))
+
+
+@cache
+def _place_of_inplace(function: Callable[..., Any]) -> int | None:
+    if getattr(function, "__module__", "") != torch.nn.functional.__name__:
+        return None
+    try:
+        names = list(inspect.signature(function).parameters)
+    except ValueError:  # made in C++
+        return None
+    return names.index("inplace") if "inplace" in names else None
+
+
+def _is_mutable(target: object) -> bool:
+    """Of operators: whether the schema, or one of the schemas, writes an argument."""
+    if isinstance(target, OpOverload):
+        return bool(target._schema.is_mutable)
+    if isinstance(target, OpOverloadPacket):
+        return any(getattr(target, one)._schema.is_mutable for one in target.overloads())
+    return False
 
 
 def _overlap(example_inputs: Sequence[Any]) -> bool:

@@ -52,7 +52,7 @@ def _has_effect(node: Node) -> bool:
         return False
     if node.op == "call_method" and node.target in _EFFECTS:
         return True
-    return changes(node) or bool(node.kwargs.get("inplace")) or _home(node).startswith("torch.amp")
+    return changes(node) or _home(node).startswith("torch.amp")
 
 
 def _may_repeat(node: Node) -> bool:

@@ -1,0 +1,288 @@
+"""Operators that write memory which they read in other places: ``x[:, 1:, ::2] = x[:, :-1, ::2]``.
+
+Eager mode refuses such an operator where it sees that the places overlap.  Where it cannot tell, it
+goes from element to element, and may read what it has just written.  A functional graph reads all
+elements before it writes any, which gives other results; so such a program runs as it is.
+
+    may_overlap(a, b) ::= an element of both, if all sizes are numbers: exact
+                        | true, if sizes are symbols and a and b do not differ within dimensions
+                          that both have, each of whose steps is beyond all that differs
+
+Most programs are not run for it: what they write has no operand in common with what is written
+there, as far as names of functions tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from magjit.plugin.functional import changes
+from magjit.plugin.fx_helpers import placeholders
+from magjit.plugin.fx_nodes import called_at, called_name, graphs_of
+from magjit.plugin.inference import on_fakes
+
+__all__ = ["may_overlap", "overlapping_write"]
+
+_APART = frozenset(
+    {
+        *("add", "sub", "rsub", "mul", "truediv", "div", "neg", "pow", "matmul", "mm", "bmm"),
+        *("addmm", "baddbmm", "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d"),
+        *("conv_transpose2d", "conv_transpose3d", "batch_norm", "layer_norm", "group_norm"),
+        *("instance_norm", "rms_norm", "softmax", "log_softmax", "gelu", "sigmoid", "tanh"),
+        *("exp", "log", "sqrt", "rsqrt", "sin", "cos", "cat", "stack", "clone", "embedding"),
+        *("zeros", "ones", "full", "empty", "arange", "rand", "randn", "zeros_like", "ones_like"),
+        *("full_like", "empty_like", "rand_like", "randn_like", "index_select", "gather", "roll"),
+        *("scaled_dot_product_attention", "eq", "ne", "lt", "le", "gt", "ge"),
+    }
+)
+"""Functions and methods whose results lie in no operand's memory, unless there is an ``out``."""
+_BY_ELEMENT = ("aten::copy_", "aten::masked_fill_", "aten::_foreach_")
+"""How names of operators begin that read a place before they write it, and it alone; beside those
+that torch calls pointwise."""
+_MOST_WORK = 100_000
+_ANYWHERE = 1 << 40
+
+
+def overlapping_write(
+    gm: GraphModule, example_inputs: Sequence[Any], fake_mode: FakeTensorMode | None
+) -> str | None:
+    """Which operator of a graph writes what it reads in other places, if one may: a line of text.
+
+    Args:
+        gm, example_inputs: as ``Backend.compile`` is given them; the inputs are fake.
+        fake_mode: of these.
+    """
+    if not _may_share(gm, example_inputs):
+        return None
+    run = _Run(gm)
+    try:
+        with on_fakes(example_inputs, fake_mode), _unguarded(fake_mode), _Watch():
+            run.run(*example_inputs)
+    except _Found as found:
+        return f"{found.name} writes memory that it reads in other places{run.where()}"
+    except Exception as error:
+        return f"{type(error).__name__} when asked whether it writes what it reads{run.where()}"
+    return None
+
+
+def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors in one storage may have a byte in common; their sizes may be symbols."""
+    first, second = _places_of(a), _places_of(b)
+    if first.is_symbolic or second.is_symbolic:
+        first, second = _within_common(first, second)
+    if first.is_symbolic or second.is_symbolic:
+        return True
+    try:
+        return np.shares_memory(first.array(), second.array(), max_work=_MOST_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
+# -- places ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where a tensor's elements are in its storage, all in bytes.
+
+    Attributes:
+        dims: (size, step) of each dimension.
+    """
+
+    at: Any
+    dims: tuple[tuple[Any, Any], ...]
+    width: int
+
+    @property
+    def is_symbolic(self) -> bool:
+        numbers = (self.at, *(one for dim in self.dims for one in dim))
+        return not all(isinstance(one, int) for one in numbers)
+
+    def extent(self, but: tuple[Any, Any]) -> Any:
+        """Of the elements with one index in a dimension, bytes from the first one to the end."""
+        rest = list(self.dims)
+        rest.remove(but)
+        return sum(((size - 1) * step for size, step in rest), self.width)
+
+    def without(self, dim: tuple[Any, Any]) -> _Places:
+        rest = list(self.dims)
+        rest.remove(dim)
+        return _Places(self.at, tuple(rest), self.width)
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """An array of the same places in memory that is not there: to compare, not to look at."""
+        return np.asarray(_Interface(self))
+
+
+class _Interface:
+    """What NumPy makes an array of."""
+
+    def __init__(self, places: _Places) -> None:
+        self.__array_interface__ = {
+            "shape": tuple(size for size, _ in places.dims),
+            "strides": tuple(step for _, step in places.dims),
+            "data": (_ANYWHERE + places.at, True),
+            "typestr": f"|V{places.width}",
+            "version": 3,
+        }
+
+
+def _places_of(tensor: torch.Tensor) -> _Places:
+    width = tensor.element_size()
+    dims = tuple(
+        (size, step * width) for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return _Places(tensor.storage_offset() * width, dims, width)
+
+
+def _within_common(a: _Places, b: _Places) -> tuple[_Places, _Places]:
+    """The same without dimensions in which only equal indices can meet.
+
+    Both have these, with equal steps, and all else of both is less than a step apart.
+    """
+    for one, other in product(a.dims, b.dims):
+        if isinstance(one[0], int) or not _are_equal(one, other):
+            continue
+        between, step = b.at - a.at, one[1]
+        apart = between + b.extent(other) <= step, a.extent(one) - between <= step
+        if all(map(statically_known_true, apart)):
+            return _within_common(a.without(one), b.without(other))
+    return a, b
+
+
+def _are_equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return all(statically_known_true(x == y) for x, y in zip(one, other, strict=True))
+
+
+# -- before anything is run -----------------------------------------------------------------------
+
+
+def _may_share(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether something is written whose memory another operand of the same operator may have."""
+    graph, *inner = graphs_of(gm)
+    if any(_writes_and_reads(node) for one in inner for node in one.nodes):
+        return True
+    writers = set(filter(_writes_and_reads, graph.nodes))
+    if not writers:
+        return False
+    homes: dict[Node, frozenset[Any]] = {}
+    for node, given in zip(placeholders(gm), example_inputs, strict=True):
+        homes[node] = frozenset({_storage(given)} if _is_strided(given) else ())
+    for node in graph.nodes:
+        if node in homes:
+            continue
+        if node.op == "get_attr":
+            homes[node] = frozenset({node.target})
+            continue
+        operands = [homes[one] for one in _operands(node)]
+        whole = frozenset().union(*operands)
+        if node in writers and len(whole) < sum(map(len, operands)):
+            return True
+        apart = called_name(node) in _APART and not changes(node)
+        homes[node] = frozenset({node}) if apart else whole
+    return False
+
+
+def _writes_and_reads(node: Node) -> bool:
+    return changes(node) and len(_operands(node)) > 1
+
+
+def _operands(node: Node) -> list[Node]:
+    """As often as they are given."""
+    return [one for one in tree_leaves((node.args, node.kwargs)) if isinstance(one, Node)]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _is_strided(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+# -- a run over fake tensors ----------------------------------------------------------------------
+
+
+@contextmanager
+def _unguarded(fake_mode: FakeTensorMode | None) -> Iterator[None]:
+    """What is asked of symbols, and new ones, are nobody's beyond it."""
+    env = None if fake_mode is None else fake_mode.shape_env
+    fresh = nullcontext() if env is None else env.ignore_fresh_unbacked_symbols()
+    with fresh, nullcontext() if env is None else env.suppress_guards():
+        yield
+
+
+class _Found(Exception):
+    """An operator writes what it reads in other places."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class _Run(Interpreter):
+    """Knows which node it has come to."""
+
+    node: Node | None = None
+
+    def run_node(self, n: Node) -> Any:
+        self.node = n
+        return super().run_node(n)
+
+    def where(self) -> str:
+        place = None if self.node is None else called_at(self.node)
+        return "" if place is None else f", at {place}"
+
+
+class _Watch(TorchDispatchMode):
+    """Raises `_Found`."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        schema = getattr(func, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            _check(func, schema, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _check(func: Any, schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    tensors: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for position, argument in enumerate(schema.arguments):
+        given = args[position] if position < len(args) else kwargs.get(argument.name)
+        reads = argument.alias_info is None or not argument.alias_info.is_write
+        for one in filter(_is_strided, tree_leaves(given)):
+            tensors.setdefault(_storage(one), ([], []))[reads].append(one)
+    by_element = torch.Tag.pointwise in func.tags or schema.name.startswith(_BY_ELEMENT)
+    for written, read in tensors.values():
+        for one, other in product(written, read):
+            if not (by_element and _is_same(one, other)) and may_overlap(one, other):
+                raise _Found(schema.name)
+        if any(may_overlap(one, other) for one, other in combinations(written, 2)):
+            raise _Found(schema.name)
+
+
+def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same places of a storage, in the same order."""
+    first, second = _places_of(a), _places_of(b)
+    return (
+        first.width == second.width
+        and len(first.dims) == len(second.dims)
+        and _are_equal((first.at,), (second.at,))
+        and all(map(_are_equal, first.dims, second.dims))
+    )
