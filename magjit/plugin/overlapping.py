@@ -1,15 +1,20 @@
-"""Operators that write memory which they read in other places: ``x[:, 1:, ::2] = x[:, :-1, ::2]``.
+"""Writes that functional graphs do not do as eager mode does; programs with one run as they are.
 
-Eager mode refuses such an operator where it sees that the places overlap.  Where it cannot tell, it
-goes from element to element, and may read what it has just written.  A functional graph reads all
-elements before it writes any, which gives other results; so such a program runs as it is.
+An operator may write memory that it reads in other places: ``x[:, 1:, ::2] = x[:, :-1, ::2]``.
+Eager mode refuses where it sees that the places overlap.  Where it cannot tell, it goes from
+element to element, and may read what it has just written.  A functional graph reads all before it
+writes any.
+
+Or it may write a part of a tensor that shows an element several times: ``x.expand(4, n)[0] = y``.
+All four rows are y then.  Torch makes this functional as x + sum(written rows - x), which is y but
+for rounding, and NaN where x was infinite; of ``broadcast_tensors`` it makes one row y.
 
     may_overlap(a, b) ::= an element of both, if all sizes are numbers: exact
                         | true, if sizes are symbols and a and b do not differ within dimensions
                           that both have, each of whose steps is beyond all that differs
 
-Most programs are not run for it: what they write has no operand in common with what is written
-there, as far as names of functions tell.
+To find out, a graph runs over its fake inputs; but most do not: as far as names of functions tell,
+what an operator writes has no memory in common with its other operands, and nothing is expanded.
 """
 
 from __future__ import annotations
@@ -48,6 +53,8 @@ _APART = frozenset(
     }
 )
 """Functions and methods whose results lie in no operand's memory, unless there is an ``out``."""
+_REPEATING = ("expand", "expand_as", "broadcast_to", "broadcast_tensors", "meshgrid")
+"""Those whose results may show an element several times."""
 _BY_ELEMENT = ("aten::copy_", "aten::masked_fill_", "aten::_foreach_")
 """How names of operators begin that read a place before they write it, and it alone; beside those
 that torch calls pointwise."""
@@ -58,7 +65,7 @@ _ANYWHERE = 1 << 40
 def overlapping_write(
     gm: GraphModule, example_inputs: Sequence[Any], fake_mode: FakeTensorMode | None
 ) -> str | None:
-    """Which operator of a graph writes what it reads in other places, if one may: a line of text.
+    """Which operator of a graph writes what cannot be written functionally, if one may, and where.
 
     Args:
         gm, example_inputs: as ``Backend.compile`` is given them; the inputs are fake.
@@ -68,10 +75,10 @@ def overlapping_write(
         return None
     run = _Run(gm)
     try:
-        with on_fakes(example_inputs, fake_mode), _unguarded(fake_mode), _Watch():
+        with on_fakes(example_inputs, fake_mode), _unguarded(fake_mode), _Watch(run):
             run.run(*example_inputs)
     except _Found as found:
-        return f"{found.name} writes memory that it reads in other places{run.where()}"
+        return f"{found.what}{run.where()}"
     except Exception as error:
         return f"{type(error).__name__} when asked whether it writes what it reads{run.where()}"
     return None
@@ -170,16 +177,18 @@ def _are_equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 
 def _may_share(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Whether something is written whose memory another operand of the same operator may have."""
+    """Whether something is written whose memory another operand may have, or that may repeat."""
     graph, *inner = graphs_of(gm)
-    if any(_writes_and_reads(node) for one in inner for node in one.nodes):
+    if any(changes(node) for one in inner for node in one.nodes):
         return True
-    writers = set(filter(_writes_and_reads, graph.nodes))
+    writers = set(filter(changes, graph.nodes))
     if not writers:
         return False
     homes: dict[Node, frozenset[Any]] = {}
     for node, given in zip(placeholders(gm), example_inputs, strict=True):
         homes[node] = frozenset({_storage(given)} if _is_strided(given) else ())
+        if _is_strided(given) and _repeats(given):
+            homes[node] |= {_REPEATING}
     for node in graph.nodes:
         if node in homes:
             continue
@@ -188,15 +197,13 @@ def _may_share(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
             continue
         operands = [homes[one] for one in _operands(node)]
         whole = frozenset().union(*operands)
-        if node in writers and len(whole) < sum(map(len, operands)):
+        if node in writers and (_REPEATING in whole or len(whole) < sum(map(len, operands))):
             return True
-        apart = called_name(node) in _APART and not changes(node)
+        if called_name(node) in _REPEATING:
+            whole |= {_REPEATING}
+        apart = called_name(node) in _APART and node not in writers
         homes[node] = frozenset({node}) if apart else whole
     return False
-
-
-def _writes_and_reads(node: Node) -> bool:
-    return changes(node) and len(_operands(node)) > 1
 
 
 def _operands(node: Node) -> list[Node]:
@@ -225,21 +232,35 @@ def _unguarded(fake_mode: FakeTensorMode | None) -> Iterator[None]:
 
 
 class _Found(Exception):
-    """An operator writes what it reads in other places."""
+    """An operator does what no functional graph does."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
 
 
 class _Run(Interpreter):
-    """Knows which node it has come to."""
+    """Knows which node it has come to, and what the tensors it has seen repeat.
+
+    Attributes:
+        repeated: the storages of which an operand of the node shows an element several times.
+    """
 
     node: Node | None = None
+    repeated: frozenset[int] = frozenset()
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self._of: dict[Node, frozenset[int]] = {}
 
     def run_node(self, n: Node) -> Any:
         self.node = n
-        return super().run_node(n)
+        self.repeated = frozenset().union(*(self._of[one] for one in n.all_input_nodes))
+        result = super().run_node(n)
+        given = list(filter(_is_strided, tree_leaves(result)))
+        storages = set(map(_storage, given))
+        self._of[n] = frozenset(map(_storage, filter(_repeats, given))) | (self.repeated & storages)
+        return result
 
     def where(self) -> str:
         place = None if self.node is None else called_at(self.node)
@@ -251,30 +272,44 @@ class _Watch(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    def __init__(self, run: _Run) -> None:
+        super().__init__()
+        self._run = run
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         schema = getattr(func, "_schema", None)
         if schema is not None and schema.is_mutable:
-            _check(func, schema, args, kwargs)
+            self._check(func, schema, args, kwargs)
         return func(*args, **kwargs)
 
+    def _check(self, func: Any, schema: Any, args: tuple[Any, ...], kwargs: Any) -> None:
+        tensors: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for position, argument in enumerate(schema.arguments):
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            reads = argument.alias_info is None or not argument.alias_info.is_write
+            for one in filter(_is_strided, tree_leaves(given)):
+                tensors.setdefault(_storage(one), ([], []))[reads].append(one)
+        by_element = torch.Tag.pointwise in func.tags or schema.name.startswith(_BY_ELEMENT)
+        for storage, (written, read) in tensors.items():
+            if written and storage in self._run.repeated:
+                raise _Found(f"{schema.name} writes an element that is shown several times")
+            for one, other in product(written, read):
+                if not (by_element and _is_same(one, other)) and may_overlap(one, other):
+                    raise _Found(f"{schema.name} writes memory that it reads in other places")
+            if any(may_overlap(one, other) for one, other in combinations(written, 2)):
+                raise _Found(f"{schema.name} writes memory several times")
 
-def _check(func: Any, schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    tensors: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-    for position, argument in enumerate(schema.arguments):
-        given = args[position] if position < len(args) else kwargs.get(argument.name)
-        reads = argument.alias_info is None or not argument.alias_info.is_write
-        for one in filter(_is_strided, tree_leaves(given)):
-            tensors.setdefault(_storage(one), ([], []))[reads].append(one)
-    by_element = torch.Tag.pointwise in func.tags or schema.name.startswith(_BY_ELEMENT)
-    for written, read in tensors.values():
-        for one, other in product(written, read):
-            if not (by_element and _is_same(one, other)) and may_overlap(one, other):
-                raise _Found(schema.name)
-        if any(may_overlap(one, other) for one, other in combinations(written, 2)):
-            raise _Found(schema.name)
+
+def _repeats(tensor: torch.Tensor) -> bool:
+    """Whether a tensor shows each element several times."""
+    dims = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(
+        isinstance(step, int) and step == 0 and not statically_known_true(size == 1)
+        for size, step in dims
+    )
 
 
 def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Programs that write memory which they read in other places give eager mode's results."""
+"""Programs that write what they read elsewhere, or show several times, do as eager mode does."""
 
 from __future__ import annotations
 
@@ -86,8 +86,38 @@ def rows_of_itself(x: Tensor) -> Tensor:
     return x * 2
 
 
-OVERLAPPING = [shifted, added, of_made, twice_in_a_list]
-APART = [of_channels, of_rows, between, of_itself, of_a_copy, by_a_layer]
+def row_of_many(x: Tensor) -> Tensor:
+    """The row is infinite before it is written."""
+    many = (x[:1] / 0).expand(3, -1, -1, -1)
+    many[0] = 1
+    return many + x[0]
+
+
+def part_of_many(x: Tensor) -> Tensor:
+    first, _ = torch.broadcast_tensors(x[:1] * 2, torch.empty(3, 1, 1, 1))
+    first[1, :2].mul_(3)
+    return first + x[0]
+
+
+def before_many(x: Tensor) -> Tensor:
+    """A cache that is written, and read for several heads, again and again."""
+    cache, read = x * 2, []
+    for row in range(2):
+        cache[:, row] = x[:, row] + 1
+        read.append(cache[:, :2, None].expand(-1, -1, 3, -1, -1).sum(2))
+    return torch.cat(read)
+
+
+def many_of_one(x: Tensor) -> Tensor:
+    x[:, :1] += x[:1, :1, :1].sum((1, 2, 3), keepdim=True).expand(1, 1, *x.shape[2:])
+    return x[:1].expand(3, -1, -1, -1) * 2
+
+
+OVERLAPPING = [shifted, added, of_made, twice_in_a_list, row_of_many, part_of_many]
+APART = [
+    *(of_channels, of_rows, between, of_itself, of_a_copy, by_a_layer),
+    *(before_many, many_of_one),
+]
 
 
 def inputs(*shape: int) -> Tensor:
