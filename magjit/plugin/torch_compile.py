@@ -14,6 +14,7 @@ from magjit.errors import BackendError
 from magjit.plugin.context import BackendContext
 from magjit.plugin.fx_helpers import copy_graph_module, placeholders, runnable
 from magjit.plugin.inputs import InputDescriber, materialize
+from magjit.plugin.overlapping import overlapping_write
 from magjit.plugin.protocol import Backend, CompiledGraph, ExampleInputs
 from magjit.plugin.registry import resolve
 
@@ -42,12 +43,16 @@ def for_torch_compile(backend: Backend) -> Callable[..., CompiledGraph]:
                 f"Backend {configured.name!r} does not take this graph: {'; '.join(reasons)}"
             )
         context = _context(gm, example_inputs, mode, options)
+        wanted = getattr(configured, "example_inputs", ExampleInputs.FAKE)
         examples: Sequence[Any] = ()
-        match getattr(configured, "example_inputs", ExampleInputs.FAKE):
-            case ExampleInputs.FAKE:
-                examples = _fakes(example_inputs, context)
-            case ExampleInputs.COPIES:
-                examples = materialize(context.inputs, example_inputs)
+        if wanted is not ExampleInputs.NONE:
+            examples = _fakes(example_inputs, context)
+            if reason := overlapping_write(gm, examples, context.fake_mode):
+                context.note(f"a graph runs as it is: {reason}")
+                as_it_is: CompiledGraph = runnable(gm)
+                return as_it_is
+        if wanted is ExampleInputs.COPIES:
+            examples = materialize(context.inputs, example_inputs)
         original = copy_graph_module(gm)
         compiled: CompiledGraph = runnable(configured.compile(gm, examples, context))
         return _guarded(compiled, original, context) if context.guards else compiled

@@ -123,6 +123,24 @@ def test_copies_for_those_who_ask() -> None:
     assert x.tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_writes_that_are_not_functional_run_as_they_are(*, dynamic: bool) -> None:
+    probe = Probe()
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x += y
+        x[:, 1:, ::2] = x[:, :-1, ::2]
+        return x * 2
+
+    compiled = torch.compile(program, backend=for_torch_compile(probe), dynamic=dynamic)
+    for rows in (4, 4, 6):
+        x, y = torch.randn(2, rows, 4), torch.randn(2, rows, 4)
+        mine, theirs = x.clone(), x.clone()
+        torch.testing.assert_close(compiled(mine, y), program(theirs, y))
+        torch.testing.assert_close(mine, theirs)
+    assert not probe.contexts
+
+
 def test_refusal_is_an_error_with_the_reason() -> None:
     compiled = torch.compile(torch.sin, backend=for_torch_compile(Probe()))
     with pytest.raises(Exception, match="no sin"):
