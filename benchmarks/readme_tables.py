@@ -15,7 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from result_tables import TABLES, WITH_NOTES, Results
+from result_tables import TABLES, WITH_NOTES
+from table_text import Results
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

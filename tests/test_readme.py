@@ -24,6 +24,7 @@ torch = pytest.importorskip("torch")
 import magjit
 import readme_tables
 import result_tables
+import table_text
 from magjit.cli.parser import build_parser
 from magjit.plugin.virtual_tensors.rules import rules as virtual_tensor_rules
 
@@ -267,7 +268,7 @@ def test_the_table_of_models(tmp_path) -> None:
     ],
 )
 def test_numbers_are_never_exponents(value: float | None, text: str) -> None:
-    assert result_tables.number(value) == text
+    assert table_text.number(value) == text
 
 
 def test_check_says_which_document_is_stale(tmp_path, monkeypatch, capsys) -> None:

@@ -1,0 +1,199 @@
+"""The tables of the dvm backend, on CPUs and on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from table_text import NOTHING, Results, by_metric, compared, markdown, number
+
+
+def _dvm_sets(results: Results) -> str:
+    peers = ("eager", "inductor-static", "inductor-dynamic")
+    header = ["operators", "encoding p50, µs", "p99, µs", "encoding ÷ run"]
+    header += [f"{peer} ÷ MagJIT" for peer in peers]
+    rows = []
+    for case in results.cases("speed"):
+        own = ("encode_us_p50", "encode_us_p99", "compile/run ratio")
+        values = [results.value(case, metric) for metric in own]
+        values += [results.value(case, "speed", peer) for peer in peers]
+        rows.append([case, *map(number, values)])
+    return markdown(header, rows)
+
+
+def _dvm_chains(results: Results) -> str:
+    """A row for each chain and number of threads, a column for each size."""
+    peers = ("eager", "inductor-static", "clone")
+    cells: dict[str, dict[str, str]] = {}
+    for case in results.cases("run_ms"):
+        chain, size, threads = case.rsplit(", ", 2)
+        ours = results.value(case, "run_ms")
+        found = [
+            NOTHING if theirs is None or not ours else number(theirs / ours, 2)
+            for theirs in (results.value(case, "run_ms", peer) for peer in peers)
+        ]
+        cells.setdefault(f"{chain}, {threads}", {})[size] = " / ".join(found)
+    sizes = list(dict.fromkeys(size for row in cells.values() for size in row))
+    rows = [[name, *(row.get(size, NOTHING) for size in sizes)] for name, row in cells.items()]
+    return markdown(["eager / Inductor / copy, ÷ MagJIT", *sizes], rows)
+
+
+def _dvm_models(results: Results) -> str:
+    header = ["model", "cold start, MagJIT, s", "Inductor, s", "a call, MagJIT, ms"]
+    header += ["eager, ms", "Inductor, ms", "in the VM", "operators", "of eager"]
+    wanted = [("cold_s", "magjit"), ("cold_s", "inductor-static"), ("run_ms", "magjit")]
+    wanted += [("run_ms", "eager"), ("run_ms", "inductor-static"), ("in_vm", "magjit")]
+    wanted += [("operators", "magjit"), ("operators", "eager")]
+    rows = [
+        [case, *(number(results.value(case, metric, name)) for metric, name in wanted)]
+        for case in results.cases("in_vm")
+    ]
+    return markdown(header, rows)
+
+
+def _dvm_training(results: Results) -> str:
+    peers = ("magjit", "eager", "inductor-static")
+    rows = [
+        [
+            case,
+            *(number(results.value(case, "step_ms", peer)) for peer in peers),
+            f"{results.value(case, 'loss_apart'):.1e}",
+            number(results.value(case, "in_vm")),
+        ]
+        for case in results.cases("step_ms")
+    ]
+    header = ["training", "a step, MagJIT, ms", "eager, ms", "Inductor, ms"]
+    return markdown([*header, "losses apart from eager's, relative", "in the VM"], rows)
+
+
+_DVM_SHAPES = {
+    "captures": "captures",
+    "compile_s": "first capture, s",
+    "rss_growth_mb": "growth of resident memory, MB",
+    "first_us_p50": "first call at a shape, median, µs",
+    "repeated_us_p50": "repeated call, median, µs",
+    "first_ms_p50": "first call at a shape, median, ms",
+    "first_ms_max": "first call at a shape, longest, ms",
+    "repeated_ms_p50": "repeated call, median, ms",
+}
+
+
+def _dvm_shapes(results: Results) -> str:
+    rows = by_metric(results, _DVM_SHAPES, ("magjit", "inductor-dynamic", "eager"))
+    return markdown(["shapes", "metric", "MagJIT", "inductor-dynamic", "eager"], rows)
+
+
+_COPY = "fraction of copy bandwidth"
+_NEW_SHAPES = {
+    "host time, median": "host time of a call, median, µs",
+    "host time, 99th percentile": "host time of a call, 99th percentile, µs",
+    "encode_us_p50": "of it the encoding, median, µs",
+    "encode_us_p99": "of it the encoding, 99th percentile, µs",
+}
+
+
+def _dvm_gpu(results: Results) -> str:
+    peers = ("magjit", "eager", "static", "dynamic")
+    rows = [
+        [case, *(number(results.value(case, _COPY, peer)) for peer in peers)]
+        for case in results.cases(_COPY)
+    ]
+    return markdown(["operators", "MagJIT", "eager", "Inductor", "Inductor, dynamic"], rows)
+
+
+def _dvm_gpu_large(results: Results) -> str:
+    """What moves 256 MB of float16."""
+    kept = {key: value for key, value in results.rows.items() if "float16, 256 MB" in key[0]}
+    return _dvm_gpu(replace(results, rows=kept))
+
+
+def _dvm_gpu_host(results: Results) -> str:
+    who = ("magjit", "operator alone", "eager", "relu")
+    rows = by_metric(results, _NEW_SHAPES, who)
+    header = ["calls", "metric", "MagJIT", "its operator alone", "eager", "one operator of eager"]
+    return markdown(header, [row for row in rows if "new shapes" in row[0]])
+
+
+def _dvm_gpu_sets(results: Results) -> str:
+    peers = ("eager", "inductor-static", "inductor-dynamic")
+    first = ("magjit", "inductor-dynamic")
+    rows = []
+    for case in results.cases("speed"):
+        values = [results.value(case, "speed", peer) for peer in peers]
+        values += [results.value(case, "first_calls_s", peer) for peer in first]
+        rows.append([case, *map(number, values)])
+    header = ["operators", *(f"{peer} ÷ MagJIT" for peer in peers)]
+    return markdown([*header, "all first calls, MagJIT, s", "inductor-dynamic, s"], rows)
+
+
+def _dvm_gpu_small(results: Results) -> str:
+    titles = {"call_us": "a call, µs", "group_us": "a call within the graph, µs"}
+    rows = by_metric(results, titles, ("magjit", "eager", "inductor-dynamic"))
+    return markdown(["operators", "metric", "MagJIT", "eager", "Inductor, dynamic"], rows)
+
+
+def _dvm_gpu_models(results: Results) -> str:
+    metrics = {
+        "total_s": "25 calls at 25 sizes, first calls included, s",
+        "steady_ms": "the same calls, warm, ms",
+        "graphed_ms": "six of them by CUDA graphs, ms",
+    }
+    return compared(results, metrics)
+
+
+_NETWORKS = {"step_ms": "forward and backward, ms", "call_ms": "a call, ms"}
+
+
+def _dvm_gpu_networks(results: Results) -> str:
+    rows = by_metric(results, _NETWORKS, ("magjit", "inductor", "eager", "eager-last"))
+    header = ["network", "metric", "MagJIT", "Inductor", "eager", "eager, channels last"]
+    return markdown(header, rows)
+
+
+def _dvm_gpu_writes(results: Results) -> str:
+    metrics = {"run_us": "µs", "fraction of copy bandwidth": "of copy bandwidth"}
+    rows = by_metric(results, metrics, ("magjit", "eager", "inductor"))
+    return markdown(["program", "metric", "MagJIT", "eager", "Inductor"], rows)
+
+
+def _dvm_gpu_training(results: Results) -> str:
+    metrics = {"forward_us": "forward, µs", "step_us": "forward and backward, µs"}
+    rows = by_metric(results, metrics, ("magjit", "inductor", "eager"))
+    return markdown(["case", "metric", "MagJIT", "Inductor", "eager"], rows)
+
+
+_DVM = "python benchmarks/dvm.py --device cpu"
+_DVM_GPU = "python benchmarks/dvm.py --device cuda"
+
+TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
+    "dvm_sets": ("dvm.json#sets", _DVM, _dvm_sets),
+    "dvm_chains": ("dvm.json#chains", _DVM, _dvm_chains),
+    "dvm_products": ("dvm.json#products", _DVM, _dvm_chains),
+    "dvm_training": ("dvm.json#training", _DVM, _dvm_training),
+    "dvm_models": ("dvm.json#models", _DVM, _dvm_models),
+    "dvm_gpu": ("dvm_gpu.json#gpu", _DVM_GPU, _dvm_gpu),
+    "dvm_gpu_h100": ("dvm_gpu_h100.json#gpu", _DVM_GPU, _dvm_gpu),
+    "dvm_gpu_large": ("dvm_gpu.json#gpu", _DVM_GPU, _dvm_gpu_large),
+    "dvm_gpu_host": ("dvm_gpu.json#gpu", _DVM_GPU, _dvm_gpu_host),
+    "dvm_gpu_sets": ("dvm_gpu_models.json#sets", _DVM_GPU, _dvm_gpu_sets),
+    "dvm_gpu_small": ("dvm_gpu_models.json#shapes", _DVM_GPU, _dvm_gpu_small),
+    "dvm_gpu_models": ("dvm_gpu_models.json#models", _DVM_GPU, _dvm_gpu_models),
+    "dvm_gpu_networks": (
+        "dvm_gpu_training.json",
+        "python benchmarks/dvm_gpu_training.py",
+        _dvm_gpu_networks,
+    ),
+    "dvm_gpu_training": (
+        "dvm_gpu_training.json",
+        "python benchmarks/dvm_gpu_training.py",
+        _dvm_gpu_training,
+    ),
+    "dvm_gpu_writes": (
+        "dvm_gpu_writes.json",
+        "python benchmarks/dvm_gpu_writes.py",
+        _dvm_gpu_writes,
+    ),
+    "dvm_shapes": ("dvm.json#shapes", _DVM, _dvm_shapes),
+    "dvm_varied": ("dvm.json#varied", _DVM, _dvm_shapes),
+}
+"""As those of ``result_tables``."""
