@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 from magjit.plugin.fx_nodes import called_name
 from magjit.plugin.recurrent import recurrent_as_it_is
 
-__all__ = ["can_be_functional", "changes"]
+__all__ = ["can_be_functional", "changes", "overlapping"]
 
 _IN_PLACE = tuple(
     getattr(operator, f"i{name}")
@@ -72,7 +72,8 @@ def can_be_functional(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
         return False
     if not any(changes(node) for node in gm.graph.nodes):
         return True
-    return "as_strided" not in names and not _overlap(example_inputs)
+    tensors = [one for one in example_inputs if type(one) is not torch.nn.Parameter]
+    return "as_strided" not in names and not overlapping(tensors)
 
 
 def changes(node: Node) -> bool:
@@ -114,16 +115,19 @@ def _is_mutable(target: object) -> bool:
     return False
 
 
-def _overlap(example_inputs: Sequence[Any]) -> bool:
-    tensors = [one for one in example_inputs if type(one) is not torch.nn.Parameter]
-    shared: dict[int, list[torch.Tensor]] = {}
-    for one in tensors:
+def overlapping(example_inputs: Sequence[Any]) -> set[int]:
+    """Positions of inputs whose memory overlaps that of others, as far as sizes' hints tell."""
+    shared: dict[int, list[int]] = {}
+    for at, one in enumerate(example_inputs):
         if isinstance(one, torch.Tensor) and one.layout == torch.strided:
-            shared.setdefault(one.untyped_storage()._cdata, []).append(one)
-    return any(
-        len(ones) > 1 and compute_overlapping_tensors(ones, symbolic=_is_symbolic(ones))
-        for ones in shared.values()
-    )
+            shared.setdefault(one.untyped_storage()._cdata, []).append(at)
+    found: set[int] = set()
+    for places in shared.values():
+        ones = [example_inputs[at] for at in places]
+        if len(ones) > 1:
+            overlap = compute_overlapping_tensors(ones, symbolic=_is_symbolic(ones))
+            found |= {places[k] for k in overlap}
+    return found
 
 
 def _is_symbolic(tensors: Sequence[torch.Tensor]) -> bool:

@@ -27,13 +27,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from magjit.plugin.functional import changes
+from magjit.plugin.functional import changes, overlapping
 from magjit.plugin.fx_helpers import placeholders
 from magjit.plugin.fx_nodes import called_at, called_name, graphs_of
 from magjit.plugin.inference import on_fakes
@@ -71,12 +71,17 @@ def overlapping_write(
         gm, example_inputs: as ``Backend.compile`` is given them; the inputs are fake.
         fake_mode: of these.
     """
-    if not _may_share(gm, example_inputs):
+    with _unguarded(fake_mode):
+        shared = overlapping(example_inputs) if any(map(changes, gm.graph.nodes)) else set()
+    if not _may_share(gm, example_inputs, shared):
         return None
     run = _Run(gm)
     try:
-        with on_fakes(example_inputs, fake_mode), _unguarded(fake_mode), _Watch(run):
-            run.run(*example_inputs)
+        with on_fakes(example_inputs, fake_mode), _unguarded(fake_mode):
+            with fake_mode or nullcontext():
+                given = [_another(one, at in shared) for at, one in enumerate(example_inputs)]
+            with _Watch(run):
+                run.run(*given)
     except _Found as found:
         return f"{found.what}{run.where()}"
     except Exception as error:
@@ -176,8 +181,12 @@ def _are_equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
 # -- before anything is run -----------------------------------------------------------------------
 
 
-def _may_share(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Whether something is written whose memory another operand may have, or that may repeat."""
+def _may_share(gm: GraphModule, example_inputs: Sequence[Any], shared: set[int]) -> bool:
+    """Whether something is written whose memory another operand may have, or that may repeat.
+
+    Args:
+        shared: positions of inputs that overlap others.
+    """
     graph, *inner = graphs_of(gm)
     if any(changes(node) for one in inner for node in one.nodes):
         return True
@@ -185,8 +194,8 @@ def _may_share(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
     if not writers:
         return False
     homes: dict[Node, frozenset[Any]] = {}
-    for node, given in zip(placeholders(gm), example_inputs, strict=True):
-        homes[node] = frozenset({_storage(given)} if _is_strided(given) else ())
+    for at, (node, given) in enumerate(zip(placeholders(gm), example_inputs, strict=True)):
+        homes[node] = frozenset({_storage(given) if at in shared else node})
         if _is_strided(given) and _repeats(given):
             homes[node] |= {_REPEATING}
     for node in graph.nodes:
@@ -229,6 +238,19 @@ def _unguarded(fake_mode: FakeTensorMode | None) -> Iterator[None]:
     fresh = nullcontext() if env is None else env.ignore_fresh_unbacked_symbols()
     with fresh, nullcontext() if env is None else env.suppress_guards():
         yield
+
+
+def _another(given: Any, is_shared: bool) -> Any:
+    """An input to run over: what becomes of its sizes is not to be seen of the given one.
+
+    Inputs that overlap no other one do not in later calls either, by the front end's guards: they
+    are in storages of their own, so that nobody has to find it out of symbols.
+    """
+    if not isinstance(given, torch.Tensor):
+        return given
+    if is_shared or not isinstance(given, FakeTensor) or not _is_strided(given):
+        return given.detach()
+    return torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=given.device)
 
 
 class _Found(Exception):
