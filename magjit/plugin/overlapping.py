@@ -22,7 +22,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import combinations, product
+from functools import cached_property
+from itertools import combinations, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -91,21 +92,13 @@ def overlapping_write(
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors in one storage may have a byte in common; their sizes may be symbols."""
-    first, second = _places_of(a), _places_of(b)
-    if first.is_symbolic or second.is_symbolic:
-        first, second = _within_common(first, second)
-    if first.is_symbolic or second.is_symbolic:
-        return True
-    try:
-        return np.shares_memory(first.array(), second.array(), max_work=_MOST_WORK)
-    except np.exceptions.TooHardError:
-        return True
+    return _places_of(a).may_meet(_places_of(b))
 
 
 # -- places ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Places:
     """Where a tensor's elements are in its storage, all in bytes.
 
@@ -117,7 +110,7 @@ class _Places:
     dims: tuple[tuple[Any, Any], ...]
     width: int
 
-    @property
+    @cached_property
     def is_symbolic(self) -> bool:
         numbers = (self.at, *(one for dim in self.dims for one in dim))
         return not all(isinstance(one, int) for one in numbers)
@@ -132,6 +125,33 @@ class _Places:
         rest = list(self.dims)
         rest.remove(dim)
         return _Places(self.at, tuple(rest), self.width)
+
+    @cached_property
+    def end(self) -> Any:
+        """Behind the last of them."""
+        return sum(((size - 1) * step for size, step in self.dims), self.at + self.width)
+
+    def may_meet(self, other: _Places) -> bool:
+        first, second = self, other
+        if first.is_symbolic or second.is_symbolic:
+            first, second = _within_common(first, second)
+        if first.is_symbolic or second.is_symbolic:
+            return True
+        if first.end <= second.at or second.end <= first.at:
+            return False
+        try:
+            return np.shares_memory(first.array(), second.array(), max_work=_MOST_WORK)
+        except np.exceptions.TooHardError:
+            return True
+
+    def is_same(self, other: _Places) -> bool:
+        """Whether both are the same places in the same order."""
+        return (
+            self.width == other.width
+            and len(self.dims) == len(other.dims)
+            and _are_equal((self.at,), (other.at,))
+            and all(map(_are_equal, self.dims, other.dims))
+        )
 
     def array(self) -> np.ndarray[Any, Any]:
         """An array of the same places in memory that is not there: to compare, not to look at."""
@@ -308,20 +328,20 @@ class _Watch(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _check(self, func: Any, schema: Any, args: tuple[Any, ...], kwargs: Any) -> None:
-        tensors: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        places: dict[int, tuple[list[_Places], list[_Places]]] = {}
         for position, argument in enumerate(schema.arguments):
             given = args[position] if position < len(args) else kwargs.get(argument.name)
             reads = argument.alias_info is None or not argument.alias_info.is_write
             for one in filter(_is_strided, tree_leaves(given)):
-                tensors.setdefault(_storage(one), ([], []))[reads].append(one)
+                places.setdefault(_storage(one), ([], []))[reads].append(_places_of(one))
         by_element = torch.Tag.pointwise in func.tags or schema.name.startswith(_BY_ELEMENT)
-        for storage, (written, read) in tensors.items():
+        for storage, (written, read) in places.items():
             if written and storage in self._run.repeated:
                 raise _Found(f"{schema.name} writes an element that is shown several times")
             for one, other in product(written, read):
-                if not (by_element and _is_same(one, other)) and may_overlap(one, other):
+                if one.may_meet(other) and not (by_element and one.is_same(other)):
                     raise _Found(f"{schema.name} writes memory that it reads in other places")
-            if any(may_overlap(one, other) for one, other in combinations(written, 2)):
+            if _any_meet(written):
                 raise _Found(f"{schema.name} writes memory several times")
 
 
@@ -334,12 +354,10 @@ def _repeats(tensor: torch.Tensor) -> bool:
     )
 
 
-def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are the same places of a storage, in the same order."""
-    first, second = _places_of(a), _places_of(b)
-    return (
-        first.width == second.width
-        and len(first.dims) == len(second.dims)
-        and _are_equal((first.at,), (second.at,))
-        and all(map(_are_equal, first.dims, second.dims))
-    )
+def _any_meet(written: Sequence[_Places]) -> bool:
+    """Whether two of them may; where each ends before the next one begins, none is compared."""
+    if not any(one.is_symbolic for one in written):
+        ordered = sorted(written, key=lambda one: one.at)
+        if all(one.end <= other.at for one, other in pairwise(ordered)):
+            return False
+    return any(one.may_meet(other) for one, other in combinations(written, 2))
