@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 NOTHING = "–"
 
 Values = Mapping[str, float | None]
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +43,8 @@ class Results:
 
     def part(self, name: str) -> Results:
         """The cases that begin with a part's name, without it."""
-        start = f"{name}: "
-        rows, notes = (
-            {
-                (case.removeprefix(start), metric): value
-                for (case, metric), value in table.items()
-                if case.startswith(start)
-            }
-            for table in (self.rows, self.notes)
-        )
-        return Results(rows, notes, self.machine, self.versions)  # type: ignore[arg-type]
+        rows, notes = _part(self.rows, f"{name}: "), _part(self.notes, f"{name}: ")
+        return Results(rows, notes, self.machine, self.versions)
 
     def caption(self) -> str:
         """What the figures were measured on."""
@@ -63,6 +56,14 @@ class Results:
         busy = machine.get("load_of_others", 0)
         parts += [f"other programs used {busy} cores"] if busy > 0.15 else []
         return f"Measured on: {'; '.join(parts)}."
+
+
+def _part(table: Mapping[tuple[str, str], Value], start: str) -> dict[tuple[str, str], Value]:
+    return {
+        (case.removeprefix(start), metric): value
+        for (case, metric), value in table.items()
+        if case.startswith(start)
+    }
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -26,14 +26,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
-from magjit.plugin.aliases import memory_of, written_by
+from magjit.plugin.aliases import memory_of, storage_of, written_by
 from magjit.plugin.convolutions import is_convolution
 from magjit.plugin.fake_layouts import expression
 from magjit.plugin.functional import can_be_functional
 from magjit.plugin.fx_helpers import copy_graph_module, results_of, set_results
 from magjit.plugin.fx_nodes import may_follow_strides
 from magjit.plugin.inference import on_fakes, order_of
-from magjit.plugin.layers.operators import storage_of
 from magjit.plugin.layers.recorded import in_layers
 from magjit.plugin.recording import record
 from magjit.plugin.sizes import elements

@@ -14,6 +14,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
+from magjit.plugin.aliases import is_strided, storage_of
 from magjit.plugin.fx_helpers import called, placeholders, results_of, set_results
 
 __all__ = ["with_own_results"]
@@ -54,9 +55,7 @@ def _separate(gm: GraphModule) -> None:
 def _memory(node: Any) -> int | None:
     """Which memory a fake tensor says that it lies in."""
     value = node.meta.get("val") if isinstance(node, Node) else None
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
-    return int(value.untyped_storage()._cdata)
+    return storage_of(value) if is_strided(value) else None
 
 
 def _own_positions(count: int) -> Iterator[int]:

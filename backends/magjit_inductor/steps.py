@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from magjit.plugin import CompiledGraph
+from magjit.plugin.aliases import is_strided, storage_of
 from magjit.plugin.calls import current_call
 
 __all__ = ["Step"]
@@ -72,10 +73,9 @@ def _are_separate(results: Sequence[Any], inputs: Sequence[Any]) -> bool:
     tensors = [one for one in results if isinstance(one, torch.Tensor)]
     if any(one.requires_grad or one.layout is not torch.strided for one in tensors):
         return False
-    given = (one for one in inputs if isinstance(one, torch.Tensor))
-    known = {one.untyped_storage()._cdata for one in given if one.layout is torch.strided}
+    known = set(map(storage_of, filter(is_strided, inputs)))
     for one in tensors:
-        storage = one.untyped_storage()._cdata
+        storage = storage_of(one)
         if storage in known:
             return False
         known.add(storage)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.fx import GraphModule, Node
@@ -12,10 +12,12 @@ from torch.fx import GraphModule, Node
 __all__ = [
     "VIEWS_OF_INPUTS",
     "is_alias",
+    "is_strided",
     "may_alias",
     "memory_of",
     "readers",
     "results_are_their_own",
+    "storage_of",
     "trust",
     "written_by",
 ]
@@ -41,6 +43,16 @@ def trust(target: Callable[..., Any]) -> None:
     Those of one that has no schema are memory of their own.
     """
     _trusted.add(target)
+
+
+def is_strided(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a tensor that says where in a storage its elements are."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share memory, while one of them lives."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def is_alias(node: Node) -> bool:

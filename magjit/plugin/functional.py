@@ -19,28 +19,16 @@ from torch._C._dynamo.guards import compute_overlapping_tensors
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule, Node
 
+from magjit.plugin.aliases import is_strided, storage_of
 from magjit.plugin.fx_nodes import called_name
 from magjit.plugin.recurrent import recurrent_as_it_is
 
 __all__ = ["can_be_functional", "changes", "overlapping"]
 
-_IN_PLACE = tuple(
-    getattr(operator, f"i{name}")
-    for name in [
-        "add",
-        "sub",
-        "mul",
-        "matmul",
-        "truediv",
-        "floordiv",
-        "mod",
-        "pow",
-        "and",
-        "or",
-        "xor",
-        "lshift",
-        "rshift",
-    ]
+_IN_PLACE = (
+    *(operator.iadd, operator.isub, operator.imul, operator.imatmul, operator.itruediv),
+    *(operator.ifloordiv, operator.imod, operator.ipow, operator.iand, operator.ior),
+    *(operator.ixor, operator.ilshift, operator.irshift),
 )
 """What ``x += y`` and the like are in a graph of Dynamo's."""
 _OTHER_SIZES = (
@@ -119,8 +107,8 @@ def overlapping(example_inputs: Sequence[Any]) -> set[int]:
     """Positions of inputs whose memory overlaps that of others, as far as sizes' hints tell."""
     shared: dict[int, list[int]] = {}
     for at, one in enumerate(example_inputs):
-        if isinstance(one, torch.Tensor) and one.layout == torch.strided:
-            shared.setdefault(one.untyped_storage()._cdata, []).append(at)
+        if is_strided(one):
+            shared.setdefault(storage_of(one), []).append(at)
     found: set[int] = set()
     for places in shared.values():
         ones = [example_inputs[at] for at in places]

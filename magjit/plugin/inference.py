@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from magjit.plugin.aliases import memory_of, written_by
+from magjit.plugin.aliases import is_strided, memory_of, storage_of, written_by
 from magjit.plugin.context import BackendContext
 from magjit.plugin.functional import can_be_functional
 from magjit.plugin.fx_helpers import placeholders, runnable
@@ -156,15 +156,9 @@ def _written_alone(
     if not inputs.isdisjoint(memory_of(output.all_input_nodes)):
         return False
     values = {node: node.meta["val"] for node in placeholders(lowered)}
-    memory = {
-        node: value.untyped_storage()._cdata for node, value in values.items() if _is_strided(value)
-    }
+    memory = {node: storage_of(value) for node, value in values.items() if is_strided(value)}
     count = Counter(memory.values())
     return all(one in memory and count[memory[one]] == 1 for one in inputs)
-
-
-def _is_strided(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def _writes_at_the_end(lowered: GraphModule, count: int) -> bool:

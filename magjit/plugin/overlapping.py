@@ -34,6 +34,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from magjit.plugin.aliases import is_strided, storage_of
 from magjit.plugin.functional import changes, overlapping
 from magjit.plugin.fx_helpers import placeholders
 from magjit.plugin.fx_nodes import called_at, called_name, graphs_of
@@ -72,9 +73,12 @@ def overlapping_write(
         gm, example_inputs: as ``Backend.compile`` is given them; the inputs are fake.
         fake_mode: of these.
     """
+    writers = {node for graph in graphs_of(gm) for node in graph.nodes if changes(node)}
+    if not writers:
+        return None
     with _unguarded(fake_mode):
-        shared = overlapping(example_inputs) if any(map(changes, gm.graph.nodes)) else set()
-    if not _may_share(gm, example_inputs, shared):
+        shared = overlapping(example_inputs)
+    if not _may_share(gm, example_inputs, writers, shared):
         return None
     run = _Run(gm)
     try:
@@ -115,13 +119,8 @@ class _Places:
         numbers = (self.at, *(one for dim in self.dims for one in dim))
         return not all(isinstance(one, int) for one in numbers)
 
-    def extent(self, but: tuple[Any, Any]) -> Any:
-        """Of the elements with one index in a dimension, bytes from the first one to the end."""
-        rest = list(self.dims)
-        rest.remove(but)
-        return sum(((size - 1) * step for size, step in rest), self.width)
-
     def without(self, dim: tuple[Any, Any]) -> _Places:
+        """Those with the first index in a dimension."""
         rest = list(self.dims)
         rest.remove(dim)
         return _Places(self.at, tuple(rest), self.width)
@@ -132,6 +131,7 @@ class _Places:
         return sum(((size - 1) * step for size, step in self.dims), self.at + self.width)
 
     def may_meet(self, other: _Places) -> bool:
+        """Whether both may have a byte in common."""
         first, second = self, other
         if first.is_symbolic or second.is_symbolic:
             first, second = _within_common(first, second)
@@ -187,10 +187,10 @@ def _within_common(a: _Places, b: _Places) -> tuple[_Places, _Places]:
     for one, other in product(a.dims, b.dims):
         if isinstance(one[0], int) or not _are_equal(one, other):
             continue
-        between, step = b.at - a.at, one[1]
-        apart = between + b.extent(other) <= step, a.extent(one) - between <= step
+        first, second, (_, step) = a.without(one), b.without(other), one
+        apart = second.end - a.at <= step, first.end - b.at <= step
         if all(map(statically_known_true, apart)):
-            return _within_common(a.without(one), b.without(other))
+            return _within_common(first, second)
     return a, b
 
 
@@ -201,24 +201,23 @@ def _are_equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
 # -- before anything is run -----------------------------------------------------------------------
 
 
-def _may_share(gm: GraphModule, example_inputs: Sequence[Any], shared: set[int]) -> bool:
+def _may_share(
+    gm: GraphModule, example_inputs: Sequence[Any], writers: set[Node], shared: set[int]
+) -> bool:
     """Whether something is written whose memory another operand may have, or that may repeat.
 
     Args:
+        writers: those who write, in parts of the graph, too.
         shared: positions of inputs that overlap others.
     """
-    graph, *inner = graphs_of(gm)
-    if any(changes(node) for one in inner for node in one.nodes):
+    if any(node.graph is not gm.graph for node in writers):
         return True
-    writers = set(filter(changes, graph.nodes))
-    if not writers:
-        return False
     homes: dict[Node, frozenset[Any]] = {}
     for at, (node, given) in enumerate(zip(placeholders(gm), example_inputs, strict=True)):
-        homes[node] = frozenset({_storage(given) if at in shared else node})
-        if _is_strided(given) and _repeats(given):
+        homes[node] = frozenset({storage_of(given) if at in shared else node})
+        if is_strided(given) and _repeats(given):
             homes[node] |= {_REPEATING}
-    for node in graph.nodes:
+    for node in gm.graph.nodes:
         if node in homes:
             continue
         if node.op == "get_attr":
@@ -238,14 +237,6 @@ def _may_share(gm: GraphModule, example_inputs: Sequence[Any], shared: set[int])
 def _operands(node: Node) -> list[Node]:
     """As often as they are given."""
     return [one for one in tree_leaves((node.args, node.kwargs)) if isinstance(one, Node)]
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _is_strided(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 # -- a run over fake tensors ----------------------------------------------------------------------
@@ -268,7 +259,7 @@ def _another(given: Any, is_shared: bool) -> Any:
     """
     if not isinstance(given, torch.Tensor):
         return given
-    if is_shared or not isinstance(given, FakeTensor) or not _is_strided(given):
+    if is_shared or not isinstance(given, FakeTensor) or not is_strided(given):
         return given.detach()
     return torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=given.device)
 
@@ -299,9 +290,11 @@ class _Run(Interpreter):
         self.node = n
         self.repeated = frozenset().union(*(self._of[one] for one in n.all_input_nodes))
         result = super().run_node(n)
-        given = list(filter(_is_strided, tree_leaves(result)))
-        storages = set(map(_storage, given))
-        self._of[n] = frozenset(map(_storage, filter(_repeats, given))) | (self.repeated & storages)
+        given = list(filter(is_strided, tree_leaves(result)))
+        storages = set(map(storage_of, given))
+        self._of[n] = frozenset(map(storage_of, filter(_repeats, given))) | (
+            self.repeated & storages
+        )
         return result
 
     def where(self) -> str:
@@ -332,8 +325,8 @@ class _Watch(TorchDispatchMode):
         for position, argument in enumerate(schema.arguments):
             given = args[position] if position < len(args) else kwargs.get(argument.name)
             reads = argument.alias_info is None or not argument.alias_info.is_write
-            for one in filter(_is_strided, tree_leaves(given)):
-                places.setdefault(_storage(one), ([], []))[reads].append(_places_of(one))
+            for tensor in filter(is_strided, tree_leaves(given)):
+                places.setdefault(storage_of(tensor), ([], []))[reads].append(_places_of(tensor))
         by_element = torch.Tag.pointwise in func.tags or schema.name.startswith(_BY_ELEMENT)
         for storage, (written, read) in places.items():
             if written and storage in self._run.repeated:

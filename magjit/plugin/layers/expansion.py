@@ -11,7 +11,8 @@ from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
-from magjit.plugin.layers.operators import Form, described, fresh, storage_of
+from magjit.plugin.aliases import storage_of
+from magjit.plugin.layers.operators import Form, described, fresh
 
 __all__ = ["Expansion"]
 

@@ -26,7 +26,6 @@ __all__ = [
     "new_number",
     "refused",
     "run_layer",
-    "storage_of",
     "traced",
 ]
 
@@ -88,11 +87,6 @@ def traced(forms: Mapping[int, Form]) -> Iterator[None]:
     finally:
         for number in forms:
             del _forms[number]
-
-
-def storage_of(tensor: Tensor) -> int:
-    """Equal for tensors that share memory, while one of them lives."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def run_layer(number: int, inputs: list[Any]) -> Sequence[Tensor]:

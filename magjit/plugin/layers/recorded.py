@@ -12,9 +12,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 
+from magjit.plugin.aliases import storage_of
 from magjit.plugin.fake_layouts import Layout, Undescribed, described, layout_of
 from magjit.plugin.fx_helpers import runnable
-from magjit.plugin.layers.operators import storage_of
 from magjit.plugin.layers.repeats import apart, in_pieces, repeats_of
 
 __all__ = ["LayerRecorder", "Recorder", "in_layers"]

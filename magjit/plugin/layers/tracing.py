@@ -19,6 +19,7 @@ from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from magjit.plugin.aliases import storage_of
 from magjit.plugin.fx_helpers import runnable
 from magjit.plugin.layers.expansion import Expansion
 from magjit.plugin.layers.operators import (
@@ -29,7 +30,6 @@ from magjit.plugin.layers.operators import (
     new_number,
     refused,
     run_layer,
-    storage_of,
     traced,
 )
 from magjit.plugin.layers.repeats import Repeat, Window, apart, in_pieces, repeats_of
