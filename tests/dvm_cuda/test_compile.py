@@ -37,7 +37,7 @@ from magjit_dvm.cuda.functions import FLOATS, INTS
 from magjit_dvm.cuda.interpreter import inner_loop, source
 from magjit_dvm.cuda.parts import MOST_EACH, SUMS_NAME, SUMS_SOURCE
 from magjit_dvm.cuda.warps import each_of
-from magjit_dvm.cuda.words import OPCODES
+from magjit_dvm.cuda.words import NUMBER, OPCODES
 from magjit_dvm.instructions import INSTRUCTIONS, DType, Kind
 
 _REGISTERS = {64: 168, 32: 128, 24: 128, 16: 102, 8: 102}
@@ -223,6 +223,17 @@ def test_every_operator_has_a_case() -> None:
     text = "\n".join(lines)
     assert "{{" not in text and "}}" not in text
     assert set(re.findall(r"%(\d+)", text)) == {str(k) for k in range(9)}
+
+
+def test_what_runs_together_is_side_by_side() -> None:
+    """Cases have the order of their numbers: a program of many short functions stays in a cache."""
+    names = ("exp_short", "log_short", "tanh_short", "sigmoid_short", "gelu_short", "silu_short")
+    shorts = [NUMBER[f"f.{name}"] for name in (*names, "rsqrt")]
+    assert max(shorts) - min(shorts) < len(shorts) + 2
+    cheap = [NUMBER[name] for name in ("f.relu", "f.mul", "fk.mad", "lt.s.f16", "st.g.f16")]
+    assert min(shorts) < min(cheap) and max(cheap) - max(shorts) <= 26
+    strided = [NUMBER[name] for name in OPCODES if name.startswith(("lt.v.", "lt.e.", "lt.b."))]
+    assert max(strided) < min(shorts)
 
 
 def test_tables_of_jumps_fit_constant_memory() -> None:

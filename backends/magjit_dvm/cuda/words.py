@@ -115,20 +115,34 @@ WITH_IMMEDIATE = {
 }
 
 _NEAR = (
-    *("f.rsqrt", "f.erf", "f.exp", "f.silu", "f.sigmoid", "f.exp_short", "f.log_short"),
-    *("f.sin_short", "f.tanh_short", "f.gelu_tanh_short", "f.gelu_short", "f.silu_short"),
-    *("f.silu_slope", "f.sigmoid_short", "lt.u.32", "lt.u.bf16", "lt.u.f16", "lt.v.32"),
-    *("lt.v.bf16", "lt.v.f16"),
+    *("lt.v.32", "lt.v.bf16", "lt.v.f16"),
+    *("f.gelu", "f.gelu_tanh", "f.tanh", "f.log", "f.erf", "f.silu", "f.sigmoid", "f.exp"),
     *("fk.sub_exp", "fk.sub_exp_small", "row.f.softmax", "row.f.norm", "row.f.squares"),
     *("sk.scaled_rsqrt", "row.f.max", "row.f.sum", "w.affine", "lt.w"),
     *("fk.minimum", "fk.maximum", "fk.rsub", "f.maximum", "f.minimum", "select", "mask", "swap"),
-    *("keep", "save", "la.scratch", "lt.scratch", "lt.r", "la.r", "f.neg", "f.relu"),
-    *("f.sub", "f.add", "f.mul", "fk.sub", "fk.add", "fk.mul", "fk.mad"),
-    *("la.s.32", "lt.s.32", "st.g.32", "la.s.bf16", "lt.s.bf16", "st.g.bf16"),
+    *("keep", "save", "la.scratch", "lt.scratch", "lt.r", "la.r"),
+    *("f.silu_slope", "f.sin_short", "f.gelu_tanh_short", "f.gelu_short", "f.silu_short"),
+    *("f.tanh_short", "f.log_short", "f.sigmoid_short", "f.exp_short", "f.rsqrt"),
+    *("lt.u.32", "lt.u.bf16", "lt.u.f16"),
+    *(
+        "f.neg",
+        "f.abs",
+        "f.relu",
+        "f.sub",
+        "f.add",
+        "f.mul",
+        "fk.sub",
+        "fk.add",
+        "fk.mul",
+        "fk.mad",
+    ),
+    *("la.s.bf16", "lt.s.bf16", "st.g.bf16", "la.s.32", "lt.s.32", "st.g.32"),
     *("la.s.f16", "lt.s.f16", "st.g.f16", "nop", "end"),
 )
 """What programs most often run, most often last: compilers put cases in the opposite order of their
-numbers, behind one another; and a jump to where a kernel has not been yet waits for memory."""
+numbers, behind one another.  A jump to where a kernel has not been yet waits for memory, and what a
+program runs stays in the instruction cache best where it is side by side: short functions are next
+to what loads, stores and adds, other functions next to one another."""
 
 _ALL: tuple[str, ...] = (
     "by",
