@@ -178,6 +178,14 @@ def test_more_operators_than_eager_are_not_whole() -> None:
     )
 
 
+def test_operators_of_a_backend_are_its_own() -> None:
+    compiler = MagJIT()
+    result = CompilerRun(trial(), compiler, "aot_eager", 3).run()
+    compiler.reset()
+    assert (result.outcome, result.graphs) == ("whole", 1), result.reason
+    assert result.in_graphs
+
+
 SHARED: list[torch.Tensor] = []
 
 
