@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import re
+import statistics
+from collections.abc import Callable, Sequence
 
 from table_text import NOTHING, Results, by_metric, compared, markdown, number
 
@@ -101,10 +102,59 @@ def _dvm_gpu(results: Results) -> str:
     return markdown(["operators", "MagJIT", "eager", "Inductor", "Inductor, dynamic"], rows)
 
 
-def _dvm_gpu_large(results: Results) -> str:
-    """What moves 256 MB of float16."""
-    kept = {key: value for key, value in results.rows.items() if "float16, 256 MB" in key[0]}
-    return _dvm_gpu(replace(results, rows=kept))
+_NORM, _WIDTH = "(layer_norm|rms_norm|softmax)", "(512|768|1024|2048|4096|8192|16384)"
+_KINDS = {
+    "1 to 12 cheap operators": r"\d+ operators",
+    "two and three tensors": r"add|silu\(x\) \* y|x \* y \+ z",
+    "a special function of a product": r"\w+ of a product",
+    "six special functions, six cheap operators": r"6 special, 6 cheap",
+    "layer norm, RMS norm, softmax of 512 to 16384": rf"{_NORM} {_WIDTH}",
+    "norms of 1024 to 8192 with weights": r".*(1024|4096|8192), weights?",
+    "log-softmax of 1024 to 8192": r"log_softmax (1024|4096|8192)",
+    "rows of 32 to 384": rf"{_NORM} (32|49|64|96|128|197|256|384)(, \D+)?",
+    "rows of 32,000 and more": r".*\d{5,6}(, weight| classes)?",
+    "transposed and broadcast tensors": r"add, (transposed|a \w+)",
+    "odd offsets and widths": r".*(from element \d| 1023(, weights)?| 4095)",
+    "embeddings, losses, masks": r".*(embedding|classes|diagonal|mask).*",
+    "sums and maxima of rows and of all": r"mse_loss|logsumexp \d+|largest .*|the norm .*|.* rows",
+    "backward, without weights": r"\w+ \d+, backward",
+    "backward, with weights": r"\w+ \d+, weights?, backward",
+}
+"""Kinds of programs, and what the whole of their cases' names is; the first that fits counts."""
+
+
+def _kind(program: str) -> str:
+    kinds = (kind for kind, pattern in _KINDS.items() if re.fullmatch(pattern, program))
+    return next(kinds, "others")
+
+
+def _dvm_gpu_kinds(results: Results) -> str:
+    """What moves 256 MB of float16, by kinds of programs."""
+    found: dict[str, list[str]] = {}
+    for case in results.cases(_COPY):
+        program, _, rest = case.rpartition(", float16, ")
+        if rest == "256 MB":
+            found.setdefault(_kind(program), []).append(case)
+    rows = []
+    for kind in [*_KINDS, "others"]:
+        cases = found.get(kind, [])
+        fractions = [results.value(case, _COPY) or 0.0 for case in cases]
+        cells = [str(len(cases)), *_range(fractions)]
+        for peer in ("eager", "static"):
+            theirs = [results.value(case, _COPY, peer) for case in cases]
+            pairs = zip(fractions, theirs, strict=True)
+            cells += _range([ours / other for ours, other in pairs if other])
+        rows += [[kind, *cells]] if cases else []
+    header = ["programs", "number", "of copy bandwidth", "median", "÷ eager", "median"]
+    return markdown([*header, "÷ Inductor", "median"], rows)
+
+
+def _range(values: Sequence[float]) -> list[str]:
+    """From the least to the largest; the median."""
+    if not values:
+        return [NOTHING, NOTHING]
+    ends = [number(one) for one in (min(values), max(values))]
+    return [" – ".join(dict.fromkeys(ends)), number(statistics.median(values))]
 
 
 def _dvm_gpu_host(results: Results) -> str:
@@ -173,7 +223,7 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
     "dvm_models": ("dvm.json#models", _DVM, _dvm_models),
     "dvm_gpu": ("dvm_gpu.json#gpu", _DVM_GPU, _dvm_gpu),
     "dvm_gpu_h100": ("dvm_gpu_h100.json#gpu", _DVM_GPU, _dvm_gpu),
-    "dvm_gpu_large": ("dvm_gpu.json#gpu", _DVM_GPU, _dvm_gpu_large),
+    "dvm_gpu_kinds": ("dvm_gpu.json#gpu", _DVM_GPU, _dvm_gpu_kinds),
     "dvm_gpu_host": ("dvm_gpu.json#gpu", _DVM_GPU, _dvm_gpu_host),
     "dvm_gpu_sets": ("dvm_gpu_models.json#sets", _DVM_GPU, _dvm_gpu_sets),
     "dvm_gpu_small": ("dvm_gpu_models.json#shapes", _DVM_GPU, _dvm_gpu_small),
