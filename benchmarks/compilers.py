@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,9 +74,15 @@ def compile_without_limit() -> None:
 
 
 def disable_caches() -> None:
-    """Neither compiler is to find what the other one compiled with Inductor."""
+    """No compiler is to find what another one, or another process, compiled with Inductor.
+
+    Kernels and C++ are kept in a folder of this process, which is empty and goes away with it.
+    """
     torch._inductor.config.fx_graph_cache = False
     torch._functorch.config.enable_autograd_cache = False
+    folder = tempfile.mkdtemp(prefix="inductor")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def warm_up(

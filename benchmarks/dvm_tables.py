@@ -107,7 +107,7 @@ _KINDS = {
     "1 to 12 cheap operators": r"\d+ operators",
     "two and three tensors": r"add|silu\(x\) \* y|x \* y \+ z",
     "a special function of a product": r"\w+ of a product",
-    "six special functions, six cheap operators": r"6 special, 6 cheap",
+    "six special functions, seven cheap operators": r"6 special, 7 cheap",
     "layer norm, RMS norm, softmax of 512 to 16384": rf"{_NORM} {_WIDTH}",
     "norms of 1024 to 8192 with weights": r".*(1024|4096|8192), weights?",
     "log-softmax of 1024 to 8192": r"log_softmax (1024|4096|8192)",
@@ -139,22 +139,23 @@ def _dvm_gpu_kinds(results: Results) -> str:
     for kind in [*_KINDS, "others"]:
         cases = found.get(kind, [])
         fractions = [results.value(case, _COPY) or 0.0 for case in cases]
-        cells = [str(len(cases)), *_range(fractions)]
+        cells = [str(len(cases)), *_range(fractions, len(cases))]
         for peer in ("eager", "static"):
             theirs = [results.value(case, _COPY, peer) for case in cases]
             pairs = zip(fractions, theirs, strict=True)
-            cells += _range([ours / other for ours, other in pairs if other])
+            cells += _range([ours / other for ours, other in pairs if other], len(cases))
         rows += [[kind, *cells]] if cases else []
-    header = ["programs", "number", "of copy bandwidth", "median", "÷ eager", "median"]
-    return markdown([*header, "÷ Inductor", "median"], rows)
+    header = ["programs", "number", "of copy bandwidth", "median"]
+    return markdown([*header, "÷ eager", "median", "÷ Inductor", "median"], rows)
 
 
-def _range(values: Sequence[float]) -> list[str]:
-    """From the least to the largest; the median."""
+def _range(values: Sequence[float], programs: int) -> list[str]:
+    """From the least to the largest, and of how many if not of all programs; the median."""
     if not values:
         return [NOTHING, NOTHING]
     ends = [number(one) for one in (min(values), max(values))]
-    return [" – ".join(dict.fromkeys(ends)), number(statistics.median(values))]
+    among = f" ({len(values)})" if len(values) < programs else ""
+    return [" – ".join(dict.fromkeys(ends)) + among, number(statistics.median(values))]
 
 
 def _dvm_gpu_host(results: Results) -> str:

@@ -6,7 +6,9 @@ Each layer, alone and with an activation or a residual after it, as backend trit
 the library's product instead of one of ours, by torch.compile, and eagerly.  Results are compared
 with eager's, within what two orders of summation may differ by.
 
-run_ms    milliseconds of a call on the device; peers library, torch.compile, eager
+run_ms    milliseconds of a call, many behind one another: of the device, or of the host where that
+          takes longer to ask for a product than the device computes; peers library, torch.compile,
+          eager
 """
 
 from __future__ import annotations

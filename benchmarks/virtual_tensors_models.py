@@ -118,7 +118,6 @@ class Contestant:
 
 def contestant(compiler: str, mode: str, training: bool, example: Example) -> Contestant:
     """A model compiled anew and called twice."""
-    torch._dynamo.reset()
     original, arguments = example
     model = copy.deepcopy(original).train(training)
     for module in model.modules():  # Dropout draws other numbers under torch.compile.
@@ -173,6 +172,7 @@ def measure(
     example = built(name, options.size, batch, device)
     found: dict[str, Contestant] = {}
     notes: list[str] = []
+    torch._dynamo.reset()  # once: it would drop the modes before, too
     for compiler in COMPILERS:
         for mode in ("default",) if compiler == "eager" else options.modes:
             key = compiler if compiler == "eager" else f"{compiler} {mode}"
