@@ -58,19 +58,24 @@ _SPILLS_OF_SUMS = {24: 16}
 """Of these kernels, on sm_90, by R."""
 _SPILLS_OF_SMALL = {
     ("sm_90", 32, ADDING): 152,
-    ("sm_80", 16, NORMS): 4,
+    ("sm_80", 16, NORMS): 8,
     ("sm_80", 32, NORMS): 32,
     ("sm_80", 64, NORMS): 4,
     ("sm_80", 36, GRADIENTS): 168,
+    ("sm_80", 32, CHUNKED): 64,
+    ("sm_80", 32, QUARTER): 36,
+    ("sm_80", 32, HALF): 36,
     ("sm_90", 36, GRADIENTS): 76,
     ("sm_90", 32, CHUNKED): 64,
     ("sm_90", 32, QUARTER): 32,
     ("sm_90", 32, HALF): 32,
     ("sm_100", 36, GRADIENTS): 16,
+    ("sm_100", 32, NORMS): 8,
+    ("sm_100", 32, CHUNKED): 72,
     ("sm_80", 32, FLAT): 16,
     ("sm_80", 32, SQUARES): 84,
     ("sm_90", 32, SQUARES): 16,
-    ("sm_100", 32, SQUARES): 16,
+    ("sm_100", 32, SQUARES): 24,
 }
 """Of small ones, by nvcc."""
 
