@@ -16,7 +16,6 @@ import torch
 from torch.fx import Graph
 from torch.fx import Node as FxNode
 
-from magjit.plugin.aliases import memory_of, readers, written_by
 from magjit.plugin.sizes import elements_of
 from magjit_dvm.across import may_go_across
 from magjit_dvm.alone import gains_alone
@@ -25,6 +24,7 @@ from magjit_dvm.groups import APART, OF_READERS, VIEWS, FusedGroup, Fusion
 from magjit_dvm.in_place import store_in_place
 from magjit_dvm.joining import Joiner, join_parts
 from magjit_dvm.look_ups import only_looks_up, repeated
+from magjit_dvm.paths import Paths
 from magjit_dvm.program import ACROSS, MAPS, NodeKind, varying
 from magjit_dvm.size_classes import SizeClasses
 from magjit_dvm.translate import handles, translate
@@ -55,14 +55,11 @@ def fuse(graph: Graph, fixed: bool = True) -> Fusion:
 class _Fuser:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.position = {node: k for k, node in enumerate(graph.nodes)}
         self.group_of: dict[FxNode, FusedGroup] = {}
-        self.across = [0] * (len(self.position) + 1)
-        """How many groups have nodes before each position, and nodes from there on; at least."""
+        self.paths = Paths(graph, self.group_of)
         self.builders: dict[int, Builder] = {}
         self.reasons: dict[FxNode, str] = {}
         self.alone: dict[FxNode, FusedGroup] = {}
-        self.before = _order_of_effects(graph)
         self.class_of = SizeClasses(graph).of
 
     def run(self) -> Fusion:
@@ -120,7 +117,7 @@ class _Fuser:
         except NotFusable:
             self.builders[id(group)] = self.built(group.nodes)
             return False
-        self.spread((group.nodes[-1], node))
+        self.paths.spread((group.nodes[-1], node))
         group.nodes.append(node)
         self.group_of[node] = group
         return True
@@ -150,7 +147,7 @@ class _Fuser:
                 continue
             if any(APART in one.meta for one in (*group.nodes, *other.nodes)):
                 continue
-            nodes = sorted({*group.nodes, *other.nodes}, key=self.position.__getitem__)
+            nodes = sorted({*group.nodes, *other.nodes}, key=self.paths.position.__getitem__)
             if not self.independent_outside(group, other):
                 continue
             try:
@@ -160,7 +157,7 @@ class _Fuser:
                 continue
             if alike and len(builder.loops) > len(self.builders[id(group)].loops):
                 continue
-            self.spread(nodes)
+            self.paths.spread(nodes)
             group.nodes = nodes
             self.builders[id(group)] = builder
             self.builders.pop(id(other))
@@ -194,7 +191,7 @@ class _Fuser:
     def may_join(self, node: FxNode, group: FusedGroup) -> bool:
         """Whether no operand outside of the group depends on it."""
         outside = [one for one in node.all_input_nodes if self.group_of.get(one) is not group]
-        return not self.depends(outside, (group,))
+        return not self.paths.depend(outside, (group,))
 
     def independent_outside(self, first: FusedGroup, second: FusedGroup) -> bool:
         """Whether no path leaves the two groups and comes back."""
@@ -205,37 +202,7 @@ class _Fuser:
             for one in node.all_input_nodes
             if id(self.group_of.get(one)) not in both
         ]
-        return not self.depends(outside, (first, second))
-
-    def spread(self, nodes: Iterable[FxNode]) -> None:
-        """A group has these nodes now."""
-        positions = [self.position[node] for node in nodes]
-        for position in range(min(positions) + 1, max(positions) + 1):
-            self.across[position] += 1
-
-    def depends(self, nodes: Iterable[FxNode], groups: Sequence[FusedGroup]) -> bool:
-        """Whether one of ``nodes`` needs a result of one of ``groups``."""
-        first = min(self.position[node] for group in groups for node in group.nodes)
-        while self.across[first]:  # no path leads back from before there
-            first -= 1
-        wanted = {id(group) for group in groups}
-        seen: set[int] = set()
-        waiting = list(nodes)
-        while waiting:
-            node = waiting.pop()
-            if self.position[node] < first:
-                continue
-            group = self.group_of.get(node)
-            unit = id(node) if group is None else id(group)
-            if unit in wanted:
-                return True
-            if unit in seen:
-                continue
-            seen.add(unit)
-            for member in [node] if group is None else group.nodes:
-                waiting.extend(member.all_input_nodes)
-                waiting.extend(self.before.get(member, ()))
-        return False
+        return not self.paths.depend(outside, (first, second))
 
     # -- completing --
 
@@ -352,14 +319,14 @@ class _Fuser:
         needs = {
             key: {unit_of[one] for one in self.needs(unit)} - {key} for key, unit in units.items()
         }
-        return _sorted(units, needs, self.position)
+        return _sorted(units, needs, self.paths.position)
 
     def needs(self, unit: FusedGroup | FxNode) -> list[FxNode]:
         """What has to run before a step."""
         if isinstance(unit, FusedGroup):
-            before = [one for node in unit.nodes for one in self.before.get(node, ())]
+            before = [one for node in unit.nodes for one in self.paths.before.get(node, ())]
             return [*unit.operands, *before]
-        return [*unit.all_input_nodes, *self.before.get(unit, ())]
+        return [*unit.all_input_nodes, *self.paths.before.get(unit, ())]
 
     def made_outside(self, node: FxNode, outputs: set[FxNode]) -> bool:
         """Whether a node of a group is a view that ATen makes, since it is needed outside of it."""
@@ -427,29 +394,6 @@ def _may_go_with_others(group: FusedGroup) -> bool:
         return False
     computed = sum(one.kind is NodeKind.COMPUTE for one in group.program.nodes)
     return computed <= _LIGHT and set(group.operands) <= set(node.all_input_nodes)
-
-
-def _order_of_effects(graph: Graph) -> dict[FxNode, tuple[FxNode, ...]]:
-    """What runs before a node though that does not read it.
-
-    Before a node that draws random numbers, the last one that did: eager draws in this order.
-    Before a write, who reads what has been there.
-    """
-    found: dict[FxNode, tuple[FxNode, ...]] = {}
-    seen: set[FxNode] = set()
-    last = None
-    for node in graph.nodes:
-        tags = getattr(node.target, "tags", ()) if node.op == "call_function" else ()
-        if torch.Tag.nondeterministic_seeded in tags:
-            if last is not None:
-                found[node] = (last,)
-            last = node
-        of = memory_of(written_by(node))
-        earlier = [one for memory in of for one in readers(memory) if one in seen]
-        if earlier:
-            found[node] = (*found.get(node, ()), *earlier)
-        seen.add(node)
-    return found
 
 
 def _sorted(

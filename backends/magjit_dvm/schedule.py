@@ -93,6 +93,9 @@ class Schedule:
         self._gm = gm
         self._names: dict[FxNode, str] = {}
         self._globals: dict[str, Any] = {}
+        self._named: dict[tuple[str, int], str] = {}
+        """Of values among these, by the name that was asked for."""
+        self._last: dict[str, int] = {}
         self.source, name = self._emit(gm.graph)
         code = compile(self.source, name, "exec")
         linecache.cache[name] = (len(self.source), None, self.source.splitlines(True), name)
@@ -241,12 +244,14 @@ class Schedule:
         return self._names.setdefault(node, f"v_{node.name}")
 
     def _global(self, name: str, value: Any) -> str:
-        found = name
-        for number in count(1):
-            if self._globals.setdefault(found, value) is value:
-                return found
-            found = f"{name}_{number}"
-        raise AssertionError
+        key = name, id(value)
+        if key not in self._named:
+            found = name
+            while found in self._globals:
+                number = self._last[name] = self._last.get(name, 0) + 1
+                found = f"{name}_{number}"
+            self._globals[found], self._named[key] = value, found
+        return self._named[key]
 
     def _text(self, value: Any) -> str:
         if isinstance(value, FxNode):
