@@ -42,8 +42,8 @@ class Paths:
     def depend(self, nodes: Sequence[FxNode], groups: Sequence[FusedGroup]) -> bool:
         """Whether one of ``nodes`` needs a result of one of ``groups``.
 
-        Looks from both ends in turns: where there is no path, one of them is soon done, be the
-        other's surroundings as large as they may.
+        Looks from both ends in turns, until they meet or one of them is done: where there is no
+        path that is soon, be the other's surroundings as large as they may.
         """
         if not nodes:
             return False
@@ -58,9 +58,10 @@ class Paths:
             first -= 1
         while self._across[last + 1]:  # nor from behind there to what is sought
             last += 1
+        within, reached = range(first, last + 1), wanted  # by who looks on from the groups
         reading = [user for node in made for user in self._later(node)]
-        back = self._search(list(nodes), self._earlier, wanted, set(), range(first, last + 1))
-        on = self._search(reading, self._later, sought, wanted, range(first, last + 1))
+        back = self._search(list(nodes), self._earlier, reached, set(), within)
+        on = self._search(reading, self._later, sought, reached, within)
         return any(found for pair in zip(back, on, strict=False) for found in pair)
 
     def _search(
