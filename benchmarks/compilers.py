@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import shutil
 import tempfile
@@ -80,9 +81,14 @@ def disable_caches() -> None:
     """
     torch._inductor.config.fx_graph_cache = False
     torch._functorch.config.enable_autograd_cache = False
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = _own_folder()
+
+
+@functools.cache
+def _own_folder() -> str:
     folder = tempfile.mkdtemp(prefix="inductor")
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def warm_up(

@@ -80,8 +80,8 @@ _DVM_SHAPES = {
 
 
 def _dvm_shapes(results: Results) -> str:
-    rows = by_metric(results, _DVM_SHAPES, ("magjit", "inductor-dynamic", "eager"))
-    return markdown(["shapes", "metric", "MagJIT", "inductor-dynamic", "eager"], rows)
+    peers = {"inductor-dynamic": "inductor-dynamic", "eager": "eager"}
+    return by_metric(results, "shapes", _DVM_SHAPES, peers)
 
 
 _COPY = "fraction of copy bandwidth"
@@ -159,10 +159,9 @@ def _range(values: Sequence[float], programs: int) -> list[str]:
 
 
 def _dvm_gpu_host(results: Results) -> str:
-    who = ("magjit", "operator alone", "eager", "relu")
-    rows = by_metric(results, _NEW_SHAPES, who)
-    header = ["calls", "metric", "MagJIT", "its operator alone", "eager", "one operator of eager"]
-    return markdown(header, [row for row in rows if "new shapes" in row[0]])
+    peers = {"operator alone": "its operator alone", "eager": "eager"}
+    peers["relu"] = "one operator of eager"
+    return by_metric(results, "calls", _NEW_SHAPES, peers)
 
 
 def _dvm_gpu_sets(results: Results) -> str:
@@ -179,8 +178,8 @@ def _dvm_gpu_sets(results: Results) -> str:
 
 def _dvm_gpu_small(results: Results) -> str:
     titles = {"call_us": "a call, µs", "group_us": "a call within the graph, µs"}
-    rows = by_metric(results, titles, ("magjit", "eager", "inductor-dynamic"))
-    return markdown(["operators", "metric", "MagJIT", "eager", "Inductor, dynamic"], rows)
+    peers = {"eager": "eager", "inductor-dynamic": "Inductor, dynamic"}
+    return by_metric(results, "operators", titles, peers)
 
 
 def _dvm_gpu_models(results: Results) -> str:
@@ -196,21 +195,18 @@ _NETWORKS = {"step_ms": "forward and backward, ms", "call_ms": "a call, ms"}
 
 
 def _dvm_gpu_networks(results: Results) -> str:
-    rows = by_metric(results, _NETWORKS, ("magjit", "inductor", "eager", "eager-last"))
-    header = ["network", "metric", "MagJIT", "Inductor", "eager", "eager, channels last"]
-    return markdown(header, rows)
+    peers = {"inductor": "Inductor", "eager": "eager", "eager-last": "eager, channels last"}
+    return by_metric(results, "network", _NETWORKS, peers)
 
 
 def _dvm_gpu_writes(results: Results) -> str:
     metrics = {"run_us": "µs", "fraction of copy bandwidth": "of copy bandwidth"}
-    rows = by_metric(results, metrics, ("magjit", "eager", "inductor"))
-    return markdown(["program", "metric", "MagJIT", "eager", "Inductor"], rows)
+    return by_metric(results, "program", metrics, {"eager": "eager", "inductor": "Inductor"})
 
 
 def _dvm_gpu_training(results: Results) -> str:
     metrics = {"forward_us": "forward, µs", "step_us": "forward and backward, µs"}
-    rows = by_metric(results, metrics, ("magjit", "inductor", "eager"))
-    return markdown(["case", "metric", "MagJIT", "Inductor", "eager"], rows)
+    return by_metric(results, "case", metrics, {"inductor": "Inductor", "eager": "eager"})
 
 
 _DVM = "python benchmarks/dvm.py --device cpu"

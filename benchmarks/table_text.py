@@ -110,10 +110,19 @@ def compared(
     return markdown(header, rows)
 
 
-def by_metric(results: Results, titles: Mapping[str, str], peers: Sequence[str]) -> list[list[str]]:
-    """A row for each metric and case, with the figure of each peer."""
-    return [
-        [case, title, *(number(results.value(case, metric, peer)) for peer in peers)]
+def by_metric(
+    results: Results, what: str, titles: Mapping[str, str], peers: Mapping[str, str]
+) -> str:
+    """A row for each metric and case, with MagJIT's figure and each peer's.
+
+    Args:
+        what: the title of the cases.
+        titles, peers: titles of metrics and of peers, by their names.
+    """
+    names = {"magjit": "MagJIT", **peers}
+    rows = [
+        [case, title, *(number(results.value(case, metric, name)) for name in names)]
         for metric, title in titles.items()
         for case in results.cases(metric)
     ]
+    return markdown([what, "metric", *names.values()], rows)

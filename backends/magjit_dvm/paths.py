@@ -47,9 +47,9 @@ class Paths:
         """
         if not nodes:
             return False
-        wanted = {id(group) for group in groups}
+        reached = {id(group) for group in groups}  # and, in turns, what needs them
         sought = {self._unit(node) for node in nodes}
-        if not wanted.isdisjoint(sought):
+        if not reached.isdisjoint(sought):
             return True
         made = [node for group in groups for node in group.nodes]
         first = min(self.position[node] for node in made)
@@ -58,7 +58,7 @@ class Paths:
             first -= 1
         while self._across[last + 1]:  # nor from behind there to what is sought
             last += 1
-        within, reached = range(first, last + 1), wanted  # by who looks on from the groups
+        within = range(first, last + 1)
         reading = [user for node in made for user in self._later(node)]
         back = self._search(list(nodes), self._earlier, reached, set(), within)
         on = self._search(reading, self._later, sought, reached, within)
