@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from magjit.plugin.losses import nll_loss
 from magjit_dvm import batch_norms, group_norms
 from magjit_dvm.norms_backward import layer_norm_backward, rms_norm_backward
 
@@ -113,11 +114,4 @@ def _nll_loss(
     """Each target's loss apart from their mean or sum, which reduce other loops than softmax."""
     if reduction == 0 or given.dim() < 2:
         return NotImplemented  # type: ignore[no-any-return]
-    losses = operator(given, target, weight, 0, ignored)[0]
-    if weight is None:
-        total = (target != ignored).sum().to(given.dtype)
-    else:
-        each = weight.view(1, -1, *([1] * (given.dim() - 2))).expand(given.shape)
-        total = -operator(each, target, None, 0, ignored)[0].sum()
-    loss = losses.sum()
-    return (loss / total if reduction == 1 else loss), total
+    return nll_loss(operator, given, target, weight, reduction, ignored)

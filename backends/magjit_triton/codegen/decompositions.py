@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch._decomp import (
     get_decompositions,
 )
 
+from magjit.plugin.losses import nll_loss
 from magjit_triton.strides import is_known, iterated_strides
 
 __all__ = ["decompositions"]
@@ -79,6 +80,8 @@ _NORMALISING = (
     aten.native_batch_norm,
 )
 
+_LOSSES = (aten.nll_loss_forward, aten.nll_loss2d_forward)
+
 
 def decompositions(*, composite: bool = False) -> dict[Any, Callable[..., Any]]:
     """ATen operator → its decomposition into pointwise operators, reductions and movements.
@@ -105,6 +108,8 @@ def _table(composite: bool) -> dict[Any, Callable[..., Any]]:
 def _as_in_eager(target: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """A decomposition whose results lie in memory as those of the operator itself."""
     packet = getattr(target, "overloadpacket", None)
+    if packet in _LOSSES:
+        return partial(_loss, function)
     if packet in _NORMALISING:
         return lambda *args, **kwargs: _normalised(args[0], function(*args, **kwargs))
     if torch.Tag.pointwise not in getattr(target, "tags", ()) or "out" in str(target):
@@ -119,6 +124,19 @@ def _as_in_eager(target: Any, function: Callable[..., Any]) -> Callable[..., Any
         return _strided(made, iterated_strides(tensors, made.shape))
 
     return decomposed
+
+
+def _loss(
+    function: Callable[..., Any],
+    given: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignored: int,
+) -> Any:
+    apart = reduction != 0 and given.dim() > 1
+    made = partial(nll_loss, function) if apart else function
+    return made(given, target, weight, reduction, ignored)
 
 
 def _normalised(given: torch.Tensor, made: Any) -> Any:
