@@ -91,6 +91,18 @@ def losses(x: Tensor, classes: Tensor) -> Tensor:
     return F.cross_entropy(x, classes, reduction="none")
 
 
+def mean_loss(x: Tensor, classes: Tensor) -> Tensor:
+    return F.cross_entropy(x, classes)
+
+
+def filled_softmax(x: Tensor, mask: Tensor) -> Tensor:
+    return x.masked_fill(mask, float("-inf")).softmax(-1)
+
+
+def variance(x: Tensor) -> Tensor:
+    return x.var(-1)
+
+
 def causal_softmax(x: Tensor) -> Tensor:
     places = torch.arange(x.shape[-1], device=x.device)
     below = places[None, :] <= places[: x.shape[-2], None]
@@ -211,6 +223,16 @@ def squares(width: int) -> Make:
     return make
 
 
+def masked_squares(width: int) -> Make:
+    """Matrices, one behind another, and a mask that is the same for all."""
+
+    def make(size: int, dtype: torch.dtype) -> list[Tensor]:
+        mask = torch.ones(width, width, device="cuda", dtype=torch.bool).triu(1)
+        return [*squares(width)(size, dtype), mask]
+
+    return make
+
+
 def few(count: int) -> Make:
     """A tensor of so many rows."""
 
@@ -264,10 +286,13 @@ def cases() -> Iterator[Case]:
         yield Case("tables", f"embedding, layer_norm {width}", embedding_norm, looked_up(width))
     for classes in (1024, 8192, 32_000):
         yield Case("tables", f"losses of {classes} classes", losses, scores(classes))
+    yield Case("tables", "mean loss of 1024 classes", mean_loss, scores(1024))
     yield Case("tables", "softmax 1024 below the diagonal", causal_softmax, squares(1024))
+    yield Case("tables", "softmax 1024, with a mask", filled_softmax, masked_squares(1024))
     yield Case("reductions", "mse_loss", F.mse_loss, line(2))
     for width in (4096, 32_000):
         yield Case("reductions", f"logsumexp {width}", logsumexp, rows(width))
+    yield Case("reductions", "variance 1024", variance, rows(1024))
     yield Case("reductions", "largest absolute value", largest, line(1))
     yield Case("reductions", "the norm of x - y", distance, line(2))
     yield Case("reductions", "log_softmax of 4 rows", log_softmax, few(4))

@@ -116,7 +116,8 @@ _KINDS = {
     "transposed and broadcast tensors": r"add, (transposed|a \w+)",
     "odd offsets and widths": r".*(from element \d| 1023(, weights)?| 4095)",
     "embeddings, losses, masks": r".*(embedding|classes|diagonal|mask).*",
-    "sums and maxima of rows and of all": r"mse_loss|logsumexp \d+|largest .*|the norm .*|.* rows",
+    "sums and maxima of rows and of all": r"mse_loss|(logsumexp|variance) \d+|"
+    r"largest .*|the norm .*|.* rows",
     "backward, without weights": r"\w+ \d+, backward",
     "backward, with weights": r"\w+ \d+, weights?, backward",
 }

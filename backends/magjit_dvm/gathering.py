@@ -185,7 +185,12 @@ def _nll_loss(builder: Builder, node: Any) -> Any:
     targets = builder.operand(target, shape, own, DType.I64)
     classes = _Classes(builder, targets, ignored)
     found, dtype = picked(builder, given, 1, classes.safe, dims)
-    losses = classes.weighted(builder.compute("neg", dtype, found), weight, dtype)
+    log = builder.nodes[found]
+    if log.op == "sub":  # of what is beyond the largest, the logarithm of the sum
+        loss = builder.compute("sub", dtype, *reversed(log.args))
+    else:
+        loss = builder.compute("neg", dtype, found)
+    losses = classes.weighted(loss, weight, dtype)
     return Value(losses, dtype, own, shape, tensor.dtype), None
 
 

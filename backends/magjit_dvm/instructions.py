@@ -337,7 +337,9 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
     Instruction("select", Kind.TERNARY, ALL, "", torch.where, "b where a (bool) is not 0, else c"),
     *_pairs(),
     # Reductions: into an accumulator that a tile begins with the identity.
-    _reduce("sum", (*FLOAT, DType.I64), "a + b", "0", torch.sum, "sum; floats add up in double"),
+    _reduce(
+        "sum", (*FLOAT, DType.I64, DType.I32), "a + b", "0", torch.sum, "sum; floats in double"
+    ),
     _reduce("prod", (*FLOAT, DType.I64), "a * b", "1", torch.prod, "product"),
     _reduce("max", ALL, "MAX(a, b)", "LOWEST", torch.amax, "largest, NaN wins"),
     _reduce("min", ALL, "MIN(a, b)", "HIGHEST", torch.amin, "smallest, NaN wins"),

@@ -6,9 +6,9 @@ from magjit_dvm.instructions import DType
 from magjit_dvm.program import Node, NodeKind, Program
 from tests.dvm.checking import cast, compute, load, output, reduce, tensor
 
-__all__ = ["largest", "mean_square", "normalized", "softmaxed", "weighed"]
+__all__ = ["counted", "largest", "mean_square", "normalized", "softmaxed", "weighed"]
 
-F32 = DType.F32
+F32, I64 = DType.F32, DType.I64
 
 
 def mean_square(dtype: DType) -> Program:
@@ -23,6 +23,18 @@ def mean_square(dtype: DType) -> Program:
         cast(dtype, 8),
     )
     return Program(2, (tensor(dtype, 0, 1),) * 2, nodes, (output(9),))
+
+
+def counted(dtype: DType) -> Program:
+    """The sum of all losses by how many of them count, which is an int64."""
+    nodes = (
+        *(load(0, dtype), cast(F32, 0), reduce("sum", F32, 1, 0), load(1, I64)),
+        Node(NodeKind.CONSTANT, I64, number=-7),
+        Node(NodeKind.COMPUTE, DType.BOOL, (3, 4), "ne"),
+        *(cast(I64, 5), reduce("sum", I64, 6, 0), cast(F32, 7), compute("div", F32, 2, 8)),
+        cast(dtype, 9),
+    )
+    return Program(1, (tensor(dtype, 0), tensor(I64, 0)), nodes, (output(10), output(7)))
 
 
 def largest(dtype: DType) -> Program:

@@ -76,6 +76,35 @@ class _PtxKernel(_Kernel):
         self.kept_at = h["scratch_at"] + h["warps"] * h["scratch_bytes"]
         self.lanes = self.slice // each
         self.each_rows = 128 * (1 + h["numbers"] + 2 * h["accumulators"])
+        self.batches: dict[int, list[tuple[int, list[int]]]] = {}
+        self.rows: Array | None = None
+
+    def run(self, blocks: int = 1) -> None:
+        super().run(blocks)
+        for group in list(self.batches):
+            self.run_tail(group)
+
+    def end_row(self, group: int, row: int) -> None:
+        """As the loop does: rows of a batch are in lanes of the first of their warps."""
+        numbers = [int(self.register(k)[0]) for k in range(self.rest[-1])]
+        self.batches.setdefault(group, []).append((row, numbers))
+        if len(self.batches[group]) == 32:
+            self.run_tail(group)
+
+    def run_tail(self, group: int) -> None:
+        batch, waiting = self.batches.pop(group), self.rest[-1]
+        self.begin_row(1, batch[0][0])
+        self.rows = np.array([row for row, _ in batch])
+        for k in range(waiting):
+            found = [numbers[k] for _, numbers in batch]
+            self.register(waiting + k)[:] = [*found, *found[:1] * (32 - len(batch))]
+        self.run_words(self.first[-1], 0, 0, np.zeros(1, int), 0, True)
+        self.rows = None
+
+    def register(self, k: int) -> Array:
+        """A row register of a row's first warp."""
+        at = self.h["rows_at"] + 128 * (1 + k)
+        return self.shared[at : at + 128].view(np.uint32)
 
     def run_row(self, tile: int, group: int, row: int, rows_of_tile: int, blocks: int) -> None:
         """A warp that has several rows runs them together."""
@@ -119,7 +148,7 @@ class _PtxKernel(_Kernel):
                 end = one.address + len(one.data)
                 if one.address <= address < end:
                     wanted = np.arange(low, high)
-                    if period := self.periods.get(at, 0):
+                    if period := self.periods.get(at, 0) or self.repeats.get(at, 0):
                         wanted = address + (wanted - address) % (period * size)
                     there = (wanted >= one.address) & (wanted < end)
                     to = ring + at + np.flatnonzero(there)
@@ -149,6 +178,10 @@ class _PtxKernel(_Kernel):
                 row = np.where(row < h["rows"], row, self.row)
             else:
                 row, own = np.full(32, self.row), own - apart * h["cols"]
+            if self.rows is not None:
+                there_too = len(self.rows)
+                row = np.append(self.rows, np.full(32 - there_too, self.rows[0]))
+                facts, owns = facts & ~ABSENT, _LANES < there_too
             operands = [
                 np.full(32, 16 * word),
                 np.full(32, self.ring),

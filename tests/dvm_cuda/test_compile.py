@@ -17,6 +17,7 @@ from magjit_dvm.cuda.channel_code import CHANNELS, CHANNELS_NAMES, channels_sour
 from magjit_dvm.cuda.forms import (
     ADDING,
     ALONE,
+    BATCHED,
     CHUNKED,
     FLAT,
     FORMS,
@@ -25,6 +26,7 @@ from magjit_dvm.cuda.forms import (
     LANES,
     NORMS,
     QUARTER,
+    READ_ONCE,
     SQUARES,
     STACKED,
     SUMMING,
@@ -72,6 +74,10 @@ _SPILLS_OF_SMALL = {
     ("sm_100", 36, GRADIENTS): 16,
     ("sm_100", 32, NORMS): 8,
     ("sm_100", 32, CHUNKED): 72,
+    **{("sm_80", 32, BATCHED): 48, ("sm_80", 64, BATCHED): 8, ("sm_80", 32, READ_ONCE): 100},
+    **{("sm_90", 32, BATCHED): 56, ("sm_90", 64, BATCHED): 8, ("sm_90", 32, READ_ONCE): 100},
+    **{("sm_100", 32, BATCHED): 68, ("sm_100", 64, BATCHED): 12, ("sm_100", 32, READ_ONCE): 100},
+    ("sm_100", 16, BATCHED): 8,
     ("sm_80", 32, FLAT): 16,
     ("sm_80", 32, SQUARES): 84,
     ("sm_90", 32, SQUARES): 16,
@@ -82,7 +88,7 @@ _SPILLS_OF_SMALL = {
 _SPILLS_OF_NVRTC = {
     **{(64, ALONE): 64, (64, WHOLE): 64, (64, STACKED): 64},
     **{(36, GRADIENTS): 76, (32, SQUARES): 16, (32, QUARTER): 32, (32, HALF): 32},
-    (32, CHUNKED): 64,
+    **{(32, CHUNKED): 64, (32, BATCHED): 56, (64, BATCHED): 12, (32, READ_ONCE): 100},
 }
 """Of the kernels that users have, by R, on sm_90; it has another front end than nvcc.  Norms'
 gradients spill what a row needs once."""
@@ -90,10 +96,11 @@ gradients spill what a row needs once."""
 OF_FORMS = {
     SUMMING: [one for one in each_of(SUMMING) if one <= MOST_EACH],
     **{form: each_of(form) for form in (FLAT, ADDING, NORMS, GRADIENTS, SQUARES, CHUNKED, *LANES)},
+    **{form: each_of(form) for form in (BATCHED, READ_ONCE)},
 }
 """Values of R that forms have kernels for which nvcc makes in seconds, with the first of them."""
 
-SMALL = (FLAT, ADDING, NORMS, GRADIENTS, SQUARES, CHUNKED, *LANES)
+SMALL = (FLAT, ADDING, NORMS, GRADIENTS, SQUARES, CHUNKED, BATCHED, READ_ONCE, *LANES)
 """Those that NVRTC makes in seconds."""
 
 MADE_FORMS = [pytest.param(form, marks=[] if form == FLAT else pytest.mark.slow) for form in FORMS]

@@ -10,12 +10,14 @@ from magjit_dvm.cuda.encode import Machine
 from magjit_dvm.cuda.forms import (
     ADDING,
     ALONE,
+    BATCHED,
     CHUNKED,
     FLAT,
     FORMS,
     GRADIENTS,
     LANES,
     NORMS,
+    READ_ONCE,
     SQUARES,
     STACKED,
     SUMMING,
@@ -152,10 +154,12 @@ def test_a_kernel_has_what_its_programs_may_have(form: int) -> None:
         if form == GRADIENTS:  # all but a prologue is compiled
             assert {"end", "save", "lt.c.bf16"} < has and not own_tables(form)
             continue
-        assert {"end", "nop", "f.add", "st.g.f16"} <= has and "add.rows" not in has
-        assert ("by" in has) == (form not in (FLAT, SQUARES, ADDING, NORMS, CHUNKED, *LANES))
-        assert ("row.f.sum" in has) == (form not in (FLAT, SQUARES, CHUNKED))
-        assert ("red.f.sum" in has) == (form in (ALONE, STACKED, SUMMING, CHUNKED))
+        batches, chunks = form in (BATCHED, READ_ONCE), form in (CHUNKED, READ_ONCE)
+        small = (FLAT, SQUARES, ADDING, NORMS, CHUNKED, BATCHED, READ_ONCE, *LANES)
+        assert {"end", "nop", "f.add", "la.s.f16"} <= has and "add.rows" not in has
+        assert ("st.g.f16" in has) == (not batches) and ("by" in has) == (form not in small)
+        assert ("row.f.sum" in has) == (form not in (FLAT, SQUARES) and not chunks)
+        assert ("red.f.sum" in has) == (form in (ALONE, STACKED, SUMMING) or chunks)
         assert len(own_tables(form) & has) > 40
 
 

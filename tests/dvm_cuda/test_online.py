@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from magjit_dvm.cuda.encode import Machine, encode
-from magjit_dvm.cuda.forms import CHUNKED, EIGHTH, NORMS, WHOLE, form_of
+from magjit_dvm.cuda.forms import CHUNKED, EIGHTH, NORMS, READ_ONCE, WHOLE, form_of
 from magjit_dvm.cuda.warps import OF_CHUNKS, most_threads
 from magjit_dvm.instructions import DType
 from magjit_dvm.program import Program
@@ -109,9 +109,11 @@ def test_how_many_rows_a_block_has(rows: int, cols: int, found: tuple[int, int])
     """As many as there are warps for, and about as many in each tile of a block."""
     x = torch.empty(rows, cols, dtype=torch.float16)  # nobody touches it
     image = encode(summed(F16), [x], BIG).image
-    assert image is not None and form_of(image) == CHUNKED
+    batches = rows >= 32 * BIG.multiprocessors
+    form = READ_ONCE if batches else CHUNKED
+    assert image is not None and form_of(image) == form
     assert (image.group, image.rows_of_tile) == found
-    assert image.warps <= OF_CHUNKS[32] and image.threads <= most_threads(32, CHUNKED)
+    assert image.warps <= OF_CHUNKS[32] and image.threads <= most_threads(32, form)
     tiles = -(-image.tiles // BIG.multiprocessors)
     assert tiles * image.rows_of_tile * BIG.multiprocessors < rows + (tiles + 1) * 2 * 132
 

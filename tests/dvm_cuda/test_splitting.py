@@ -25,7 +25,7 @@ from tests.dvm.checking import (
     tensor,
 )
 from tests.dvm_cuda.agreeing import check_encoders
-from tests.dvm_cuda.long_rows import largest, mean_square, normalized, softmaxed, weighed
+from tests.dvm_cuda.long_rows import counted, largest, mean_square, normalized, softmaxed, weighed
 from tests.dvm_cuda.test_encoder import values
 from tests.dvm_cuda.test_left_to_aten import filled
 
@@ -101,13 +101,15 @@ CASES = {
     "a norm": (normalized(F16), [(3, 8, 20)], 5),
     "a norm of rows of one element": (normalized(F16), [(3, 1, 20)], 5),
     "by weights": (weighed(F16), [(12, 50), (12,)], 2),
+    "a count": (counted(F16), [(600,), (600,)], 2),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_steps_compute_what_the_program_does(name: str) -> None:
     program, shapes, count = CASES[name]
-    arguments = [values(program.inputs[0].dtype, *shape) for shape in shapes]
+    given = zip(program.inputs, shapes, strict=True)
+    arguments = [values(one.dtype, *shape) for one, shape in given]
     steps = steps_of(program)
     assert steps is not None and len(steps) == count
     assert [one.pieces for one in steps[:2]] == [True, False] and not steps[-1].pieces
@@ -121,6 +123,19 @@ def test_steps_compute_what_the_program_does(name: str) -> None:
         for each in {1, -(-size // 2), -(-size // 3), size}:
             found = run_steps(program, steps, arguments, loop, size // each, each)
             require_results(program, found, wanted, arguments, arguments)
+
+
+def test_counts_are_held_by_32_bits() -> None:
+    """Of an int64 that is loaded nobody knows that; what the whole has is known."""
+    program, given = counted(F16), [values(F16, 1 << 18), values(DType.I64, 1 << 18)]
+    assert check_encoders(program, given, Machine()) == "refused: a reduction of few long rows"
+    steps = steps_of(program)
+    assert steps is not None
+    pieces, rows = steps
+    arguments = [one.view(256, 1024) for one in given]
+    assert check_encoders(pieces.program, arguments, Machine()) == "encoded"
+    found = [torch.zeros(256), torch.zeros(256, dtype=torch.int32)]
+    assert check_encoders(rows.program, found, Machine()) == "encoded"
 
 
 def test_a_step_takes_what_it_needs() -> None:

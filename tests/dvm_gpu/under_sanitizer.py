@@ -42,10 +42,13 @@ from magjit_dvm.program import Program
 from magjit_dvm.vm import run_stacked
 from tests.dvm.checking import compute, load, output, tensor
 from tests.dvm_cuda import chained
+from tests.dvm_cuda import test_batches as batches
 from tests.dvm_cuda import test_chunks as chunks
 from tests.dvm_cuda import test_columns as columns
 from tests.dvm_cuda import test_draws as draws
 from tests.dvm_cuda import test_encoder as words
+from tests.dvm_cuda import test_online as online
+from tests.dvm_cuda import test_repeats as repeats
 from tests.dvm_cuda import test_row_words as row_words
 from tests.dvm_cuda import test_several_rows as several
 from tests.dvm_cuda import test_sums as sums
@@ -140,6 +143,15 @@ def cases(tool: str) -> Iterator[tuple[Program, list[Any]]]:
         weight = words.values(F16, cols)
         yield words.layer_norm(F16), [words.values(F16, 18, cols), weight, weight]
         yield chunks.summed(F16), [words.values(F16, 19, cols)]
+    for rows, cols in ((150, 700), (67, 1024), (90, 2100)):  # results of rows in batches
+        x = words.values(F16, rows, cols)
+        yield online.forward(), [x, tables.positions(cols, rows), x]
+        numbers = words.values(F32, rows), words.values(F32, rows, seed=3)
+        yield batches.distances(), [x, *numbers]
+    for cols in (64, 512):  # rows that come again
+        x = words.values(F16, 9, 40, cols)
+        yield repeats.masked(), [x, words.values(DType.BOOL, 40, cols)]
+        yield repeats.sums(F16, 1, 2), [x, words.values(F16, 40, cols)]
     added = Program(
         2,
         (tensor(F32, 0, 1), tensor(F32, 0, 1)),

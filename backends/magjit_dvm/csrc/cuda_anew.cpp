@@ -123,7 +123,7 @@ void Encoder::arrange_anew()
         return;
     }
     Form found = form();
-    if (found == NORMS) {
+    if (found == NORMS || found == BATCHED) {
         arrange_norms();
     } else if (found == SQUARES) {
         int64_t slices = LEAST_TILES * WARPS_OF_SQUARES * machine.multiprocessors;
@@ -131,7 +131,7 @@ void Encoder::arrange_anew()
             image.warps = WARPS_OF_SQUARES;
             count();
         }
-    } else if (found == CHUNKED) {
+    } else if (found == CHUNKED || found == READ_ONCE) {
         arrange_chunks();
     }
 }
@@ -219,7 +219,7 @@ void Encoder::arrange_norms()
 {
     int n_tiles = image.n_inputs - image.row_inputs;
     int64_t stores = count_of(STORES), reductions = count_of(OF_ROWS_REDUCED);
-    if (image.each < 32 || !n_tiles || image.scratch || prepared.has_positions) {
+    if (image.each < 32 || !n_tiles || image.scratch) {
         return;
     }
     int64_t together = 0;

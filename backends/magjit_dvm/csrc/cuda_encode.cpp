@@ -25,6 +25,7 @@ void Encoder::run()
     }
     if (!stopped()) {
         image.once = prepared.reduces && is_read_once();
+        find_batches();
         arrange();
     }
     if (chunked && image.sums) {
@@ -144,13 +145,16 @@ void Encoder::ask_ahead()
 void Encoder::emit_pass(int pass, int passes)
 {
     for (int n = 0; n < n_nodes() && !stopped(); n++) {
-        if (phase[n] == pass && is_row_value(n)) {
+        if (phase[n] == pass && is_row_value(n) && !late[n]) {
             emit_row_value(n);
         }
     }
+    if (batches && pass == passes && !stopped()) {
+        emit_late();
+    }
     for (int o = 0; o < n_outputs() && !stopped(); o++) {
         int n = program.outputs[o].node;
-        if (in_row(n) && phase[n] == pass) {
+        if (in_row(n) && (batches ? passes : phase[n]) == pass) {
             store_row(o);
         }
     }

@@ -5,8 +5,8 @@
  * cuda_plan.cpp how a launch divides its work, cuda_anew.cpp once words are known, cuda_machine.cpp where
  * it has places; cuda_values.cpp what values are, and numbers;
  * cuda_ranges.cpp which int64 32 bits hold; cuda_tables.cpp positions, and what is looked up at them;
- * cuda_weights.cpp vectors that all rows share; cuda_sums.cpp sums across rows; cuda_adders.cpp warps
- * that add them up; cuda_rows.cpp words of row values; cuda_loads.cpp words that load; cuda_encode.cpp
+ * cuda_weights.cpp vectors that all rows share; cuda_batches.cpp what is done for many rows at once;
+ * cuda_sums.cpp sums across rows; cuda_adders.cpp warps that add them up; cuda_rows.cpp words of row values; cuda_loads.cpp words that load; cuda_encode.cpp
  * all others; cuda_image.cpp the kernel's parameter. */
 #ifndef MAGJIT_DVM_CUDA_ENCODER_H
 #define MAGJIT_DVM_CUDA_ENCODER_H
@@ -136,7 +136,7 @@ struct Stage {
     int16_t argument;
     uint8_t size;
     int64_t at;
-    int32_t period; /* of what rows have one of: after how many of them it comes again, or 0 */
+    int32_t period; /* of what rows have one of, or all: the rows after which it comes again, or 0 */
 };
 
 constexpr int64_t LANES_OF_WARP = 32;
@@ -146,7 +146,8 @@ struct Image {
     int64_t cols = 1, rows = 1, elements = 1, chunks = 1, tiles = 1, blocks = 1;
     bool by_rows = false;
     int n_first = 0, n_rest = 0, n_inputs = 0, n_words = 0, n_descriptors = 0, n_described = 0;
-    uint32_t epilogue = NO_WORD, prologue = NO_WORD;
+    uint32_t epilogue = NO_WORD, prologue = NO_WORD, tail = NO_WORD;
+    int batched = 0; /* row registers that a batch has of each row */
     int numbers = 0, accumulators = 0, scratch = 0, weights = 0, sums = 0;
     int64_t adders = 0; /* warps, beside those that compute */
     int64_t fixed = 0, shift = 0; /* of tiles beside sums: see cuda/words.py */
@@ -154,6 +155,7 @@ struct Image {
     int64_t row_bytes = 0;        /* of rows in chunks, in a stage */
     bool keeps = false;           /* stages keep such rows until their last pass */
     int row_inputs = 0; /* the last of the inputs: they have an element for a row */
+    int repeats = 0;    /* those before them, whole rows of which come again */
     int64_t barriers_at = 0, rows_at = 0, partials_at = 0, scratch_at = 0, ring_at = 0;
     int64_t weights_at = 0;
     int64_t shared_bytes = 0;
@@ -325,6 +327,7 @@ struct Encoder {
     /* cuda_plan.cpp */
     void arrange();
     bool varies_throughout(const Operand &one) const;
+    int64_t repeats_of(const Operand &one) const;
     int64_t period_of(int number) const;
     void refuse_slow();
     void divide(int64_t widest, int64_t together);
@@ -351,6 +354,14 @@ struct Encoder {
     int64_t wanted_stages();
     bool keeps_rows();
     void fit();
+
+    /* cuda_batches.cpp */
+    void find_batches();
+    bool is_of_any_row(int n) const;
+    bool is_late_input(int number) const;
+    void emit_late();
+    bool is_known() const;
+    bool has_registers() const;
 
     /* cuda_weights.cpp */
     bool make_room(int weights);
@@ -441,12 +452,14 @@ struct Encoder {
     void load_row_value(int n);
     bool by_scalar_word(int n);
     bool with_number(int n);
+    bool number_word(int n, uint8_t &first, uint8_t &second) const;
     bool cast_by_scalar_word(int n);
     bool scalar_word(int n, bool number, bool turned, uint8_t &first, uint8_t &second) const;
     void put_scaled_rsqrt(int n, const Scaled &parts);
     int register_of(int n);
+    void find_number(int n);
     int new_register(int n);
-    bool is_over(int n) const;
+    bool is_over(int n, const bool *made) const;
     Where row_view(const Operand &one, int cols = 0);
     Where viewed(const Operand &one, const int8_t *dims, int n, bool apart = false, int cols = 0);
     void store_row(int o);
@@ -507,6 +520,8 @@ struct Encoder {
     int16_t pending[MOST_SUMS]; /* of each sum, what it is of; −1 once that has been added */
     bool folded[MAX_NODES]; /* row values that are part of another's word */
     bool emitted[MAX_NODES], given_away[MAX_NODES]; /* found; of which others have the registers */
+    bool batches = false;    /* whether there may be a tail */
+    bool late[MAX_NODES];    /* row values that it makes */
     int held = -1;                                          /* the value that A has; −1: none */
     int n_saved = 0, n_free = 0;
     int16_t saved[MAX_NODES], free_slots[MOST_WORDS + 2]; /* in the order of saving, of freeing */

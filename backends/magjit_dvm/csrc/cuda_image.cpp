@@ -43,6 +43,9 @@ Form Encoder::form() const
         bool whole = image.words[image.first[0]].first == words.norm_back;
         return whole ? GRADIENTS : image.adders ? ADDING : SUMMING;
     }
+    if (image.tail != NO_WORD) {
+        return image.chunks > 1 ? READ_ONCE : BATCHED;
+    }
     if (image.chunks > 1) {
         return uses_of_all(true) & OF_CHUNKED ? CHUNKED : ALONE;
     }
@@ -51,7 +54,7 @@ Form Encoder::form() const
         return image.lanes == 4 ? EIGHTH : image.lanes == 8 ? QUARTER : HALF;
     }
     if (image.by_rows) {
-        bool norms = uses & OF_NORMS && image.cols % 4 == 0;
+        bool norms = uses_of_all(true) & OF_NORMS && image.cols % 4 == 0;
         return norms ? NORMS : uses & OF_WHOLE ? WHOLE : ALONE;
     }
     bool around = image.epilogue != NO_WORD || image.prologue != NO_WORD;
@@ -81,6 +84,10 @@ void Encoder::pack_header()
     std::copy(image.first, image.first + image.n_first, passes);
     std::copy(image.rest, image.rest + std::min<int>(image.n_rest, MAX_PASSES),
               passes + MAX_PASSES);
+    if (image.tail != NO_WORD) { /* where a fourth pass would be */
+        passes[MAX_PASSES - 1] = image.tail;
+        passes[2 * MAX_PASSES - 1] = (uint32_t)image.batched;
+    }
     const int64_t fields[32] = {image.n_words,
                                 image.program_bytes(),
                                 image.n_inputs,
@@ -125,7 +132,9 @@ void Encoder::pack_header()
     for (int k = 0; k < image.n_inputs; k++) {
         const Stage &stage = image.inputs[k];
         bool has_rows = k >= image.n_inputs - image.row_inputs;
-        uint32_t of_rows = has_rows ? OF_ROWS | (uint32_t)stage.period << PERIOD_SHIFT : 0;
+        bool repeats = !has_rows && k >= image.n_inputs - image.row_inputs - image.repeats;
+        uint32_t what = has_rows ? OF_ROWS : repeats ? OF_ROWS | WHOLE_ROWS : 0;
+        uint32_t of_rows = what ? what | (uint32_t)stage.period << PERIOD_SHIFT : 0;
         uint32_t place[2] = {stage.size | of_rows, (uint32_t)stage.at};
         memcpy(encoded.image + INPUTS_AT + 16 * k + 8, place, 8);
         encoded.patches[encoded.n_patches++] = {(uint32_t)(INPUTS_AT + 16 * k),

@@ -10,7 +10,7 @@ namespace magjit_dvm::cuda {
 namespace {
 
 constexpr int64_t DRAWING = 16, ENOUGH = 12 << 10, FILLED = 4;
-constexpr int64_t LEAST_PERIOD = 128, MOST_PERIOD = (int64_t)1 << (32 - PERIOD_SHIFT);
+constexpr int64_t LEAST_REPEAT = 32, LEAST_PERIOD = 128, MOST_PERIOD = (int64_t)1 << (32 - PERIOD_SHIFT);
 constexpr int64_t SMALL = 1 << 17, LONG = 1 << 16, NARROW = 16; /* see cuda/plan.py */
 constexpr int64_t LARGE = 1 << 24;
 
@@ -39,19 +39,62 @@ void Encoder::arrange()
     if (prepared.reduces) {
         refuse_slow();
     }
+    for (int number : prepared.loads) {
+        const Operand &one = inputs[number];
+        bool again = image.n_inputs > image.repeats && image.by_rows && !image.sums &&
+                     image.n_inputs < MAX_STAGED && stage_of(number) < 0;
+        int64_t period = again ? repeats_of(one) : 0;
+        if (period) {
+            image.inputs[image.n_inputs++] = {(int16_t)number, one.size, 0, (int32_t)period};
+            image.repeats++;
+            widest = std::max<int64_t>(widest, one.size);
+            together += one.size;
+        }
+    }
     if (!stopped()) {
         divide(image.n_inputs ? widest : 4, together);
     }
     chunked = image.chunks > 1;
+    if (chunked) { /* these are copied as others are, or not at all */
+        image.n_inputs -= image.repeats;
+        image.repeats = 0;
+    }
     bool by_stages = image.n_inputs && image.by_rows && !stopped();
     for (int number : prepared.loads) {
-        int64_t period = by_stages && image.n_inputs < MAX_STAGED ? period_of(number) : -1;
+        bool staged = by_stages && image.n_inputs < MAX_STAGED && !(batches && is_late_input(number));
+        int64_t period = staged ? period_of(number) : -1;
         if (period >= 0) {
             image.inputs[image.n_inputs++] = {(int16_t)number, inputs[number].size, 0,
                                               (int32_t)period};
             image.row_inputs++;
         }
     }
+}
+
+/* Of a tensor that is the same for outer dimensions, the rows after which it comes again. 0 where they
+ * are few, or do not begin and end with 16 aligned bytes; and of other tensors. */
+int64_t Encoder::repeats_of(const Operand &one) const
+{
+    uint32_t along = 0;
+    int64_t period = 1;
+    for (int k = 0; k < n_kept; k++) {
+        int d = dims_in_order[k];
+        if (one.strides[d]) {
+            along |= 1u << d;
+            period *= size[d];
+        } else if (along) {
+            return 0;
+        }
+    }
+    for (int k = n_kept; k < n_order; k++) {
+        if (!one.strides[dims_in_order[k]]) {
+            return 0;
+        }
+    }
+    bool part = along && n_kept && !one.strides[dims_in_order[0]];
+    bool fits = one.low == 0 && period * image.cols * one.size % 16 == 0 &&
+                period >= LEAST_REPEAT && period < MOST_PERIOD;
+    return part && fits && contiguous(one, along | reduced) ? period : 0;
 }
 
 /* 0 of a tensor with 32 bits or 64 for each row, side by side in their order; -1 of others. Of what is
@@ -102,7 +145,7 @@ bool Encoder::varies_throughout(const Operand &one) const
 /* What ATen does better: large reductions along columns, and of few long rows. */
 void Encoder::refuse_slow()
 {
-    if (!image.by_rows || image.elements <= SMALL) {
+    if (!image.by_rows || image.elements <= (image.cols > LONG ? LONG : SMALL)) {
         return;
     }
     int inner = dims_in_order[n_order - 1];

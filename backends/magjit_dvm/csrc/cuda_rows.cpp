@@ -180,18 +180,26 @@ void Encoder::put_scaled_rsqrt(int n, const Scaled &parts)
     word.w3 = added;
 }
 
+/* The operators of a word on a row register and a number; whether there is one. */
+bool Encoder::number_word(int n, uint8_t &first, uint8_t &second) const
+{
+    const Node &node = program.nodes[n];
+    if (node.kind != NODE_compute || node.args[1] < 0 || node.args[2] >= 0) {
+        return false;
+    }
+    bool turned = facts[node.args[0]].number;
+    return turned != facts[node.args[1]].number && scalar_word(n, true, turned, first, second);
+}
+
 /* One word on a row register and a number. */
 bool Encoder::with_number(int n)
 {
     const Node &node = program.nodes[n];
-    bool first = facts[node.args[0]].number, second = facts[node.args[1]].number;
-    if (first == second) {
-        return false;
-    }
     uint8_t op, by;
-    if (!scalar_word(n, true, first, op, by)) {
+    if (!number_word(n, op, by)) {
         return false;
     }
+    bool first = facts[node.args[0]].number;
     int y = register_of(node.args[first]);
     uint32_t value = bits(node.args[!first]);
     bool divides = op == words.scalar_number[OP_div];
@@ -217,16 +225,31 @@ int Encoder::register_of(int n)
             leave();
             return 0;
         }
-        int x = new_register(n);
-        uint32_t value = bits(n);
-        Word &word = put(words.row_number);
-        word.x = (uint8_t)x;
-        word.w2 = value;
+        find_number(n);
     }
     if (given_away[n]) {
         refuse("too many values of a row");
     }
     return std::max<int>(row_register[n], 0);
+}
+
+/* A row register with a number: one that has it already, or a new one. */
+void Encoder::find_number(int n)
+{
+    uint32_t value = bits(n);
+    const Word *end = image.words + image.n_words;
+    const Word *known = image.words + (image.tail == NO_WORD ? 0 : image.tail);
+    while (known < end && (known->first != words.row_number || known->w2 != value)) {
+        known++;
+    }
+    if (known < end) {
+        row_register[n] = (int8_t)known->x;
+        return;
+    }
+    int x = new_register(n);
+    Word &word = put(words.row_number);
+    word.x = (uint8_t)x;
+    word.w2 = value;
 }
 
 /* One that is free, or else that of a row value which nobody asks for any more. */
@@ -237,7 +260,7 @@ int Encoder::new_register(int n)
         return row_register[n];
     }
     for (int over = 0; over < n_nodes(); over++) {
-        if (is_over(over)) {
+        if (row_register[over] >= 0 && is_over(over, emitted)) {
             given_away[over] = true;
             row_register[n] = row_register[over];
             return row_register[n];
@@ -248,9 +271,9 @@ int Encoder::new_register(int n)
 }
 
 /* Whether row values alone have asked for a row value, and all have been found. */
-bool Encoder::is_over(int n) const
+bool Encoder::is_over(int n, const bool *made) const
 {
-    if (row_register[n] < 0 || given_away[n] || facts[n].number) {
+    if (given_away[n] || facts[n].number) {
         return false;
     }
     for (const Output &out : program.outputs) {
@@ -262,7 +285,7 @@ bool Encoder::is_over(int n) const
     for (int user = 0; user < n_nodes(); user++) {
         for (int arg : program.nodes[user].args) {
             if (arg >= 0 && canonical[arg] == n && canonical[user] != n) {
-                if (!emitted[canonical[user]]) {
+                if (!made[canonical[user]]) {
                     return false;
                 }
                 asked = true;

@@ -18,6 +18,8 @@ inline int64_t most_warps_of_norms(int64_t each)
     return each >= 24 ? most_warps_of_small(each) : 0;
 }
 
+constexpr int64_t MOST_NARROW = 480; /* columns of rows that share warps */
+
 inline int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 inline int64_t rounded(int64_t at, int64_t to = 128) { return quotient_up(at, to) * to; }

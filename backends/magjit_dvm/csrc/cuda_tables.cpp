@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda_encoder.h"
+#include "cuda_sizes.h"
 
 namespace magjit_dvm::cuda {
 
@@ -10,7 +11,7 @@ namespace {
 constexpr int64_t LEAST_ROW = 64; /* columns from which on what shares a position, or a vector, is a row */
 constexpr int64_t LEAST_OF_VECTORS = 32, MOST_OF_VECTOR = 8192, FEW_ELEMENTS = 1 << 17; /* see cuda/columns.py */
 constexpr int64_t LEAST_OF_NUMBERS = 16, LONG_OF_NUMBERS = 16384, FEW_OF_NUMBERS = 1 << 20;
-constexpr int64_t FEW_OF_NARROW = 1 << 22, MOST_NARROW = 480; /* where OF_NARROW_ROWS ends */
+constexpr int64_t FEW_OF_NARROW = 1 << 22;
 
 /* Whether some R leaves at most a tenth of the lanes of such rows without elements. */
 bool fill_lanes(int64_t cols)

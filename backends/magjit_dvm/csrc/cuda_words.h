@@ -10,12 +10,13 @@
 namespace magjit_dvm::cuda {
 
 enum : int {
-    FORM = 37, /* as in words.py: of another, this encoder makes nothing */
+    FORM = 38, /* as in words.py: of another, this encoder makes nothing */
     HEADER_BYTES = 352,
     IMAGE_BYTES = 4096,
     COUNTER_AT = 144,
     INPUTS_AT = 152,
     OF_ROWS = 256, /* added to the size of an element of which a row has one */
+    WHOLE_ROWS = 128, /* added to both where rows have all their columns of it */
     PERIOD_SHIFT = 9, /* beside that: after how many rows such elements come again */
     PARTS_AT = 344,
     MAX_STAGED = 12,
@@ -77,7 +78,7 @@ struct Operators {
 /* Of kernels, as in cuda/forms.py: of one image, several, one that has sums across rows, one that has no
  * rows, one whose rows are in no chunks, one with warps that add up sums, one of norms and softmaxes,
  * one of norms' gradients, one of squares, three with eight, four, and two rows a warp, one of rows in
- * chunks. */
+ * chunks, two of rows' results in batches, the second of rows in chunks. */
 enum Form : int {
     ALONE,
     STACKED,
@@ -92,6 +93,8 @@ enum Form : int {
     QUARTER,
     HALF,
     CHUNKED,
+    BATCHED,
+    READ_ONCE,
     N_FORMS
 };
 
@@ -106,7 +109,9 @@ enum Use : uint16_t {
     OF_SQUARES = 64,      /* the kernel of squares has it */
     STORES = 128,         /* it writes a tile */
     OF_SEVERAL = 256,     /* the kernel with several rows a warp has it */
-    OF_CHUNKED = 512      /* that of rows in chunks has it */
+    OF_CHUNKED = 512,     /* that of rows in chunks has it */
+    OF_BATCHED = 1024,    /* those of rows' results in batches have it */
+    OF_READ_ONCE = 2048
 };
 
 struct Words {

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from magjit_dvm.cuda.backwards import NormBackward
+from magjit_dvm.cuda.batches import BatchEncoder
 from magjit_dvm.cuda.gradients import place_sums
 from magjit_dvm.cuda.machine import Crowded, Machine
 from magjit_dvm.cuda.parts import MOST_SUMS
@@ -24,7 +25,6 @@ from magjit_dvm.cuda.plan import arrange, arrange_anew
 from magjit_dvm.cuda.rows import MOST_WORDS, image_arguments
 from magjit_dvm.cuda.shapes import laid_out
 from magjit_dvm.cuda.space import Layout
-from magjit_dvm.cuda.tiles import TileEncoder
 from magjit_dvm.cuda.tiling import in_squares, is_near, is_transposed
 from magjit_dvm.cuda.values import float_bits
 from magjit_dvm.cuda.weights import keep_weights, place_weights
@@ -80,13 +80,14 @@ def _encoded(
     return Encoded(_Encoder(space, arguments, machine).run(), layouts)
 
 
-class _Encoder(TileEncoder):
+class _Encoder(BatchEncoder):
     def run(self) -> Image:
         """The image of the launch."""
         self.survey()
         self.find_sums()
         self.image.once = self.is_read_once()
-        row_chunks = arrange(self.space, self.image, self.machine)
+        self.find_batches()
+        row_chunks = arrange(self.space, self.image, self.machine, self.late_inputs())
         if row_chunks and self.sums:
             raise NotEncodable("sums across long rows")
         if not self.sums:
@@ -128,10 +129,13 @@ class _Encoder(TileEncoder):
             if self.space.each and p == 0:
                 self.ask_ahead()
             for n in range(len(self.nodes)):
-                if self.phase[n] == p and self.is_row_value(n):
+                if self.phase[n] == p and self.is_row_value(n) and n not in self.late:
                     self.emit_row_value(n)
+            if p == passes and self.batches:
+                self.emit_late()
             for k in stores:
-                if k not in tiles and self.phase[self.program.outputs[k].node] == p:
+                at = passes if self.batches else self.phase[self.program.outputs[k].node]
+                if k not in tiles and at == p:
                     self.store_row(k)
             if p == passes:
                 break

@@ -39,6 +39,12 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         /* Where the row's warps leave their parts of a reduction; it turns with each. */
         *(u32 *)(mj_shared + h.rows_at + warp * each_rows + 4 * lane) =
             base + h.partials_at + 512 * group_of_warp;
+#ifdef MJ_BATCHES
+        if (tail_of(h)) {{
+            const u32 rowfile = base + h.rows_at + warp * each_rows + 128 + 4 * lane;
+            set_shared(rows_there(h, rowfile), 0);
+        }}
+#endif
     }}
     if (warp == P && lane == 0) {{
 #pragma unroll 1
@@ -246,6 +252,12 @@ next_tile:
             tile.z &= ~WRITES; /* adders' */
 #endif
             if (turn == 0 && (int)tile.z <= 0) {{ /* no tile, or sums are to be written before */
+#ifdef MJ_BATCHES
+                if (tail_of(h) && get_shared(rows_there(h, rowfile))) {{ /* a few are left */
+                    turn = TAIL * A_PASS;
+                    continue;
+                }}
+#endif
                 break;
             }}
             start = tile.x | (u64)tile.y << 32;
@@ -278,6 +290,14 @@ next_tile:
             runs = prologue ? first == 0 : row < h.rows;
             word = base + 16 * (prologue ? h.prologue : epilogue_of(h));
             facts &= ~LATER;
+#ifdef MJ_BATCHES
+            if (turn == TAIL * A_PASS) {{
+                word = base + 16 * tail_of(h);
+                facts &= ~OWNS;
+                facts |= take_from_batch(h, rowfile, row) ? OWNS : 0;
+                runs = true;
+            }}
+#endif
         }}
         if (runs) {{
             run_words_{each}(word, stage, local, start + local, there, rowfile, facts, row,
@@ -293,6 +313,14 @@ next_tile:
                 scratch = base + h.scratch_at + warp * h.scratch_bytes + 16 * lane;
                 asm volatile("bar.sync 15, %0;" ::"r"(32 * W) : "memory");
             }}
+#ifdef MJ_BATCHES
+            if (turn == TAIL * A_PASS) {{
+                facts = (facts & ~OWNS) | ((rowfile & 124) == 0 ? OWNS : 0);
+            }} else if (turn != PROLOGUE * A_PASS && runs && batches(h, facts)) {{
+                turn = add_to_batch(h, rowfile, row);
+                continue;
+            }}
+#endif
             turn = 0;
             continue;
         }}
@@ -309,6 +337,11 @@ next_tile:
         }}
         if (chunks == 1) {{
             turn = epilogue_of(h) != NO_TILE && row < h.rows ? passes_of(h) * A_PASS : 0;
+#ifdef MJ_BATCHES
+            if (row < h.rows && batches(h, facts)) {{
+                turn = add_to_batch(h, rowfile, row);
+            }}
+#endif
         }} else if (turn % A_PASS + 1 < chunks) {{
             turn++;
         }} else {{

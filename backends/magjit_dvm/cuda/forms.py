@@ -25,6 +25,7 @@ from magjit_dvm.cuda.words import (
 __all__ = [
     "ADDING",
     "ALONE",
+    "BATCHED",
     "CHUNKED",
     "EIGHTH",
     "FLAT",
@@ -34,14 +35,17 @@ __all__ = [
     "LANES",
     "NORMS",
     "OF_ADDING",
+    "OF_BATCHED",
     "OF_CHUNKED",
     "OF_FLAT",
     "OF_NORMS",
+    "OF_READ_ONCE",
     "OF_SEVERAL",
     "OF_SQUARES",
     "OF_WHOLE",
     "ONLINE",
     "QUARTER",
+    "READ_ONCE",
     "SQUARES",
     "STACKED",
     "SUMMING",
@@ -53,19 +57,21 @@ __all__ = [
     "may_be_several",
     "own_tables",
     "said_of",
+    "words_of_tiles",
 ]
 
-FORMS = range(13)
+FORMS = range(15)
 ALONE, STACKED, SUMMING, FLAT, WHOLE, ADDING, NORMS, GRADIENTS, SQUARES = FORMS[:9]
-EIGHTH, QUARTER, HALF, CHUNKED = FORMS[9:]
+EIGHTH, QUARTER, HALF, CHUNKED, BATCHED, READ_ONCE = FORMS[9:]
 """Kernels of one image, of several, of one with sums across rows, of one that has no rows, of one
 whose rows are in no chunks, of one with warps that add up sums, of one whose rows, in no chunks,
 have little but what norms and softmaxes have, of norms' gradients, of one without rows whose
-operands may lie across one another, of narrow rows, each of which has a part of a warp, and of
-long ones, in chunks, with what norms, softmaxes and losses have.  Code that writes sums would make
-all others slower, and so do cases that a norm does not run.  What comes straight from global memory
-wants more warps than what is in stages, and these fewer registers than all functions have use
-for."""
+operands may lie across one another, of narrow rows, each of which has a part of a warp, of long
+ones, in chunks, with what norms, softmaxes and losses have, and of rows, in no chunks and in chunks
+that are read once, of which nothing but a few numbers is stored, for many of them at once.  Code
+that writes sums would make all others slower, and so do cases that a norm does not run.  What comes
+straight from global memory wants more warps than what is in stages, and these fewer registers than
+all functions have use for."""
 
 LANES = {EIGHTH: 4, QUARTER: 8, HALF: 16}
 """Of a row, by forms whose warps have several."""
@@ -84,6 +90,8 @@ _NAMES = {
     QUARTER: ("quarter_", " of four rows a warp"),
     HALF: ("half_", " of two rows a warp"),
     CHUNKED: ("chunked_", " of rows in chunks"),
+    BATCHED: ("batched_", " of rows' results in batches"),
+    READ_ONCE: ("read_once_", " of long rows' results in batches"),
 }
 """In the name of an entry point, and in messages."""
 
@@ -103,13 +111,15 @@ def form_of(image: Image) -> int:
     if image.sums:
         whole = image.words[image.first[0]].first == "norm.back"
         return GRADIENTS if whole else ADDING if image.adders else SUMMING
+    if image.tail != NO_WORD:
+        return READ_ONCE if image.chunks > 1 else BATCHED
+    used, by_tiles = _used(image), words_of_tiles(image)
     if image.chunks > 1:
-        return CHUNKED if _used(image, but=("by", "s.by", "sk.by")) <= OF_CHUNKED else ALONE
-    used = _used(image)
+        return CHUNKED if by_tiles <= OF_CHUNKED else ALONE
     if image.by_rows:
         if image.lanes < WARP:
             return next(form for form, lanes in LANES.items() if lanes == image.lanes)
-        norms = used <= OF_NORMS and image.cols % 4 == 0
+        norms = by_tiles <= OF_NORMS and image.cols % 4 == 0
         return NORMS if norms else WHOLE if used <= OF_WHOLE else ALONE
     around = image.epilogue != NO_WORD or image.prologue != NO_WORD
     if around:
@@ -138,6 +148,14 @@ def lanes_of(form: int) -> int:
 def may_be_several(image: Image) -> bool:
     """Whether the kernel of several rows a warp has all of an image's words; as C++ has it."""
     return form_of(image) in (NORMS, WHOLE) and _used(image) <= OF_SEVERAL
+
+
+def words_of_tiles(image: Image) -> set[str]:
+    """Operators of all words, without what is done to row registers by a second one.
+
+    These have cases of their own in all kernels.
+    """
+    return _used(image, but=("by", "s.by", "sk.by"))
 
 
 def _used(image: Image, but: tuple[str, ...] = ("by",)) -> set[str]:
@@ -245,6 +263,19 @@ OF_CHUNKED = frozenset(
     }
 )
 """What that of rows in chunks has."""
+_TO_TILES = ("st.", "w.", "lt.w", "red.", "fin.", "row.f.norm", "row.f.softmax", "row.f.back")
+OF_BATCHED = frozenset(
+    {
+        *(one for one in OF_NORMS | OF_CHUNKED if not one.startswith(_TO_TILES)),
+        *(name for name in OPCODES if name.startswith(("s.", "sk."))),
+        *ONLINE,
+    }
+)
+"""What that of rows' results in batches has."""
+OF_READ_ONCE = frozenset(
+    one for one in OF_CHUNKED | OF_BATCHED if not one.startswith(("st.", "row."))
+)
+"""What that of long rows' results in batches has."""
 _SHORT = "exp log tanh sigmoid silu gelu gelu_tanh sin cos"
 _OWN_OF_FLAT = (
     _OWN
@@ -264,6 +295,8 @@ _OF = {
     GRADIENTS: _OF_GRADIENTS,
     SQUARES: OF_SQUARES,
     CHUNKED: OF_CHUNKED,
+    BATCHED: OF_BATCHED,
+    READ_ONCE: OF_READ_ONCE,
     **dict.fromkeys(LANES, OF_SEVERAL),
 }
 _OWN_OF = {
@@ -276,5 +309,7 @@ _OWN_OF = {
     GRADIENTS: frozenset(),
     SQUARES: _OWN & OF_SQUARES | {"nop", *_ACROSS},
     CHUNKED: _OWN & OF_CHUNKED | {"nop", "red.f.softmax"},
+    BATCHED: _OWN & OF_BATCHED | {"nop", *ONLINE},
+    READ_ONCE: _OWN & OF_READ_ONCE | {"nop", *ONLINE},
     **dict.fromkeys(LANES, _OWN & OF_SEVERAL | {"nop"}),
 }

@@ -28,11 +28,13 @@ from magjit_dvm.cuda.entry import ENTRY, OF_CHAINS, OF_ONE, OF_STACK
 from magjit_dvm.cuda.forms import (
     ADDING,
     ALONE,
+    BATCHED,
     CHUNKED,
     FLAT,
     GRADIENTS,
     LANES,
     NORMS,
+    READ_ONCE,
     SQUARES,
     STACKED,
     SUMMING,
@@ -110,6 +112,8 @@ _KNOWN = {
     GRADIENTS: ["MJ_SUMS", "MJ_GRADIENTS", "MJ_WHOLE", "MJ_ROWS"],
     SQUARES: ["MJ_WHOLE", "MJ_FLAT"],
     CHUNKED: ["MJ_ROWS"],
+    BATCHED: ["MJ_WHOLE", "MJ_ROWS", "MJ_BATCHES"],
+    READ_ONCE: ["MJ_ROWS", "MJ_BATCHES"],
     **{form: ["MJ_WHOLE", "MJ_ROWS", "MJ_SEVERAL"] for form in LANES},
 }
 """What each form knows when it is compiled; see ``shell.py``."""

@@ -12,9 +12,11 @@ from typing import Any
 from magjit_dvm.cuda import encode, rows, words
 from magjit_dvm.cuda.forms import (
     OF_ADDING,
+    OF_BATCHED,
     OF_CHUNKED,
     OF_FLAT,
     OF_NORMS,
+    OF_READ_ONCE,
     OF_SEVERAL,
     OF_SQUARES,
     OF_WHOLE,
@@ -89,6 +91,8 @@ _USES = array(
         | name.startswith("st.") << 7
         | (name in OF_SEVERAL) << 8
         | (name in OF_CHUNKED) << 9
+        | (name in OF_BATCHED) << 10
+        | (name in OF_READ_ONCE) << 11
         for name in words.OPCODES
     ),
 ).tobytes()

@@ -6,10 +6,12 @@ from math import prod
 
 from magjit_dvm.cuda.adder_code import BESIDE_ADDERS
 from magjit_dvm.cuda.forms import (
+    BATCHED,
     CHUNKED,
     LANES,
     NORMS,
     ONLINE,
+    READ_ONCE,
     SQUARES,
     form_of,
     may_be_several,
@@ -19,6 +21,7 @@ from magjit_dvm.cuda.parts import MOST_EACH
 from magjit_dvm.cuda.space import Operand, Space
 from magjit_dvm.cuda.support import SMALL
 from magjit_dvm.cuda.warps import (
+    EACH_OF_ONCE,
     OF_CHUNKS,
     OF_GRADIENTS,
     OF_SMALL,
@@ -54,8 +57,8 @@ _CHUNKS = {"table": (32, 2, 32 << 20), "any": (24, 3, 40 << 20), "four": (64, 2,
 """Of rows in chunks, where something is looked up, of columns that do not come by four, and of
 those that do: R, the most rows of a block, and the most bytes of rows that are read again, which
 then are in the L2 cache together."""
-_EACH_OF_ONCE, _OF_ONCE, _NEAR, _LEAST_OF_ONCE = 32, (1, 2, 3), 8192, 4
-"""R of rows that are read once, in chunks; the fewest warps of one, of up to so many columns, of
+_OF_ONCE, _NEAR, _LEAST_OF_ONCE = (1, 2, 3), 8192, 4
+"""Of rows that are read once, in chunks, the fewest warps of one, of up to so many columns, of
 more, and of columns that do not come by four, which take longer; and rows of a block, from which on
 those that would fit its registers come so, too."""
 _FILLED = 4
@@ -74,15 +77,20 @@ and the most warps of a row there."""
 _LEAST_PERIOD, _MOST_PERIOD = 128, 1 << (32 - PERIOD_SHIFT)
 """Bytes from which on what comes again after some rows is copied with them, each time anew; and the
 rows from which on its number has more bits than there are."""
+_LEAST_REPEAT = 32
+"""Rows from which on what comes again after them is copied with tiles, which have fewer."""
 _LONG, _NARROW = 1 << 16, 16
 """Elements below which any way is fast enough; columns from which on a row is long, and up to which
 it is narrow: a warp has room for hundreds of them."""
 
 
-def arrange(space: Space, image: Image, machine: Machine) -> bool:
+def arrange(
+    space: Space, image: Image, machine: Machine, late: frozenset[int] = frozenset()
+) -> bool:
     """Fill in how the space is divided; whether rows come in chunks.
 
-    A tensor whose elements are in the order of the space comes through the stages.
+    A tensor whose elements are in the order of the space comes through the stages, and one that has
+    an element for each row, but for inputs that are loaded late.
     """
     image.rows, image.cols = space.rows, space.cols
     image.elements = space.rows * space.cols
@@ -97,20 +105,47 @@ def arrange(space: Space, image: Image, machine: Machine) -> bool:
         varies = all(one.strides[d] for d in space.active)
         if space.active and varies and space.contiguous(one) and len(staged) < MAX_INPUTS:
             staged.append((number, one.size))
-    image.inputs = [(number, size, 0) for number, size in staged]
     image.stages = STAGES if staged else 2
     if space.reduces:
         reads = sorted({*loads, *tables})
         _refuse_slow(space, image, [number for number, _ in staged], reads, machine)
-    widest = max((size for _, size in staged), default=4)
-    _divide(space, image, machine, widest, sum(size for _, size in staged))
+    again: list[tuple[int, int, int]] = []
+    if staged and image.by_rows and not image.sums:
+        known = {number for number, _ in staged}
+        operands = [(n, one) for n in loads if n not in known and (one := space.inputs[n])]
+        again = [(n, one.size, by) for n, one in operands if (by := _repeats(space, one))]
+        again = again[: MAX_INPUTS - len(staged)]
+    sizes = [*(size for _, size in staged), *(size for _, size, _ in again)]
+    _divide(space, image, machine, max(sizes, default=4), sum(sizes))
+    if image.chunks == 1:
+        staged += [(n, size) for n, size, _ in again]
+        image.repeats = [period for *_, period in again]
+    image.inputs = [(number, size, 0) for number, size in staged]
     if staged and image.by_rows:
-        operands = [(n, one) for n in loads if (one := space.inputs[n])]
+        operands = [(n, one) for n in loads if n not in late and (one := space.inputs[n])]
         rows = [(n, one, _period(space, n, one)) for n, one in operands]
         rows = [one for one in rows if one[2] >= 0][: MAX_INPUTS - len(staged)]
         image.inputs += [(n, one.size, 0) for n, one, _ in rows]
         image.periods = [period for *_, period in rows]
     return image.chunks > 1
+
+
+def _repeats(space: Space, one: Operand) -> int:
+    """Of a tensor that is the same for outer dimensions, the rows after which it comes again.
+
+    0 where they are few, or do not begin and end with 16 aligned bytes; and of other tensors.
+    """
+    rows = [d for d in space.order if d in space.kept]
+    along = [d for d in rows if one.strides[d]]
+    inner = {*along, *space.reduced}
+    if not 0 < len(along) < len(rows) or along != rows[len(rows) - len(along) :]:
+        return 0
+    if not all(one.strides[d] for d in space.reduced & space.active):
+        return 0
+    period = prod(space.size[d] for d in along)
+    fits = one.low == 0 and period * space.cols * one.size % 16 == 0
+    fits = fits and _LEAST_REPEAT <= period < _MOST_PERIOD
+    return period if fits and space.contiguous(one, inner) else 0
 
 
 def _period(space: Space, number: int, one: Operand) -> int:
@@ -142,7 +177,7 @@ def _refuse_slow(
     Raises:
         NotEncodable: it is one of these.
     """
-    if not image.by_rows or image.elements <= SMALL:
+    if not image.by_rows or image.elements <= (_LONG if image.cols > _LONG else SMALL):
         return
     operands = [one for n in loads if (one := space.inputs[n])]
     whole = [one for one in operands if all(one.strides[d] for d in space.active)]
@@ -178,7 +213,7 @@ def _divide(space: Space, image: Image, machine: Machine, widest: int, together:
         if not space.crowded:
             found = _each_for_rows(space, image, wanted, together, machine, WARPS)
         many = wanted >= _LEAST_OF_ONCE or not found
-        if image.once and many and image.cols > WARP * _EACH_OF_ONCE:
+        if image.once and many and image.cols > WARP * EACH_OF_ONCE:
             _arrange_once(image, machine, WARPS)
             return
         image.each = found or most
@@ -196,7 +231,7 @@ def _arrange_once(image: Image, machine: Machine, most_warps: dict[int, int]) ->
     Much more of them is under way at once than registers have room for, and each waits little for
     others' warps.  All tiles of a block have about as many rows.
     """
-    image.each = _EACH_OF_ONCE
+    image.each = EACH_OF_ONCE
     most, halves = most_warps[image.each], -(-image.cols // (2 * image.slice))
     least = _OF_ONCE[2 if image.cols % 4 else image.cols > _NEAR]
     wanted = -(-image.rows // machine.multiprocessors)
@@ -299,14 +334,14 @@ def arrange_anew(space: Space, image: Image, machine: Machine) -> None:
     if _arrange_several(space, image, machine):
         return
     form = form_of(image)
-    if form == NORMS:
+    if form in (NORMS, BATCHED):
         _arrange_norms(space, image, machine)
     elif form == SQUARES:
         slices = LEAST_TILES * WARPS_OF_SQUARES * machine.multiprocessors
         if image.elements >= slices * image.slice:
             image.warps = WARPS_OF_SQUARES
             count(image, machine)
-    elif form == CHUNKED:
+    elif form in (CHUNKED, READ_ONCE):
         _arrange_chunks(space, image, machine)
 
 
@@ -369,7 +404,7 @@ def _arrange_norms(space: Space, image: Image, machine: Machine) -> None:
     tiles = image.inputs[: len(image.inputs) - image.row_inputs]
     stores = any(word.first.startswith("st.") for word in image.words)
     reductions = reductions_of(image)
-    if image.each < 32 or not tiles or image.scratch or space.has_positions:
+    if image.each < 32 or not tiles or image.scratch:
         return
     wanted = -(-image.rows // machine.multiprocessors)
     together = sum(size for _, size, _ in tiles)

@@ -299,7 +299,7 @@ class Reductions(Cases):
 
         Of a row whose elements all are infinitely small, the sum is no number, as in eager mode.
         """
-        one, few, done = self.label("ONE"), self.label("FEW"), self.label("JOINED")
+        few, done = self.label("FEW"), self.label("JOINED")
         none, maximum, total = IDENTITY["f.max"], COMBINE["f.max"], COMBINE["f.sum"]
         self.accumulator(20)
         self.put("ld.shared.b32 f1,[d]; ld.shared.b32 f0,[d+128]; mov.b32 f6,f1;")
@@ -307,11 +307,11 @@ class Reductions(Cases):
         self.put(f"setp.eq.f32 q,f6,{none}; selp.b32 f4,0,f6,q;", _power("f1", "f1", "f4"))
         self.put("mul.rn.f32 f0,f0,f1;")
         self.exchange("f0", "f1", total, self.distances)
-        self.put("mov.b32 f1,f6; mov.b32 f2,f6; and.b32 k0,{GW},255;")
-        self.put(f"setp.le.u32 q2,k0,1; @q2 bra.uni {one};")
+        self.put("mov.b32 f2,f6; and.b32 k0,{GW},255;")
+        self.put("setp.le.u32 q,k0,1; @q sub.rn.f32 f1,f6,f6; @q add.rn.f32 f0,f0,f1;")
+        self.put(f"@q bra.uni {done};")
         self.meet_online()
-        self.put(f"{one}:", _power("f1", "f1", "f2"), "mul.rn.f32 f0,f0,f1;")
-        self.put(f"@q2 bra.uni {done}; @q1 bra.uni {few};")
+        self.put(_power("f1", "f1", "f2"), f"mul.rn.f32 f0,f0,f1; @q1 bra.uni {few};")
         self.exchange_of_warps(few, "f0", "f3", total)
         self.put(f"{done}:")
         self.set_row_register("f2")

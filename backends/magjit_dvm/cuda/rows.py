@@ -14,6 +14,7 @@ from magjit_dvm.cuda.words import (
     BY,
     BY_ROW,
     MOST_REGISTERS,
+    NO_WORD,
     NUMBER,
     OF_COLUMNS,
     OF_STAGE,
@@ -243,16 +244,21 @@ class RowEncoder(Backwards):
         w2 = self.inverse_bits(self.nodes[quotient].args[1])
         self.put("sk.scaled_rsqrt", x=self.new_register(n), y=y, w2=w2, w3=w3)
 
+    def number_word(self, n: int) -> tuple[str, str]:
+        """The operators of a word on a row register and a number; empty without one."""
+        args, op = self.nodes[n].args, self.nodes[n].op
+        numbers = [self.is_number(arg) for arg in args]
+        if len(args) != 2 or numbers[0] == numbers[1]:
+            return "", ""
+        return self.scalar_word("sk", n, REVERSED.get(op, "") if numbers[0] else op)
+
     def with_number(self, n: int, left: int, right: int) -> bool:
         """One word on a row register and a number."""
-        op = self.nodes[n].op
-        if self.is_number(left):
-            left, right, op = right, left, REVERSED.get(op, "")
-        if self.is_number(left) or not self.is_number(right):
-            return False
-        first, second = self.scalar_word("sk", n, op)
+        first, second = self.number_word(n)
         if not first:
             return False
+        if self.is_number(left):
+            left, right = right, left
         y, bits = self.register_of(left), self.bits(right)
         inverse = exact_inverse(bits) if first == "sk.div" else 0
         first, bits = ("sk.mul", inverse) if inverse else (first, bits)
@@ -267,7 +273,15 @@ class RowEncoder(Backwards):
                 raise NotEncodable("too many values of a row")
             return self.register[n]
         if n not in self.register:
-            self.put("s.k", x=self.new_register(n), w2=self.bits(n))
+            bits, since = self.bits(n), 0 if self.image.tail == NO_WORD else self.image.tail
+            same = (
+                one for one in self.image.words[since:] if one.first == "s.k" and one.w2 == bits
+            )
+            known = next(same, None)
+            if known is not None:
+                self.register[n] = known.x
+            else:
+                self.put("s.k", x=self.new_register(n), w2=bits)
         return self.register[n]
 
     def new_register(self, n: int) -> int:
@@ -277,19 +291,19 @@ class RowEncoder(Backwards):
             self.image.numbers += 1
             return self.register[n]
         for over in range(len(self.nodes)):
-            if self.is_over(over):
+            if over in self.register and self.is_over(over, self.emitted):
                 self.given_away.add(over)
                 self.register[n] = self.register[over]
                 return self.register[n]
         raise NotEncodable("too many values of a row")
 
-    def is_over(self, n: int) -> bool:
+    def is_over(self, n: int, emitted: set[int]) -> bool:
         """Whether row values alone have asked for a row value, and all have been found."""
-        if n not in self.register or n in self.given_away or self.is_number(n):
+        if n in self.given_away or self.is_number(n):
             return False
         found = {self.canonical[u] for u in range(len(self.nodes)) if self.reads(u, n)} - {n}
         stored = any(self.canonical[out.node] == n for out in self.program.outputs)
-        return bool(found) and not stored and self.emitted >= found
+        return bool(found) and not stored and emitted >= found
 
     def reads(self, user: int, n: int) -> bool:
         return any(self.canonical[arg] == n for arg in self.nodes[user].args)

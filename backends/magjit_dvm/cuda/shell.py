@@ -187,22 +187,36 @@ DEV u32 adders_of(const Head &h)
 }
 DEV u32 passes_of(const Head &h)
 {
+#ifdef MJ_BATCHES /* of rows in chunks, those that are read once */
+    return 1;
+#else
     return UNLESS_WHOLE(h.passes, 1);
+#endif
 }
 DEV u32 epilogue_of(const Head &h)
 {
     return UNLESS_FLAT(h.epilogue, NO_TILE);
 }
+/* The word that is done for a batch of rows at once, or 0: where a fourth pass would be. */
+DEV u32 tail_of(const Head &h)
+{
+#ifdef MJ_BATCHES
+    return h.first[3];
+#else
+    return 0;
+#endif
+}
 /* What a stage has of an input, and where that begins: elements [e, e + count) of one that is
- * contiguous, the rows of tile t of one that has an element for each row.
+ * contiguous, the rows of tile t of one that has an element for each row, or whose rows come again.
  * It is copied from the 16-byte boundary below to the one above: what is beyond the tensor shares
  * 16 aligned bytes with an element of it. */
 #define OF_ROWS 256u
+#define WHOLE_ROWS 128u
 #define PERIOD_SHIFT 9
 struct Piece { u64 from; u32 bytes; };
 DEV Piece piece_of(const Head &h, u32 i, u64 e, u32 count)
 {
-    const u32 size = h.in[i].size & 255;
+    const u32 size = h.in[i].size & (WHOLE_ROWS - 1);
     const u64 low = h.in[i].ptr + e * size, high = low + (u64)count * size;
     return {low & ~15ull, (u32)(((high + 15) & ~15ull) - (low & ~15ull))};
 }
@@ -222,8 +236,9 @@ DEV Piece piece_of_rows(const Head &h, u32 i, u32 t, u32 &left)
         first = period ? first % period : first;
     }
     const u32 count = period && left > period - first ? period - first : left;
+    const u32 each = h.in[i].size & WHOLE_ROWS ? h.cols : 1;
     left -= count;
-    return piece_of(h, i, first, count);
+    return piece_of(h, i, (u64)first * each, count * each);
 }
 /* For the launch in front, and all it wrote. */
 DEV void wait_for_launch()
@@ -332,14 +347,63 @@ DEV void feed(const Head &h, u32 barrier, u32 stage, u64 e, u32 count, u32 t, u3
 /* Whether a block has one tile, neither more nor none, and nobody waits for another. */
 DEV bool has_one_tile(const Head &h, u32 blocks)
 {
-    const bool once = chunks_of_row(h) == 1 && epilogue_of(h) == NO_TILE;
+    const bool once = chunks_of_row(h) == 1 && epilogue_of(h) == NO_TILE && tail_of(h) == 0;
     return !h.counter && once && !UNLESS_FLAT(h.sums, 0) && h.tiles == blocks;
 }
 #define A_PASS 0x1000000u /* beside the chunk: 2^24 of them are more than a row has */
 #define PROLOGUE 0xffu /* in the place of a pass */
+#define TAIL 0xfeu     /* the same */
 #define LATER 0x40000000u /* of a warp: the chunk is not a row's first */
+#define MEMBER 0xff00u    /* a warp's number among those of its row */
 #define OWNS 0x80000000u  /* the lane stores what there is one of for a row */
 #define ABSENT 0x20000000u /* of a lane, where a warp has several rows: there is none for it */
+
+#ifdef MJ_BATCHES
+/* Row registers of a batch, see batches.py: those of the lane's row come behind those of the row
+ * that is read now, then its number, then how many rows there are, in all lanes. */
+DEV u32 rows_there(const Head &h, u32 rowfile)
+{
+    return rowfile + 128 * (2 * kept(h.rest[3]) + 1);
+}
+DEV bool batches(const Head &h, u32 facts)
+{
+    return tail_of(h) && (facts & MEMBER) == 0;
+}
+/* A row's numbers wait in the next lane; the turn that comes then. */
+DEV u32 add_to_batch(const Head &h, u32 rowfile, u32 row)
+{
+    const u32 waiting = kept(h.rest[3]), to = rowfile + 128 * waiting;
+    const u32 at = to + 128 * (waiting + 1), n = get_shared(at);
+    if ((rowfile & 124) == 4 * n) { /* tells the lane */
+        const u32 first = get_shared(rowfile), second = get_shared(rowfile + 128);
+        set_shared(to, first);
+        set_shared(to + 128, second); /* of one, where the row's number comes then */
+#pragma unroll 1
+        for (u32 k = 2; k < waiting; k++) {
+            set_shared(to + 128 * k, get_shared(rowfile + 128 * k));
+        }
+        set_shared(at - 128, row);
+    }
+    set_shared(at, n + 1);
+    return n + 1 == 32 ? TAIL * A_PASS : 0;
+}
+/* The lane's row, whose numbers are there; whether there is one: if not, it has another's. */
+DEV bool take_from_batch(const Head &h, u32 rowfile, u32 &row)
+{
+    const u32 waiting = kept(h.rest[3]), at = rows_there(h, rowfile), lane = rowfile & 124;
+    const bool there = lane < 4 * get_shared(at);
+    __syncwarp();
+#pragma unroll 1
+    for (u32 k = waiting; k < 2 * waiting + 1; k++) {
+        const u32 other = rowfile + 128 * k - lane;
+        row = get_shared(there ? other + lane : other);
+        __syncwarp();
+        set_shared(other + lane, row);
+    }
+    set_shared(at, 0);
+    return there;
+}
+#endif
 
 /* Of numbers below 64: a division would be twenty instructions, and as many lines of cold code. */
 DEV u32 quotient(u32 a, u32 b)

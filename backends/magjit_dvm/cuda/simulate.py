@@ -43,6 +43,7 @@ from magjit_dvm.cuda.words import (
     OPCODES,
     PARTS_AT,
     PERIOD_SHIFT,
+    WHOLE_ROWS,
 )
 
 __all__ = ["ImageError", "run_image"]
@@ -102,7 +103,11 @@ class _Kernel(KeptSums, Accumulators):
         self.weights_at = 0
         self.sums: dict[tuple[int, int], dict[int, Array]] = {}
         self.added: dict[int, Array] = {}
-        self.periods = {at: size >> PERIOD_SHIFT for _, size, at in self.inputs if size & OF_ROWS}
+        of_rows = [(at, size) for _, size, at in self.inputs if size & OF_ROWS]
+        self.periods = {at: size >> PERIOD_SHIFT for at, size in of_rows if not size & WHOLE_ROWS}
+        self.repeats = {
+            at: (size >> PERIOD_SHIFT) * self.h["cols"] for at, size in of_rows if size & WHOLE_ROWS
+        }
 
     # -- tiles --
 
@@ -183,9 +188,13 @@ class _Kernel(KeptSums, Accumulators):
                     there = np.clip(cols - c * width - members, 0, self.slice)
                     word = self.rest[p] if c else self.first[p]
                     self.run_words(word, start, 0, there, c, True)
+        none = np.zeros(h["group"], int)
         if h["epilogue"] != NO_WORD:
-            none = np.zeros(h["group"], int)
             self.run_words(h["epilogue"], row * cols, 0, none, 0, True)
+        if h["passes"] == 1 and self.first[-1]:
+            if 2 * self.rest[-1] + 2 > h["numbers"]:
+                raise ImageError("a batch that has no row registers")
+            self.end_row(group, row)
 
     def begin_row(self, group: int, row: int) -> None:
         shape = (group, self.slice)
@@ -196,16 +205,25 @@ class _Kernel(KeptSums, Accumulators):
         self.room = self.h["scratch_bytes"]
         self.empty = np.full(shape, _POISON, np.uint32)
 
+    def end_row(self, group: int, row: int) -> None:
+        """The tail of a row, in a batch of one."""
+        waiting, none = self.rest[-1], np.zeros(self.h["group"], int)
+        self.staged = {}
+        self.numbers = {k + waiting: one for k, one in self.numbers.items() if k < waiting}
+        self.run_words(self.first[-1], row * self.h["cols"], 0, none, 0, True)
+
     def stage(self, start: int, count: int, row: int = 0) -> None:
         """The producer's copies: each input's place, from the 16-byte boundary below on."""
         self.staged = {}
         for address, size, at in self.inputs:
             low, high = address + start * size, address + (start + count) * size
             if size & OF_ROWS:
-                size %= OF_ROWS
+                size %= WHOLE_ROWS
+                a_row = self.h["cols"] * size if at in self.repeats else size
                 rows = min(self.h["by_rows"], self.h["rows"] - row)
-                low, high = address + row * size, address + (row + rows) * size
-                if self.periods[at] * size % 16 or (self.periods[at] and address % 16):
+                low, high = address + row * a_row, address + (row + rows) * a_row
+                period = self.repeats[at] if at in self.repeats else self.periods[at]
+                if period * size % 16 or (period and address % 16):
                     raise ImageError("numbers that come again where 16 bytes do not begin")
             room = self.h["fixed"] & ~KEEPS if self.h["chunks"] > 1 else self.h["stage_bytes"]
             if at + (-(-high // 16) * 16 - low // 16 * 16) > room:

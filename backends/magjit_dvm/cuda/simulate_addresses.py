@@ -35,6 +35,7 @@ class Addresses:
     local: Array
     staged: dict[int, Any]
     periods: dict[int, int]
+    repeats: dict[int, int]
 
     def places(self, addresses: Array, size: int, write: bool = False) -> tuple[Memory, Array]:
         for one in self.memories:
@@ -201,6 +202,8 @@ class Addresses:
         inside = self.valid & (addresses + size <= high)
         if (inside != self.valid).any():
             raise ImageError("elements that were not copied")
+        if period := self.repeats.get(self.w1, 0) * size:
+            addresses = address + (addresses - address) % period
         value = self.empty.copy()
         value[inside] = self.read(addresses[inside], what)
         return value

@@ -70,6 +70,11 @@ class Step:
     joined: Step | None = None
 
 
+def _between(dtype: DType) -> DType:
+    """Of a tensor between steps: registers have 32 bits, which have been found to be enough."""
+    return DType.I32 if dtype is DType.I64 else dtype
+
+
 def steps_of(program: Program) -> tuple[Step, ...] | None:
     """What runs instead of ``program`` where its rows are few and long; None if nothing can."""
     splitter = _Splitter(program)
@@ -195,7 +200,7 @@ class _Made:
         self.targets = [n for n, _, _ in wanted]
         for n in self.targets:
             self.visit(n)
-        self.outputs = [replace(out, node=self.place[n]) for n, out, _ in wanted]
+        self.outputs = [replace(out, node=self.put_stored(n, to)) for n, out, to in wanted]
         self.results = tuple(result for _, _, result in wanted)
 
     def visit(self, n: int) -> None:
@@ -232,20 +237,33 @@ class _Made:
 
     def reduce(self, n: int) -> int:
         """What pieces have, reduced; with what the piece that is left over has."""
-        node, pieces = self.splitter.nodes[n], self.take(n, _Kind.PIECES)
-        over = frozenset({self.splitter.program.rank})
-        found = self.put(Node(NodeKind.REDUCE, node.dtype, (pieces,), node.op, dims=over))
-        if not self.joining:
-            return found
-        more = self.take(n, _Kind.LEFT_OVER)
-        return self.put(Node(NodeKind.COMPUTE, node.dtype, (found, more), _JOINS[node.op]))
+        node, pieces = self.splitter.nodes[n], self.load(n, _Kind.PIECES)
+        over, dtype = frozenset({self.splitter.program.rank}), _between(node.dtype)
+        found = self.put(Node(NodeKind.REDUCE, dtype, (pieces,), node.op, dims=over))
+        if self.joining:
+            more = self.load(n, _Kind.LEFT_OVER)
+            found = self.put(Node(NodeKind.COMPUTE, dtype, (found, more), _JOINS[node.op]))
+        return self.cast(found, node.dtype)
 
     def take(self, n: int, kind: _Kind) -> int:
+        """A value that a step before has found."""
+        return self.cast(self.load(n, kind), self.splitter.nodes[n].dtype)
+
+    def load(self, n: int, kind: _Kind) -> int:
         """A tensor of a step before."""
-        dtype = self.splitter.nodes[n].dtype
+        dtype = _between(self.splitter.nodes[n].dtype)
         given = Input(InputKind.TENSOR, dtype, self.splitter.dims_of(n, kind))
         aux = self.given(given, self.splitter.slot(n, kind))
         return self.put(Node(NodeKind.LOAD, dtype, aux=aux))
+
+    def put_stored(self, n: int, result: int) -> int:
+        """A value as it is stored: one that other steps need, in their dtype."""
+        dtype = self.splitter.nodes[n].dtype
+        return self.cast(self.place[n], _between(dtype) if result >= 0 else dtype)
+
+    def cast(self, n: int, dtype: DType) -> int:
+        same = self.nodes[n].dtype is dtype
+        return n if same else self.put(Node(NodeKind.CAST, dtype, (n,)))
 
     def given(self, one: Input, source: int) -> int:
         """The number of an input."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from magjit_dvm.cuda.forms import (
     ADDING,
+    BATCHED,
     CHUNKED,
     EIGHTH,
     FLAT,
@@ -12,11 +13,14 @@ from magjit_dvm.cuda.forms import (
     LANES,
     NORMS,
     QUARTER,
+    READ_ONCE,
     SQUARES,
 )
 from magjit_dvm.cuda.words import OF_POSITIONS
 
 __all__ = [
+    "EACH_OF_ONCE",
+    "OF_BATCHES",
     "OF_CHUNKS",
     "OF_GRADIENTS",
     "OF_NARROW_ROWS",
@@ -39,6 +43,10 @@ WARPS_OF_SQUARES = 19
 """The same of the kernel of squares, for each R: nothing else has as much under way in memory."""
 OF_CHUNKS = {each: OF_SMALL[each] for each in (24, 32, 64)}
 """The same of the kernel of rows in chunks."""
+OF_BATCHES = {each: OF_SMALL[each] for each in (16, 24, 32, 64)}
+"""The same of that of rows' results in batches."""
+EACH_OF_ONCE = 32
+"""R of rows that are read once, in chunks."""
 
 OF_NARROW_ROWS = (
     *((32, EIGHTH, 8), (64, EIGHTH, 16), (96, EIGHTH, 24), (128, QUARTER, 16)),
@@ -60,6 +68,8 @@ def each_of(form: int) -> tuple[int, ...]:
         SQUARES: OF_POSITIONS,
         GRADIENTS: tuple(OF_GRADIENTS),
         CHUNKED: tuple(OF_CHUNKS),
+        BATCHED: tuple(OF_BATCHES),
+        READ_ONCE: (EACH_OF_ONCE,),
     }
     if form in LANES:
         return tuple(each for _, other, each in OF_NARROW_ROWS if other == form)
@@ -68,6 +78,8 @@ def each_of(form: int) -> tuple[int, ...]:
 
 def most_threads(each: int, form: int) -> int:
     """Of a block of the kernel for R: with more, registers would not do."""
-    others = {GRADIENTS: OF_GRADIENTS, ADDING: OF_SMALL, NORMS: OF_SMALL, CHUNKED: OF_CHUNKS}
+    others = {GRADIENTS: OF_GRADIENTS, BATCHED: OF_BATCHES}
+    others |= dict.fromkeys((ADDING, NORMS), OF_SMALL)
+    others |= dict.fromkeys((CHUNKED, READ_ONCE), OF_CHUNKS)
     warps = WARPS_OF_SQUARES if form == SQUARES else others.get(form, WARPS)[each]
     return 32 * (warps + 1)

@@ -191,7 +191,7 @@ OPCODES = tuple(name for name in _ALL if name not in _NEAR) + _NEAR
 NUMBER = {name: number for number, name in enumerate(OPCODES)}
 assert len(NUMBER) == len(OPCODES) <= 256, "numbers of operators have 8 bits"
 
-FORM = 37
+FORM = 38
 """Counts changes of what encoders make: of words, their order, places in memory.  The one in C++
 has the same number (``FORM`` of ``csrc/cuda_words.h``) and stands back where it is another."""
 MAX_INPUTS, MAX_PASSES, MOST_REGISTERS = 12, 4, 16  # a word has four bits for a register
@@ -201,9 +201,9 @@ and squares."""
 WARP = 32
 """Lanes."""
 HEADER_BYTES, IMAGE_BYTES, COUNTER_AT, INPUTS_AT, PARTS_AT = 352, 4096, 144, 152, 344
-OF_ROWS, PERIOD_SHIFT = 256, 9
-"""Added to the size of an element of which a row has one; and where, beside that, the number of
-rows is after which such elements come again, or 0."""
+OF_ROWS, WHOLE_ROWS, PERIOD_SHIFT = 256, 128, 9
+"""Added to the size of an element of which a row has one; added to both where rows have all their
+columns of it; and where, beside that, the number of rows is after which it comes again, or 0."""
 KEEPS = 1
 """Beside the bytes of a row in a stage: stages keep it until its last pass."""
 _PATCH = "<IIq"
@@ -267,8 +267,11 @@ class Image:
         inputs: of the stages: argument, bytes an element, offset in the stage; the last of them,
             ``row_inputs``, have an element for a row.
         periods: of each of those last ones, the rows after which its elements come again, or 0.
+        repeats: the same of the inputs before those, whole rows of which come again.
         first, rest: of each pass, the word that a row begins with, and that its later chunks do.
         prologue: the word that a block begins with, if any.
+        tail: the word that is done for a batch of rows at once, if any; ``batched`` is how many row
+            registers a batch has of each, see ``batches.py``.
         weights: vectors that it keeps.
         sums: across rows; ``parts`` is what is left to add up of them.
         once: whether rows are read once, if in chunks, and have results of one number each.
@@ -294,8 +297,11 @@ class Image:
     rest: list[int] = field(default_factory=list)
     epilogue: int = NO_WORD
     prologue: int = NO_WORD
+    tail: int = NO_WORD
+    batched: int = 0
     inputs: list[tuple[int, int, int]] = field(default_factory=list)
     periods: list[int] = field(default_factory=list)
+    repeats: list[int] = field(default_factory=list)
     words: list[Word] = field(default_factory=list)
     descriptors: list[Descriptor] = field(default_factory=list)
     numbers: int = 0
@@ -402,6 +408,8 @@ class Image:
 
     def _header(self) -> bytes:
         passes = [(*one, 0, 0, 0, 0)[:MAX_PASSES] for one in (self.first, self.rest)]
+        if self.tail != NO_WORD:  # where a fourth pass would be
+            passes = [(*passes[0][:-1], self.tail), (*passes[1][:-1], self.batched)]
         packed = struct.pack(
             "<32I3Q",
             *(len(self.words), self.program_bytes, len(self.inputs), self.stages),
@@ -421,8 +429,9 @@ class Image:
             ),
             *(self.elements, self.rows, 0),
         )
-        tiles = [0] * (len(self.inputs) - self.row_inputs)
-        of_rows = tiles + [OF_ROWS | period << PERIOD_SHIFT for period in self.periods]
+        tiles = [0] * (len(self.inputs) - self.row_inputs - len(self.repeats))
+        again = [OF_ROWS | WHOLE_ROWS | period << PERIOD_SHIFT for period in self.repeats]
+        of_rows = tiles + again + [OF_ROWS | period << PERIOD_SHIFT for period in self.periods]
         for (_, size, at), more in zip(self.inputs, of_rows, strict=True):
             packed += struct.pack("<QII", 0, size | more, at)
         return packed + bytes(HEADER_BYTES - len(packed))
@@ -440,6 +449,7 @@ class Image:
             lines += [marks[number]] if number in marks else []
             lines += ["  epilogue:"] * (number == self.epilogue)
             lines += ["  prologue:"] * (number == self.prologue)
+            lines += ["  tail:"] * (number == self.tail)
             lines += ["  adders:"] * (self.adders > 0 and number == self.rest[0])
             lines.append(f"{number:6d}: {word}")
         lines += [f"  descriptor {k}: {one}" for k, one in enumerate(self.descriptors)]
