@@ -103,15 +103,9 @@ def _native_dropout(
     return given * mask * (1.0 / (1.0 - p)), mask.to(torch.bool)
 
 
-def _nll_loss(
-    operator: Any,
-    given: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None,
-    reduction: int,
-    ignored: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _nll_loss(operator: Any, given: torch.Tensor, *others: Any) -> Any:
     """Each target's loss apart from their mean or sum, which reduce other loops than softmax."""
+    *_, reduction, _ = others
     if reduction == 0 or given.dim() < 2:
-        return NotImplemented  # type: ignore[no-any-return]
-    return nll_loss(operator, given, target, weight, reduction, ignored)
+        return NotImplemented
+    return nll_loss(operator, given, *others)

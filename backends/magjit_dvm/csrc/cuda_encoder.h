@@ -328,6 +328,7 @@ struct Encoder {
     void arrange();
     bool varies_throughout(const Operand &one) const;
     int64_t repeats_of(const Operand &one) const;
+    uint32_t rows_along(const Operand &one, int64_t &period) const;
     int64_t period_of(int number) const;
     void refuse_slow();
     void divide(int64_t widest, int64_t together);

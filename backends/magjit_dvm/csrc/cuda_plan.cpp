@@ -75,26 +75,35 @@ void Encoder::arrange()
  * are few, or do not begin and end with 16 aligned bytes; and of other tensors. */
 int64_t Encoder::repeats_of(const Operand &one) const
 {
+    int64_t period;
+    uint32_t along = rows_along(one, period);
+    for (int k = n_kept; k < n_order; k++) {
+        if (!one.strides[dims_in_order[k]]) {
+            return 0;
+        }
+    }
+    bool fits = one.low == 0 && period * image.cols * one.size % 16 == 0 &&
+                period >= LEAST_REPEAT && period < std::min(MOST_PERIOD, image.rows);
+    return fits && contiguous(one, along | reduced) ? period : 0;
+}
+
+/* The inner dimensions of rows, if it is these, along which an operand varies; the rows that they have.
+ * None, and 0, of one that varies along others. */
+uint32_t Encoder::rows_along(const Operand &one, int64_t &period) const
+{
     uint32_t along = 0;
-    int64_t period = 1;
+    period = 1;
     for (int k = 0; k < n_kept; k++) {
         int d = dims_in_order[k];
         if (one.strides[d]) {
             along |= 1u << d;
             period *= size[d];
         } else if (along) {
+            period = 0;
             return 0;
         }
     }
-    for (int k = n_kept; k < n_order; k++) {
-        if (!one.strides[dims_in_order[k]]) {
-            return 0;
-        }
-    }
-    bool part = along && n_kept && !one.strides[dims_in_order[0]];
-    bool fits = one.low == 0 && period * image.cols * one.size % 16 == 0 &&
-                period >= LEAST_REPEAT && period < MOST_PERIOD;
-    return part && fits && contiguous(one, along | reduced) ? period : 0;
+    return along;
 }
 
 /* 0 of a tensor with 32 bits or 64 for each row, side by side in their order; -1 of others. Of what is
@@ -115,17 +124,8 @@ int64_t Encoder::period_of(int number) const
     if (contiguous(one, ~reduced)) {
         return 0;
     }
-    uint32_t along = 0;
-    int64_t period = 1;
-    for (int k = 0; k < n_kept; k++) {
-        int d = dims_in_order[k];
-        if (one.strides[d]) {
-            along |= 1u << d;
-            period *= size[d];
-        } else if (along) {
-            return -1;
-        }
-    }
+    int64_t period;
+    uint32_t along = rows_along(one, period);
     int64_t bytes = period * one.size;
     bool fits = one.low == 0 && bytes % 16 == 0 && bytes >= LEAST_PERIOD && period < MOST_PERIOD;
     return fits && along && contiguous(one, along) ? period : -1;

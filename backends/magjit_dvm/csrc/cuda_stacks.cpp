@@ -40,11 +40,13 @@ struct Member {
     Encoded encoded;
     CudaResults results;
 
-    /* Operators whose tiles are drawn fill the GPU by themselves; so do norms' gradients. */
+    /* Operators whose tiles are drawn fill the GPU by themselves; so do norms' gradients. Those, and
+     * results in batches, have kernels that no stack has. */
     bool may_join() const
     {
         bool of_norms = encoded.form == cuda::ADDING || encoded.form == cuda::GRADIENTS;
-        return encoded.verdict == ENCODED && !encoded.draws && !of_norms;
+        bool in_batches = encoded.form == cuda::BATCHED || encoded.form == cuda::READ_ONCE;
+        return encoded.verdict == ENCODED && !encoded.draws && !of_norms && !in_batches;
     }
     /* Whether a block has all of it at a time that several have now. */
     bool fits_a_block() const

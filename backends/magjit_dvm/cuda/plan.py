@@ -135,17 +135,23 @@ def _repeats(space: Space, one: Operand) -> int:
 
     0 where they are few, or do not begin and end with 16 aligned bytes; and of other tensors.
     """
+    along, period = _rows_along(space, one)
+    columns = all(one.strides[d] for d in space.reduced & space.active)
+    fits = one.low == 0 and period * space.cols * one.size % 16 == 0
+    fits = fits and _LEAST_REPEAT <= period < min(_MOST_PERIOD, space.rows)
+    return period if columns and fits and space.contiguous(one, along | space.reduced) else 0
+
+
+def _rows_along(space: Space, one: Operand) -> tuple[frozenset[int], int]:
+    """The inner dimensions of rows, if it is these, along which it varies; the rows that they have.
+
+    None, and 0, of a tensor that varies along others.
+    """
     rows = [d for d in space.order if d in space.kept]
     along = [d for d in rows if one.strides[d]]
-    inner = {*along, *space.reduced}
-    if not 0 < len(along) < len(rows) or along != rows[len(rows) - len(along) :]:
-        return 0
-    if not all(one.strides[d] for d in space.reduced & space.active):
-        return 0
-    period = prod(space.size[d] for d in along)
-    fits = one.low == 0 and period * space.cols * one.size % 16 == 0
-    fits = fits and _LEAST_REPEAT <= period < _MOST_PERIOD
-    return period if fits and space.contiguous(one, inner) else 0
+    if along != rows[len(rows) - len(along) :]:
+        return frozenset(), 0
+    return frozenset(along), prod(space.size[d] for d in along)
 
 
 def _period(space: Space, number: int, one: Operand) -> int:
@@ -160,11 +166,9 @@ def _period(space: Space, number: int, one: Operand) -> int:
         return -1
     if space.contiguous(one, space.kept):
         return 0
-    rows = [d for d in space.order if d in space.kept]
-    along = [d for d in rows if one.strides[d]]
-    if along != rows[len(rows) - len(along) :] or not space.contiguous(one, along):
+    along, period = _rows_along(space, one)
+    if not along or not space.contiguous(one, along):
         return -1
-    period = prod(space.size[d] for d in along)
     fits = one.low == 0 and period * one.size % 16 == 0 and period < _MOST_PERIOD
     return period if fits and period * one.size >= _LEAST_PERIOD else -1
 

@@ -126,17 +126,11 @@ def _as_in_eager(target: Any, function: Callable[..., Any]) -> Callable[..., Any
     return decomposed
 
 
-def _loss(
-    function: Callable[..., Any],
-    given: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None,
-    reduction: int,
-    ignored: int,
-) -> Any:
+def _loss(function: Callable[..., Any], given: torch.Tensor, *others: Any) -> Any:
+    """Means and sums of losses, apart from each of them."""
+    *_, reduction, _ = others
     apart = reduction != 0 and given.dim() > 1
-    made = partial(nll_loss, function) if apart else function
-    return made(given, target, weight, reduction, ignored)
+    return nll_loss(function, given, *others) if apart else function(given, *others)
 
 
 def _normalised(given: torch.Tensor, made: Any) -> Any:
