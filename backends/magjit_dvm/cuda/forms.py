@@ -264,6 +264,7 @@ OF_CHUNKED = frozenset(
 )
 """What that of rows in chunks has."""
 _TO_TILES = ("st.", "w.", "lt.w", "red.", "fin.", "row.f.norm", "row.f.softmax", "row.f.back")
+"""How words begin that make or store tiles of rows, keep vectors for them, or work over chunks."""
 OF_BATCHED = frozenset(
     {
         *(one for one in OF_NORMS | OF_CHUNKED if not one.startswith(_TO_TILES)),
