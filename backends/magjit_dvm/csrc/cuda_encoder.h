@@ -6,8 +6,9 @@
  * it has places; cuda_values.cpp what values are, and numbers;
  * cuda_ranges.cpp which int64 32 bits hold; cuda_tables.cpp positions, and what is looked up at them;
  * cuda_weights.cpp vectors that all rows share; cuda_batches.cpp what is done for many rows at once;
- * cuda_sums.cpp sums across rows; cuda_adders.cpp warps that add them up; cuda_rows.cpp words of row values; cuda_loads.cpp words that load; cuda_encode.cpp
- * all others; cuda_image.cpp the kernel's parameter. */
+ * cuda_sums.cpp sums across rows; cuda_adders.cpp warps that add them up; cuda_rows.cpp words of row
+ * values; cuda_loads.cpp words that load; cuda_tiles.cpp words that compute tiles; cuda_encode.cpp passes,
+ * and what is done with tiles; cuda_image.cpp the kernel's parameter. */
 #ifndef MAGJIT_DVM_CUDA_ENCODER_H
 #define MAGJIT_DVM_CUDA_ENCODER_H
 
@@ -437,7 +438,7 @@ struct Encoder {
     uint32_t inverse_bits(int n);
     Number number(int n);
 
-    /* cuda_encode.cpp, cuda_loads.cpp, and cuda_rows.cpp of row values */
+    /* cuda_encode.cpp, cuda_tiles.cpp, cuda_loads.cpp, and cuda_rows.cpp of row values */
     Word &put(Code first, uint8_t second);
     Word &put(Code first) { return put(first, words.nop); }
     void emit();

@@ -84,9 +84,7 @@ _LONG, _NARROW = 1 << 16, 16
 it is narrow: a warp has room for hundreds of them."""
 
 
-def arrange(
-    space: Space, image: Image, machine: Machine, late: frozenset[int] = frozenset()
-) -> bool:
+def arrange(space: Space, image: Image, machine: Machine, late: frozenset[int]) -> bool:
     """Fill in how the space is divided; whether rows come in chunks.
 
     A tensor whose elements are in the order of the space comes through the stages, and one that has
