@@ -15,12 +15,13 @@ from magjit.plugin.fx_helpers import runnable
 from magjit.plugin.inference import needs_gradients
 from magjit.plugin.recurrent import recurrent_as_it_is
 from magjit_inductor.partitioning import KeepingOldValues
-from magjit_inductor.results import with_own_results
+from magjit_inductor.results import NotingMemory, with_own_results
 from magjit_inductor.steps import Step
 
 __all__ = ["InductorBackend"]
 
 _PASS = "post_grad_custom_pre_pass"
+_PRE_PASS = "joint_custom_pre_pass"
 _PARTITIONER = "custom_partitioner_fn"
 
 
@@ -101,6 +102,9 @@ class InductorBackend:
         if needs_gradients(gm, example_inputs, context):
             given = patches.get(_PARTITIONER, config.custom_partitioner_fn)
             patches[_PARTITIONER] = KeepingOldValues(given)
+        else:
+            given = patches.get(_PRE_PASS, config.joint_custom_pre_pass)
+            patches[_PRE_PASS] = NotingMemory(given)
         with bypass_cache:
             compiled = compile_fx(
                 gm,

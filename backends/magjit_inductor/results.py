@@ -1,7 +1,9 @@
 """Results of Inductor's graphs lie in memory of their own, where eager mode's do.
 
 Its passes over graphs replace ``w * torch.ones_like(w)`` by ``w``: as a result that would be the
-input itself, and whoever changed it would change the input.
+input itself, and whoever changed it would change the input.  Where no gradient is wanted,
+AOTAutograd says of no result that it is a view of another: those that are, by the graph that it has
+traced, stay in one memory.
 """
 
 from __future__ import annotations
@@ -12,14 +14,39 @@ from typing import Any
 import torch
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
-from torch.fx import GraphModule, Node
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.fx import Graph, GraphModule, Node
 
 from magjit.plugin.aliases import is_strided, storage_of
 from magjit.plugin.fx_helpers import called, placeholders, results_of, set_results
 
-__all__ = ["with_own_results"]
+__all__ = ["NotingMemory", "with_own_results"]
 
+_TRACED = "magjit_memory"
 _OWN = (OutputType.non_alias, OutputType.unsafe_view_alias)
+
+
+class NotingMemory(CustomGraphPass):
+    """A pass in front of all others, which notes in which memory each result of a graph lies.
+
+    Args:
+        given: a user's (``joint_custom_pre_pass``), or several; they come behind it.
+    """
+
+    def __init__(self, given: Any = None) -> None:
+        several = given if isinstance(given, list | tuple) else (given,)
+        self._given = tuple(one for one in several if one is not None)
+
+    def __call__(self, graph: Graph) -> None:
+        output = graph.output_node()
+        output.meta[_TRACED] = tuple(map(_memory, results_of(graph)))
+        for one in self._given:
+            one(graph)
+
+    def uuid(self) -> Any:
+        """What a cache of compiled graphs tells passes apart by; None keeps none."""
+        theirs = [getattr(one, "uuid", lambda: None)() for one in self._given]
+        return None if None in theirs else (get_hash_for_files((__file__,)), *theirs)
 
 
 def with_own_results(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,18 +63,22 @@ def with_own_results(inner: Callable[..., Any]) -> Callable[..., Any]:
 def _separate(gm: GraphModule) -> None:
     """Copy what lies in an input's memory, or in another result's, and should not."""
     results = results_of(gm.graph)
-    taken = {memory for node in placeholders(gm) if (memory := _memory(node)) is not None}
+    traced = gm.graph.output_node().meta.get(_TRACED, (None,) * len(results))
+    # Memory to what traced graphs say of it; of an input, and of others that say nothing, None.
+    taken = {memory: None for node in placeholders(gm) if (memory := _memory(node)) is not None}
     changed = False
     for position in _own_positions(len(results)):
         node = results[position]
         memory = _memory(node)
         if memory in taken:
+            if traced[position] is not None and taken[memory] == traced[position]:
+                continue
             assert isinstance(node, Node)
             with gm.graph.inserting_before(gm.graph.output_node()):
                 results[position] = called(gm.graph, torch.ops.aten.clone.default, node)
             changed = True
         elif memory is not None:
-            taken.add(memory)
+            taken[memory] = traced[position]
     if changed:
         set_results(gm, results)
 

@@ -18,6 +18,7 @@ from magjit.plugin.backend_guards import SameInput, StorageRelation
 from magjit.plugin.calling_convention import simplify
 from magjit.plugin.context import BackendContext
 from magjit.plugin.convolutions import unguarded_convolutions
+from magjit.plugin.data_sizes import SizeOfData, parted, refusing_sizes_of_data
 from magjit.plugin.fx_helpers import (
     FakeInputs,
     copy_graph_module,
@@ -79,19 +80,39 @@ def run_backend(
         try:
             leaves = set_aside(owned)
         except UsedLeaf as reason:
-            context.note(f"a graph runs as it is: {reason}")
-            context.guards[:] = convention.guards([])
-            return convention.wrap(runnable(owned))
+            return _as_it_is(gm, inputs, context, str(reason))
         context.inputs = tuple(inputs[i] for i in convention.kept)
+        parts = parted(owned, context.inputs, context.dynamic)
+        if parts is not None and parts.before is None:
+            return _as_it_is(gm, inputs, context, parts.reason)
         if context.live_inputs is not None:
             context.live_inputs = [context.live_inputs[i] for i in convention.kept]
         context.static_inputs = tuple(
             i for i, one in enumerate(context.inputs) if isinstance(one, TensorInput) and one.static
         )
-        compiled = _compile_with_examples(backend, owned, context)
+        try:
+            if parts is None:
+                compiled = _compile_with_examples(backend, owned, context)
+            else:
+                context.note(f"a part of a graph runs as it is: {parts.reason}")
+                assert parts.before is not None
+                compiled = parts.joined(_compile_with_examples(backend, parts.before, context))
+        except SizeOfData as reason:
+            return _as_it_is(gm, inputs, context, str(reason))
         context.guards[:] = convention.guards(context.guards)
         context.symbolic_inputs = tuple(convention.kept[i] for i in context.symbolic_inputs)
         return convention.wrap(leaves.wrap(compiled))
+
+
+def _as_it_is(
+    gm: GraphModule, inputs: Sequence[GraphInput], context: BackendContext, reason: str
+) -> CompiledGraph:
+    context.note(f"a graph runs as it is: {reason}")
+    owned = copy_graph_module(gm)
+    convention = simplify(owned, inputs)
+    context.symbolic_inputs = ()
+    context.guards[:] = convention.guards([])
+    return convention.wrap(runnable(owned))
 
 
 def _wants(backend: Backend) -> ExampleInputs:
@@ -149,6 +170,7 @@ def _compile_with_examples(
             unguarded_convolutions(fakes.shape_env),
             torch._guards.tracing(fakes.tracing_context),
             torch._guards.compile_context(CompileContext(gm.meta["dynamo_compile_id"])),
+            refusing_sizes_of_data(fakes.shape_env),
         ):
             compiled = _called(backend, gm, list(examples), context)
         _collect_guards(context, fakes)

@@ -40,7 +40,7 @@ from magjit.plugin.fx_helpers import placeholders
 from magjit.plugin.fx_nodes import called_at, called_name, graphs_of
 from magjit.plugin.inference import on_fakes
 
-__all__ = ["may_overlap", "overlapping_write"]
+__all__ = ["lies_apart", "may_overlap", "overlapping_write"]
 
 _APART = frozenset(
     {
@@ -92,6 +92,11 @@ def overlapping_write(
     except Exception as error:
         return f"{type(error).__name__} when asked whether it writes what it reads{run.where()}"
     return None
+
+
+def lies_apart(node: Node) -> bool:
+    """Whether the results of what a node calls lie in no operand's memory, if it writes none."""
+    return called_name(node) in _APART
 
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -229,7 +234,7 @@ def _may_share(
             return True
         if called_name(node) in _REPEATING:
             whole |= {_REPEATING}
-        apart = called_name(node) in _APART and node not in writers
+        apart = lies_apart(node) and node not in writers
         homes[node] = frozenset({node}) if apart else whole
     return False
 

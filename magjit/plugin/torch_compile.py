@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from magjit.errors import BackendError
 from magjit.plugin.context import BackendContext
+from magjit.plugin.data_sizes import known_by_dynamo
 from magjit.plugin.fx_helpers import copy_graph_module, placeholders, runnable
 from magjit.plugin.inputs import InputDescriber, materialize
 from magjit.plugin.overlapping import overlapping_write
@@ -47,7 +48,8 @@ def for_torch_compile(backend: Backend) -> Callable[..., CompiledGraph]:
         examples: Sequence[Any] = ()
         if wanted is not ExampleInputs.NONE:
             examples = _fakes(example_inputs, context)
-            if reason := overlapping_write(gm, examples, context.fake_mode):
+            reason = known_by_dynamo(gm) or overlapping_write(gm, examples, context.fake_mode)
+            if reason:
                 context.note(f"a graph runs as it is: {reason}")
                 as_it_is: CompiledGraph = runnable(gm)
                 return as_it_is

@@ -319,3 +319,30 @@ def test_results_lie_in_memory_of_their_own(gradients: bool) -> None:
         with torch.no_grad():
             found[0].add_(1)
         torch.testing.assert_close(w.detach(), kept)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_results_that_are_views_of_one_another(gradients: bool) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = (x * 2 + 1).neg().view(2, 3).t()
+        z = y * 3
+        return z[1], z, y, z.t()[:1], y * torch.ones_like(y)
+
+    compiled = magjit.compile(program, backend="inductor")
+    for _ in range(3):
+        x = torch.randn(6).requires_grad_(gradients)
+        found, expected = compiled(x), program(x)
+        for one in (found, expected):
+            with torch.no_grad():
+                one[1].mul_(2)
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_pass_of_the_user_s_is_run_as_well() -> None:
+    seen: list[int] = []
+    options = {"joint_custom_pre_pass": lambda graph: seen.append(len(graph.nodes))}
+    compiled = magjit.compile(lambda x: x.exp() * 2, backend="inductor", options=options)
+    x = torch.randn(3)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), x.exp() * 2)
+    assert seen

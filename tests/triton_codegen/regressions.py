@@ -23,6 +23,7 @@ from torch import Tensor  # noqa: E402
 import magjit  # noqa: E402
 from magjit_triton import backend  # noqa: E402
 from magjit_triton.codegen.entry import generates_kernels  # noqa: E402
+from tests.plugin import sizes_of_data  # noqa: E402
 from tests.triton_backend import returned_views  # noqa: E402
 from tests.triton_backend import test_regressions as shared  # noqa: E402
 from tests.triton_backend.running import check  # noqa: E402
@@ -115,6 +116,8 @@ def main() -> None:
         cases[f"returns {name}"] = lambda view=view: returned_views.run_beside_eager(
             view, compiled(view)
         )
+    for one in sizes_of_data.PROGRAMS:
+        cases[f"sizes of {one.__name__}"] = lambda one=one: sizes_of_data.check(one, backend)
     results = {}
     with torch.no_grad():
         for name, case in cases.items():
