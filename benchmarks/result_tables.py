@@ -214,7 +214,6 @@ TABLES: dict[str, tuple[str, str, Callable[[Results], str]]] = {
         f"{_VT} cpu --modes default",
         _virtual_tensors,
     ),
-    "prefill": ("prefill.json", f'{_VT} cuda --blocks "QKV prefill"', _virtual_tensors),
     "products": ("products.json", "python benchmarks/products.py", _products),
     "dram_bytes": ("dram_bytes.json", "python benchmarks/dram_bytes.py", _dram),
     "control_flow": ("control_flow_gpu.json", f"{_FLOW} --device cuda", _control_flow),

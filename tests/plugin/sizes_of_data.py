@@ -110,11 +110,11 @@ PROGRAMS: list[Callable[[Tensor, Tensor, Tensor], Tensor]] = [
 ]
 
 
-def mask(count: int, among: int) -> Tensor:
+def mask(count: int, among: int, device: str = "cpu") -> Tensor:
     """Int64, of as many ones."""
     made = torch.zeros(LENGTH, dtype=torch.int64)
     made[torch.randperm(among)[:count]] = 1
-    return made
+    return made.to(device)
 
 
 def outcome(function: Callable[..., Any], x: Tensor, *masks: Tensor) -> Any:
@@ -128,16 +128,23 @@ def outcome(function: Callable[..., Any], x: Tensor, *masks: Tensor) -> Any:
     return result.detach(), x.grad
 
 
-def check(program: Callable[..., Tensor], backend: Any, first: tuple[int, int] = (4, 4)) -> None:
+def check(
+    program: Callable[..., Tensor],
+    backend: Any,
+    first: tuple[int, int] = (4, 4),
+    device: str = "cpu",
+) -> None:
     """Call after call, with sizes that a call before did not have, as in eager mode."""
+    among = 5 if program is by_positions else 10
     for grad in (False, True):
         compiled = magjit.compile(program, backend=backend)
         for seed, counts in enumerate([first, *COUNTS]):
             torch.manual_seed(seed)
             x = torch.randn(LENGTH)
-            masks = [mask(count, 5 if program is by_positions else 10) for count in counts]
+            masks = [mask(count, among, device) for count in counts]
             wanted, found = (
-                outcome(one, x.clone().requires_grad_(grad), *masks) for one in (program, compiled)
+                outcome(one, x.clone().to(device).requires_grad_(grad), *masks)
+                for one in (program, compiled)
             )
             where = f"{program.__name__} of {counts} after {first}, gradients: {grad}"
             if isinstance(wanted, type):

@@ -60,6 +60,13 @@ def test_torch_inductor(program: Any) -> None:
     check(program, "inductor")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "dvm"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one.__name__)
+def test_on_a_gpu(program: Any, backend: str) -> None:
+    check(program, backend, device="cuda")
+
+
 def test_parts() -> None:
     def program(x: Tensor, m: Tensor, k: Tensor) -> Tensor:
         y = (x * 2 + 1).exp()
