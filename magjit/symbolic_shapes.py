@@ -12,7 +12,6 @@ Where an operator cannot be followed, the sizes of this run are constants after 
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -26,19 +25,13 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import LocalSource
 from torch._subclasses.fake_tensor import FakeTensorMode, disable_fake_tensor_cache
 from torch.utils._sympy.functions import (
-    CeilToInt,
     CleanDiv,
-    FloatTrueDiv,
     FloorDiv,
-    FloorToInt,
     IntTrueDiv,
     Max,
     Min,
     Mod,
     PythonMod,
-    RoundToInt,
-    ToFloat,
-    TruncToInt,
 )
 
 from magjit import _C
@@ -53,6 +46,7 @@ from magjit.plugin.shape_guards import shape_guards
 from magjit.refgraph.nodes import ShadowNode
 from magjit.refgraph.number_values import SYMBOLIC, Number, Size
 from magjit.refgraph.numbers import Numbers
+from magjit.refgraph.symbolic_numbers import SYMBOLS, is_exact, on_symbols
 from magjit.shape_memo import MetadataMemo
 
 _FOLDED: dict[Any, Callable[..., Any]] = {
@@ -120,6 +114,7 @@ class SymbolicShapes:
         self.fake_mode = FakeTensorMode(shape_env=self.shape_env)
         self.inputs: list[_Input] = []
         self._fakes: dict[int, Any] = {}
+        self._by_data: set[int] = set()
         self._memo = MetadataMemo()
         self._bases: dict[Any, tuple[int, int]] = {}
         self.layouts = OpenLayouts()
@@ -180,11 +175,20 @@ class SymbolicShapes:
             bool(low is None or size >= low)
             bool(high is None or size <= high)
 
-    def follow(self, op: Operator, out: Any) -> None:
-        """An operator has been recorded; ``out`` is what it gave for real."""
+    def follow(self, op: Operator, out: Any, by_data: bool = False) -> None:
+        """An operator has been recorded; ``out`` is what it gave for real.
+
+        Args:
+            op, out: the operator and its result.
+            by_data: the shape of its result depends on data.  Nobody reads it then, and what torch
+                assumes of it is found out at each call, so there is nothing to follow.
+        """
         if self.failure is not None:
             return
         try:
+            if by_data:
+                self._bind_unknown(op.result, out)
+                return
             self._bind(op.result, self._followed(op.func, op.args, op.kwargs), out)
             self.layouts.follow(op, self._fakes)
         except Exception as problem:
@@ -239,6 +243,20 @@ class SymbolicShapes:
                 raise _NoNumber(f"{len(result)} results, not {len(made)}")
             for one, fake, real in zip(result, made, out, strict=True):
                 self._bind(one, fake, real)
+
+    def _bind_unknown(self, result: Any, out: Any) -> None:
+        """Results as large as they are in this run; those of operators in place are known."""
+        if isinstance(result, ValueRef):
+            if result.value_id not in self._fakes:
+                with self.fake_mode:
+                    made = torch.empty_strided(
+                        out.size(), out.stride(), dtype=out.dtype, device=out.device
+                    )
+                self._fakes[result.value_id] = made
+                self._by_data.add(result.value_id)
+        elif isinstance(result, (tuple, list)):
+            for one, real in zip(result, out, strict=True):
+                self._bind_unknown(one, real)
 
     def read(self, func: Callable[..., Any], name: str, args: Any, kwargs: Any, out: Any) -> Any:
         """Metadata is read, which may depend on symbols.
@@ -349,12 +367,12 @@ class SymbolicShapes:
         if syms is None:
             return None
         try:
-            value, sym = func(*operands), _on_symbols(func, syms)
+            value, sym = func(*operands), on_symbols(func, syms)
         except Exception:
             return None
-        if not isinstance(sym, _SYMBOLS) or sym.node.expr.is_number or _hint(sym) != value:
+        if not isinstance(sym, SYMBOLS) or sym.node.expr.is_number or _hint(sym) != value:
             return None
-        if isinstance(sym, torch.SymInt) and _is_exact(sym):
+        if isinstance(sym, torch.SymInt) and is_exact(sym):
             found = self.number(sym)
             if found is not None and found.obj == value:
                 return found
@@ -371,12 +389,12 @@ class SymbolicShapes:
             if number is not None and number.sym is None and number.live:
                 return None
             found.append(operand if number is None or number.sym is None else number.sym)
-        return found if any(isinstance(one, _SYMBOLS) for one in found) else None
+        return found if any(isinstance(one, SYMBOLS) for one in found) else None
 
     def decided(self, func: Callable[..., Any], operands: tuple[Any, ...]) -> bool:
         """The program goes on by a test; whether the shape environment guards it now."""
         syms = self.syms(operands)
-        if syms is None or not all(map(_is_exact, syms)):
+        if syms is None or not all(map(is_exact, syms)):
             return False
         try:
             return bool(func(*syms)) == bool(func(*operands))
@@ -390,6 +408,8 @@ class SymbolicShapes:
         fake = self._fakes.get(value_id)
         if fake is None or not self.active:
             return ()
+        if value_id in self._by_data:
+            return (True,) * len(fake.shape)
         return tuple(not isinstance(n, int) and not n.node.expr.is_number for n in fake.shape)
 
     def settle(self) -> None:
@@ -445,34 +465,8 @@ class SymbolicShapes:
         }
 
 
-_SYMBOLS = (torch.SymInt, torch.SymFloat)
-
-
-def _is_exact(value: Any) -> bool:
-    """Whether the arithmetic of symbols is Python's: that of ints alone."""
-    if not isinstance(value, _SYMBOLS):
-        return type(value) is int
-    return isinstance(value, torch.SymInt) and not value.node.expr.has(*_INEXACT)
-
-
-_INEXACT = (ToFloat, IntTrueDiv, FloatTrueDiv, FloorToInt, CeilToInt, TruncToInt, RoundToInt)
-
-
-def _on_symbols(func: Callable[..., Any], syms: list[Any]) -> Any:
-    """The result of a function of sizes; None where it may be another than Python's."""
-    if func in (max, min):
-        return reduce(SYMBOLIC[func], syms)
-    if func in (int, math.floor, math.ceil) and isinstance(syms[0], torch.SymFloat):
-        expr = syms[0].node.expr
-        ratio = expr.func is IntTrueDiv and all(part.is_integer for part in expr.args)
-        # The environment takes the integer part of a ratio for its floor.
-        if not ratio or not bool(syms[0] >= 0):
-            return None
-    return SYMBOLIC.get(func, func)(*syms)
-
-
 def _hint(size: Any) -> Any:
-    return size.node.hint if isinstance(size, _SYMBOLS) else size
+    return size.node.hint if isinstance(size, SYMBOLS) else size
 
 
 def _fixed(sizes: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -452,7 +452,7 @@ class OperatorRecorder(TorchFunctionMode):
             raise NotRecordable("reads the data of a tensor into Python")
         self.graph.operators.append(operator)
         if self.shapes is not None:
-            self.shapes.follow(operator, out)
+            self.shapes.follow(operator, out, depends > 0)
 
     def _note_change(self, target: list[Value], operator: Operator, const: bool) -> None:
         """An operator without result (``x[i] = y``) changes its first argument."""
