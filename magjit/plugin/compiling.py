@@ -82,7 +82,10 @@ def run_backend(
         except UsedLeaf as reason:
             return _as_it_is(gm, inputs, context, str(reason))
         context.inputs = tuple(inputs[i] for i in convention.kept)
-        parts = parted(owned, context.inputs, context.dynamic)
+        with _undisturbed(context.grad_enabled):
+            parts = parted(
+                owned, context.inputs, context.dynamic, grad_enabled=context.grad_enabled
+            )
         if parts is not None and parts.before is None:
             return _as_it_is(gm, inputs, context, parts.reason)
         if context.live_inputs is not None:

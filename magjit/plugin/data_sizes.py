@@ -13,7 +13,8 @@ graph which it will be, so that it is compiled as far as all sizes are known::
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ from magjit.plugin.fx_helpers import (
 )
 from magjit.plugin.fx_nodes import called_at, called_name, graphs_of
 from magjit.plugin.inputs import GraphInput
+from magjit.plugin.modes import leave_modes_of
 from magjit.plugin.overlapping import lies_apart
 from magjit.plugin.protocol import CompiledGraph
 
@@ -46,8 +48,6 @@ _MAKERS = frozenset(
     }
 )
 """Names of what may make such a size; and ``where`` of a condition alone."""
-_MODES = ("grad_enabled", "autocast", "inference_mode")
-"""What names of functions that switch modes of torch have in them."""
 _LEAST = 3
 """Operators in front of the first such size that are worth a compiler."""
 
@@ -85,13 +85,18 @@ class Parts:
 
 
 def parted(
-    gm: GraphModule, inputs: Sequence[GraphInput], dynamic: bool | None = None
+    gm: GraphModule,
+    inputs: Sequence[GraphInput],
+    dynamic: bool | None = None,
+    *,
+    grad_enabled: bool = True,
 ) -> Parts | None:
     """A graph as far as all sizes are known, and the rest; None where all are.
 
     Args:
         gm: torch-level; is not changed.
         inputs, dynamic: as ``fakeify`` takes them.
+        grad_enabled: grad mode at the start of the graph.
     """
     nodes = list(gm.graph.nodes)
     asked = {k for k, node in enumerate(nodes) if _may_make(node) or _runs_maker(gm, node)}
@@ -102,7 +107,7 @@ def parted(
         return None
     whole = _Run(gm, inputs, dynamic, set(range(len(nodes))))
     whole.first()
-    cut = _cut(nodes, first, whole.memory)
+    cut = _cut(nodes, first, whole.memory, grad_enabled)
     place = called_at(nodes[first])
     where = "" if place is None else f", at {place}"
     reason = f"the size of what {called_name(nodes[first])} gives depends on data{where}"
@@ -117,23 +122,24 @@ def known_by_dynamo(gm: GraphModule) -> str | None:
     return None
 
 
-class refusing_sizes_of_data:  # noqa: N801
+@contextmanager
+def refusing_sizes_of_data(shape_env: ShapeEnv) -> Iterator[None]:
     """Raises ``SizeOfData`` at its end, or instead of another error, if sizes of data were made.
 
     Args:
         shape_env: of the fake tensors that a backend traces with.
     """
-
-    def __init__(self, shape_env: ShapeEnv) -> None:
-        self._ranges = shape_env.var_to_range
-
-    def __enter__(self) -> None:
-        self._known = len(self._ranges)
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        # Other symbols are made of inputs, before a backend sees them.
-        if len(self._ranges) > self._known and (error is None or isinstance(error, Exception)):
-            raise SizeOfData("the size of an operator's result depends on data") from error
+    ranges = shape_env.var_to_range
+    known = len(ranges)  # Symbols of inputs are made before.
+    failed = None
+    try:
+        yield
+    except Exception as error:
+        if len(ranges) == known:
+            raise
+        failed = error
+    if len(ranges) > known:
+        raise SizeOfData("the size of an operator's result depends on data") from failed
 
 
 def _may_make(node: Node) -> bool:
@@ -208,6 +214,8 @@ class _Run(Interpreter):
                 return found.position
             except Exception:  # The backend is to say what it cannot do.
                 return None
+            finally:
+                leave_modes_of(self, grad_enabled=False)
         return None
 
     def run_node(self, n: Node) -> Any:
@@ -235,11 +243,12 @@ class _Found(BaseException):
         self.position = position
 
 
-def _cut(nodes: Sequence[Node], first: int, memory: Mapping[int, int]) -> int:
+def _cut(nodes: Sequence[Node], first: int, memory: Mapping[int, int], grad_enabled: bool) -> int:
     """How many nodes are in front.
 
     What the rest takes from them are tensors, each in memory of its own, which it does not write:
-    views are made and memory is written where eager mode does it.
+    views are made and memory is written where eager mode does it.  Modes are at the cut as they
+    are at the start: what has entered autocast is no tensor.
     """
     order = {node: position for position, node in enumerate(nodes)}
     cut = first
@@ -253,11 +262,13 @@ def _cut(nodes: Sequence[Node], first: int, memory: Mapping[int, int]) -> int:
                 behind.add(position)
         written = {memory.get(order[node]) for node in _written(nodes[cut:])}
         behind |= {one for one in range(cut) if memory.get(one) in written - {None}}
+        switches = [k for k in range(cut) if nodes[k].target is torch._C._set_grad_enabled]
+        if switches and nodes[switches[-1]].args != (grad_enabled,):
+            behind.add(switches[-1])
         if not behind:
             break
         cut = min(behind)
-    switches = any(part in called_name(node) for node in nodes[:cut] for part in _MODES)
-    return 0 if switches or sum(map(_computes, nodes[:cut])) < _LEAST else cut
+    return 0 if sum(map(_computes, nodes[:cut])) < _LEAST else cut
 
 
 def _written(nodes: Sequence[Node]) -> set[Node]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch.amp.autocast_mode import autocast
+from torch.fx import Interpreter
 
-__all__ = ["has_saved_tensor_hooks", "leave_modes"]
+__all__ = ["has_saved_tensor_hooks", "leave_modes", "leave_modes_of"]
 
 _GENERATED = "<eval_with_key>"
 """What torch.fx calls the files of generated code."""
@@ -25,11 +27,22 @@ def leave_modes(error: BaseException, grad_enabled: bool) -> None:
         grad_enabled: grad mode before the call.
     """
     for frame in _graph_frames(error):
-        for value in reversed(list(frame.f_locals.values())):
-            if isinstance(value, (autocast, torch._C._InferenceMode)):
-                value.__exit__(None, None, None)
+        _leave(frame.f_locals.values())
     if torch.is_grad_enabled() != grad_enabled:
         torch._C._set_grad_enabled(grad_enabled)
+
+
+def leave_modes_of(run: Interpreter, grad_enabled: bool) -> None:
+    """The same of a graph that has run node by node, perhaps not to its end."""
+    _leave(run.env.values())  # of which a run drops what is used no more
+    if torch.is_grad_enabled() != grad_enabled:
+        torch._C._set_grad_enabled(grad_enabled)
+
+
+def _leave(values: Iterable[Any]) -> None:
+    for value in reversed(list(values)):
+        if isinstance(value, (autocast, torch._C._InferenceMode)):
+            value.__exit__(None, None, None)
 
 
 def has_saved_tensor_hooks() -> bool:

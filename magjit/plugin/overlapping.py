@@ -39,6 +39,7 @@ from magjit.plugin.functional import changes, overlapping
 from magjit.plugin.fx_helpers import placeholders
 from magjit.plugin.fx_nodes import called_at, called_name, graphs_of
 from magjit.plugin.inference import on_fakes
+from magjit.plugin.modes import leave_modes_of
 
 __all__ = ["lies_apart", "may_overlap", "overlapping_write"]
 
@@ -81,6 +82,7 @@ def overlapping_write(
     if not _may_share(gm, example_inputs, writers, shared):
         return None
     run = _Run(gm)
+    grad_enabled = torch.is_grad_enabled()
     try:
         with on_fakes(example_inputs, fake_mode), _unguarded(fake_mode):
             with fake_mode or nullcontext():
@@ -91,6 +93,8 @@ def overlapping_write(
         return f"{found.what}{run.where()}"
     except Exception as error:
         return f"{type(error).__name__} when asked whether it writes what it reads{run.where()}"
+    finally:
+        leave_modes_of(run, grad_enabled)
     return None
 
 

@@ -137,19 +137,66 @@ def test_sizes_that_positions_have_are_known(program: Any) -> None:
     assert parts_of(program, torch.randn(8, 8), torch.tensor([1, 0, 3])) is None
 
 
-def test_modes_are_not_divided() -> None:
-    def program(x: Tensor, m: Tensor) -> Tensor:
-        y = (x * 2 + 1).exp()
-        torch._C._set_grad_enabled(False)
-        return y[m > 0]
-
-    gm = symbolic_trace(lambda x, m: (x * 2 + 1).exp()[m > 0])
+@pytest.mark.parametrize("grad_enabled", [False, True])
+def test_modes_are_not_divided(grad_enabled: bool) -> None:
+    gm = symbolic_trace(lambda x, m: (x * 2 + 1).exp().sin()[m > 0])
     exp = next(node for node in gm.graph.nodes if node.name == "exp")
     with gm.graph.inserting_after(exp):
         gm.graph.call_function(torch._C._set_grad_enabled, (False,))
     describer = InputDescriber()
-    parts = parted(gm, [describer.describe(torch.ones(4)) for _ in range(2)])
-    assert parts is not None and parts.before is None
+    inputs = [describer.describe(torch.ones(4)) for _ in range(2)]
+    parts = parted(gm, inputs, grad_enabled=grad_enabled)
+    assert parts is not None
+    front = ["mul", "add", "exp"]
+    if not grad_enabled:
+        front += ["_set_grad_enabled", "sin", "gt"]
+    assert names(parts.before) == front
+
+
+def autocast_in_front(x: Tensor, w: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = (x @ w).relu() + 1
+    z = y.float() * 2
+    return z[x[0] > 0] + 1
+
+
+def autocast_around(x: Tensor, w: Tensor) -> Tensor:
+    z = x.exp() * 2 - 1
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = (z @ w).relu() + 1
+        y = y[x[0] > 0] * 2
+    return y.float() + 1
+
+
+def overlapping_in_autocast(x: Tensor, w: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = (x @ w).relu() + 1
+        y[1:, ::2] = y[:-1, ::2]
+    return y.float() + 1
+
+
+def without_gradients(x: Tensor, w: Tensor) -> Tensor:
+    y = (x * 2).exp() + 1
+    with torch.no_grad():
+        z = (y @ w)[x[0] > 0] * 2
+    return z.sum() + y
+
+
+@pytest.mark.parametrize("backend", ["dvm", "inductor"])
+@pytest.mark.parametrize(
+    "program",
+    [autocast_in_front, autocast_around, overlapping_in_autocast, without_gradients],
+    ids=lambda one: one.__name__,
+)
+def test_modes_are_left(program: Any, backend: str) -> None:
+    """Those in which the fake run has found what it looked for, too."""
+    compiled = magjit.compile(program, backend=backend)
+    torch.manual_seed(0)
+    for _ in range(3):
+        x, w = torch.randn(4, 4), torch.randn(4, 4)
+        found, wanted = (one(x.clone().requires_grad_(), w) for one in (compiled, program))
+        torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+        assert not torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
 
 
 def test_reports_say_where() -> None:
