@@ -113,6 +113,7 @@ class _WatchedBackend:
         self.example_inputs: ExampleInputs = wants
         self.changes_graph: bool = getattr(backend, "changes_graph", True)
         self.exact_random: bool = getattr(backend, "exact_random", False)
+        self.sizes_of_data: bool = getattr(backend, "sizes_of_data", False)
         floats = getattr(backend, "float_inputs", FloatInputs.TENSORS)
         self.float_inputs: FloatInputs = floats
 

@@ -50,6 +50,7 @@ class DvmBackend:
 
     name = "dvm"
     exact_random = True
+    sizes_of_data = True
 
     def __init__(self, *, cuda_graphs: bool = False) -> None:
         self.cuda_graphs = cuda_graphs

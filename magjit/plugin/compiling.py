@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from magjit.plugin.calling_convention import simplify
 from magjit.plugin.context import BackendContext
 from magjit.plugin.convolutions import unguarded_convolutions
 from magjit.plugin.data_sizes import SizeOfData, parted, refusing_sizes_of_data
+from magjit.plugin.functional import changes
 from magjit.plugin.fx_helpers import (
     FakeInputs,
     copy_graph_module,
@@ -27,7 +28,7 @@ from magjit.plugin.fx_helpers import (
     placeholders,
     runnable,
 )
-from magjit.plugin.fx_nodes import keep_checks
+from magjit.plugin.fx_nodes import enables_gradients, graphs_of, keep_checks
 from magjit.plugin.generated_source import sources_tied_to_result
 from magjit.plugin.inputs import GraphInput, TensorInput, materialize
 from magjit.plugin.leaves import UsedLeaf, set_aside
@@ -82,10 +83,12 @@ def run_backend(
         except UsedLeaf as reason:
             return _as_it_is(gm, inputs, context, str(reason))
         context.inputs = tuple(inputs[i] for i in convention.kept)
-        with _undisturbed(context.grad_enabled):
-            parts = parted(
-                owned, context.inputs, context.dynamic, grad_enabled=context.grad_enabled
-            )
+        parts = None
+        if not _takes_sizes_of_data(backend, owned, context):
+            with _undisturbed(context.grad_enabled):
+                parts = parted(
+                    owned, context.inputs, context.dynamic, grad_enabled=context.grad_enabled
+                )
         if parts is not None and parts.before is None:
             return _as_it_is(gm, inputs, context, parts.reason)
         if context.live_inputs is not None:
@@ -121,6 +124,16 @@ def _as_it_is(
 def _wants(backend: Backend) -> ExampleInputs:
     wants: ExampleInputs = getattr(backend, "example_inputs", ExampleInputs.FAKE)
     return wants
+
+
+def _takes_sizes_of_data(backend: Backend, gm: GraphModule, context: BackendContext) -> bool:
+    """Whether a backend says so, of a graph without gradients that writes no tensor."""
+    if not getattr(backend, "sizes_of_data", False):
+        return False
+    if any(changes(node) for graph in graphs_of(gm) for node in graph.nodes):
+        return False
+    wanted = any(isinstance(one, TensorInput) and one.requires_grad for one in context.inputs)
+    return not wanted or not (context.grad_enabled or enables_gradients(gm))
 
 
 @contextmanager
@@ -173,7 +186,9 @@ def _compile_with_examples(
             unguarded_convolutions(fakes.shape_env),
             torch._guards.tracing(fakes.tracing_context),
             torch._guards.compile_context(CompileContext(gm.meta["dynamo_compile_id"])),
-            refusing_sizes_of_data(fakes.shape_env),
+            nullcontext()
+            if _takes_sizes_of_data(backend, gm, context)
+            else refusing_sizes_of_data(fakes.shape_env),
         ):
             compiled = _called(backend, gm, list(examples), context)
         _collect_guards(context, fakes)

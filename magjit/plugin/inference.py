@@ -109,8 +109,12 @@ def _recorded(
     if fake_mode is None:
         return None
     function, layers = in_layers(gm)
+    env = fake_mode.shape_env
+    # What it has made when it gives up, nobody asks for.
+    fresh = nullcontext() if env is None else env.ignore_fresh_unbacked_symbols()
     try:
-        return _cleaned(record(function, example_inputs, fake_mode, decompositions, layers))
+        with fresh:
+            return _cleaned(record(function, example_inputs, fake_mode, decompositions, layers))
     except NotRecorded:
         return None
 

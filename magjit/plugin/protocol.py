@@ -73,7 +73,9 @@ class Backend(Protocol):
         ``changes_graph: bool`` false when ``compile`` leaves ``gm`` as it is, which saves
         a copy for backends that look at no example;
         ``float_inputs: FloatInputs`` how it takes floats that change, as tensors by default;
-        ``exact_random: bool`` true when the compiled graph draws eager's random numbers.
+        ``exact_random: bool`` true when the compiled graph draws eager's random numbers;
+        ``sizes_of_data: bool`` true when a graph without gradients that writes no tensor finds out
+        at each call which sizes that depend on data are 1 or differ (`magjit.plugin.data_sizes`).
     """
 
     @property

@@ -120,6 +120,7 @@ class _Tried:
         self.example_inputs: ExampleInputs = wants
         self.changes_graph: bool = getattr(backend, "changes_graph", True)
         self.exact_random: bool = getattr(backend, "exact_random", False)
+        self.sizes_of_data: bool = getattr(backend, "sizes_of_data", False)
 
     def configure(
         self, mode: str | None, options: Mapping[str, Any] | None, dynamic: bool | None

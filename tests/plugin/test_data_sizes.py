@@ -201,11 +201,31 @@ def test_modes_are_left(program: Any, backend: str) -> None:
 
 def test_reports_say_where() -> None:
     report = magjit.explain(sizes_of_data.two_masks, backend="dvm")(
-        torch.randn(30), *[sizes_of_data.mask(4, 10) for _ in range(2)]
+        torch.randn(30, requires_grad=True), *[sizes_of_data.mask(4, 10) for _ in range(2)]
     )
     (note,) = [one for one in report.notes if "depends on data" in one]
     assert note.startswith("a part of a graph runs as it is: the size of what")
     assert "sizes_of_data.py" in note and "two_masks" in note
+
+
+@pytest.mark.parametrize(
+    ("program", "gradients", "whole"),
+    [
+        (sizes_of_data.two_masks, False, True),
+        (sizes_of_data.two_masks, True, False),
+        (sizes_of_data.added_in_place, False, False),
+    ],
+)
+def test_what_dvm_takes(program: Any, gradients: bool, whole: bool) -> None:
+    x = torch.randn(30, requires_grad=gradients)
+    masks = [sizes_of_data.mask(4, 10) for _ in range(2)]
+    notes = magjit.explain(program, backend="dvm")(x, *masks).notes
+    assert any("depends on data" in one for one in notes) != whole
+    with torch.no_grad():  # which counts
+        notes = magjit.explain(program, backend="dvm")(x, *masks).notes
+    assert any("depends on data" in one for one in notes) == (
+        program is sizes_of_data.added_in_place
+    )
 
 
 def test_no_exception_of_a_backend_s() -> None:
@@ -228,7 +248,8 @@ def test_an_operator_of_one_s_own(positive: Any, backend: str) -> None:
     compiled = magjit.compile(program, backend=backend)
     for one in given:
         torch.testing.assert_close(compiled(one), program(one))
-    notes = magjit.explain(program, backend=backend)(given[0]).notes
+    x = given[0].clone().requires_grad_()
+    notes = magjit.explain(program, backend=backend)(x).notes
     assert any("a graph runs as it is: the size of" in note for note in notes)
 
 
