@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -186,9 +186,7 @@ def _compile_with_examples(
             unguarded_convolutions(fakes.shape_env),
             torch._guards.tracing(fakes.tracing_context),
             torch._guards.compile_context(CompileContext(gm.meta["dynamo_compile_id"])),
-            nullcontext()
-            if _takes_sizes_of_data(backend, gm, context)
-            else refusing_sizes_of_data(fakes.shape_env),
+            refusing_sizes_of_data(fakes.shape_env, _takes_sizes_of_data(backend, gm, context)),
         ):
             compiled = _called(backend, gm, list(examples), context)
         _collect_guards(context, fakes)

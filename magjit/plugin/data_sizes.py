@@ -20,7 +20,11 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    free_unbacked_symbols,
+)
 from torch.utils._pytree import tree_leaves
 
 from magjit.plugin.aliases import is_strided, storage_of
@@ -123,11 +127,12 @@ def known_by_dynamo(gm: GraphModule) -> str | None:
 
 
 @contextmanager
-def refusing_sizes_of_data(shape_env: ShapeEnv) -> Iterator[None]:
+def refusing_sizes_of_data(shape_env: ShapeEnv, taken: bool = False) -> Iterator[None]:
     """Raises ``SizeOfData`` at its end, or instead of another error, if sizes of data were made.
 
     Args:
         shape_env: of the fake tensors that a backend traces with.
+        taken: whether the backend takes such sizes; then only where torch cannot do without one.
     """
     ranges = shape_env.var_to_range
     known = len(ranges)  # Symbols of inputs are made before.
@@ -135,10 +140,10 @@ def refusing_sizes_of_data(shape_env: ShapeEnv) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if len(ranges) == known:
+        if len(ranges) == known or (taken and not isinstance(error, GuardOnDataDependentSymNode)):
             raise
         failed = error
-    if len(ranges) > known:
+    if failed is not None or (len(ranges) > known and not taken):
         raise SizeOfData("the size of an operator's result depends on data") from failed
 
 
