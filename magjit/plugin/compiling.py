@@ -83,8 +83,9 @@ def run_backend(
         except UsedLeaf as reason:
             return _as_it_is(gm, inputs, context, str(reason))
         context.inputs = tuple(inputs[i] for i in convention.kept)
+        taken = _takes_sizes_of_data(backend, owned, context)
         parts = None
-        if not _takes_sizes_of_data(backend, owned, context):
+        if not taken:
             with _undisturbed(context.grad_enabled):
                 parts = parted(
                     owned, context.inputs, context.dynamic, grad_enabled=context.grad_enabled
@@ -98,11 +99,12 @@ def run_backend(
         )
         try:
             if parts is None:
-                compiled = _compile_with_examples(backend, owned, context)
+                compiled = _compile_with_examples(backend, owned, context, taken)
             else:
                 context.note(f"a part of a graph runs as it is: {parts.reason}")
                 assert parts.before is not None
-                compiled = parts.joined(_compile_with_examples(backend, parts.before, context))
+                before = _compile_with_examples(backend, parts.before, context, taken)
+                compiled = parts.joined(before)
         except SizeOfData as reason:
             return _as_it_is(gm, inputs, context, str(reason))
         context.guards[:] = convention.guards(context.guards)
@@ -164,7 +166,7 @@ def _called(
 
 
 def _compile_with_examples(
-    backend: Backend, gm: GraphModule, context: BackendContext
+    backend: Backend, gm: GraphModule, context: BackendContext, taken: bool
 ) -> CompiledGraph:
     with _undisturbed(context.grad_enabled):
         fakes = fakeify(gm, context.inputs, context.dynamic)
@@ -186,7 +188,7 @@ def _compile_with_examples(
             unguarded_convolutions(fakes.shape_env),
             torch._guards.tracing(fakes.tracing_context),
             torch._guards.compile_context(CompileContext(gm.meta["dynamo_compile_id"])),
-            refusing_sizes_of_data(fakes.shape_env, _takes_sizes_of_data(backend, gm, context)),
+            refusing_sizes_of_data(fakes.shape_env, taken),
         ):
             compiled = _called(backend, gm, list(examples), context)
         _collect_guards(context, fakes)

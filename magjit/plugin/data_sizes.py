@@ -300,7 +300,7 @@ def _computes(node: Node) -> bool:
 def _split(gm: GraphModule, nodes: Sequence[Node], cut: int, reason: str) -> Parts:
     if cut == 0:
         reads = tuple(range(len(placeholders(gm))))
-        return Parts(None, reads, copy_graph_module(gm), reason)
+        return Parts(None, reads, gm, reason)
     front = [node for node in nodes[:cut] if not _is_given(node)]
     behind = nodes[cut:]
     needed = dict.fromkeys(one for node in behind for one in node.all_input_nodes)

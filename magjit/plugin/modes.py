@@ -28,13 +28,16 @@ def leave_modes(error: BaseException, grad_enabled: bool) -> None:
     """
     for frame in _graph_frames(error):
         _leave(frame.f_locals.values())
-    if torch.is_grad_enabled() != grad_enabled:
-        torch._C._set_grad_enabled(grad_enabled)
+    _put_back(grad_enabled)
 
 
 def leave_modes_of(run: Interpreter, grad_enabled: bool) -> None:
     """The same of a graph that has run node by node, perhaps not to its end."""
     _leave(run.env.values())  # of which a run drops what is used no more
+    _put_back(grad_enabled)
+
+
+def _put_back(grad_enabled: bool) -> None:
     if torch.is_grad_enabled() != grad_enabled:
         torch._C._set_grad_enabled(grad_enabled)
 
