@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from magjit.plugin.draws import all_dropped
 from magjit.plugin.losses import nll_loss
 from magjit_dvm import batch_norms, group_norms
 from magjit_dvm.norms_backward import layer_norm_backward, rms_norm_backward
@@ -94,8 +95,8 @@ def _native_dropout(
     """
     if train is False or p == 0 or not given.dtype.is_floating_point or given.is_cuda:
         return NotImplemented  # type: ignore[no-any-return]
-    if p == 1:  # for which eager's dropout draws nothing
-        return given * 0, torch.zeros_like(given, dtype=torch.bool)
+    if p == 1:
+        return all_dropped(given)
     if given.dtype in (torch.float32, torch.float64) and given.is_contiguous():
         mask: torch.Tensor = aten.bernoulli.p(given, 1 - p)  # one operator instead of two
     else:

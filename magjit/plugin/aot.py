@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 
 from magjit.plugin.aliases import VIEWS_OF_INPUTS
 from magjit.plugin.context import BackendContext
+from magjit.plugin.draws import as_eager_draws, without_draws
 from magjit.plugin.functional import can_be_functional
 from magjit.plugin.fx_helpers import results_of, runnable
 from magjit.plugin.fx_nodes import keep_checks
@@ -66,7 +67,8 @@ def aot(
         backward: compiles the backward graph; ``forward`` by default.
         inference: compiles the one graph when no gradient is asked for; ``forward`` by
             default.
-        decompositions: ATen operator to function; none by default.
+        decompositions: ATen operator to function; by default only of dropout of everything,
+            for which eager mode draws nothing.
         partition_fn: splits the joint graph; by default torch's min-cut, which recomputes
             what is cheaper to recompute than to keep.
         mutations_in_graph: let the inference graph end in ``copy_`` to its mutated inputs;
@@ -82,13 +84,14 @@ def aot(
     backward = backward or forward
     inference = inference or forward
     split = keeping_old_values(partition_fn or min_cut_rematerialization_partition)
+    table = as_eager_draws(decompositions or {})
 
     def compiled(gm: GraphModule, split: Callable[..., Any]) -> CompiledGraph:
         compiler = aot_autograd(
             fw_compiler=_boxed(forward, context, "aten_forward.py"),
             bw_compiler=_boxed(backward, context, "aten_backward.py"),
             inference_compiler=_boxed(_with_views(inference), context, "aten_inference.py"),
-            decompositions=dict(decompositions or {}),
+            decompositions=table,
             partition_fn=split,
             keep_inference_input_mutations=mutations_in_graph,
         )
@@ -97,7 +100,7 @@ def aot(
 
     layers = None
     if context.grad_enabled and needs_gradients(gm, example_inputs, context):
-        layers = once(gm, example_inputs, context.fake_mode, decompositions or {})
+        layers = once(gm, example_inputs, context.fake_mode, table)
     while layers is not None:
         try:
             with layers.traced():
@@ -172,5 +175,5 @@ def dump_graph(context: BackendContext, name: str, gm: GraphModule) -> None:
 
 
 def core_aten_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Decompositions to the some 200 core ATen operators."""
-    return dict(torch._decomp.core_aten_decompositions())
+    """Decompositions to the some 200 core ATen operators, with eager mode's random numbers."""
+    return without_draws(torch._decomp.core_aten_decompositions())

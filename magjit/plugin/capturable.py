@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch.fx import GraphModule, Node
 
+from magjit.plugin.fx_nodes import draws_random
 from magjit.plugin.views_apart import is_symbolic, tensors_of
 
 __all__ = ["NOTHING_VARIES", "Varying", "can_be_captured", "varying_inputs"]
@@ -26,7 +27,7 @@ def can_be_captured(gm: GraphModule, *, varies: bool = False) -> bool:
         for one in tensors_of(node):
             devices.add(one.device)
         tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags or torch.Tag.dynamic_output_shape in tags:
+        if draws_random(node) or torch.Tag.dynamic_output_shape in tags:
             return False
         if torch.Tag.data_dependent_output in tags:
             return False

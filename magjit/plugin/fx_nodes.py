@@ -16,6 +16,7 @@ from magjit.errors import Location
 __all__ = [
     "called_at",
     "called_name",
+    "draws_random",
     "enables_gradients",
     "graphs_of",
     "has_effects",
@@ -122,7 +123,12 @@ def has_effects(node: Node) -> bool:
     schema = node.target._schema
     if not schema.returns or schema.is_mutable or node.is_impure():
         return True
-    return torch.Tag.nondeterministic_seeded in node.target.tags
+    return draws_random(node)
+
+
+def draws_random(node: Node) -> bool:
+    """Whether a node draws random numbers, whose order counts among all that do."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def is_symbol(node: Node) -> bool:

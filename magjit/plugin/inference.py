@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from magjit.plugin.aliases import is_strided, memory_of, storage_of, written_by
 from magjit.plugin.context import BackendContext
+from magjit.plugin.draws import as_eager_draws
 from magjit.plugin.functional import can_be_functional
 from magjit.plugin.fx_helpers import placeholders, runnable
 from magjit.plugin.fx_nodes import enables_gradients, remove_unused
@@ -81,12 +82,12 @@ def lower_for_inference(
     """
     if recurrent_as_it_is(gm, example_inputs):
         return None
-    function = runnable(gm)
+    function, table = runnable(gm), as_eager_draws(decompositions)
     symbolic = any(map(is_symbolic, example_inputs))
     with on_fakes(example_inputs, fake_mode):
-        lowered = _recorded(gm, example_inputs, fake_mode, decompositions)
+        lowered = _recorded(gm, example_inputs, fake_mode, table)
         if lowered is None:
-            lowered = _traced(function, example_inputs, decompositions)
+            lowered = _traced(function, example_inputs, table)
         if _has_writes(lowered):
             inputs = written_inputs(lowered)
             if symbolic or not (to_inputs if inputs else with_writes):
@@ -94,7 +95,7 @@ def lower_for_inference(
             if inputs and not _written_alone(gm, lowered, inputs, example_inputs):
                 return None
             functional = torch.func.functionalize(function, remove="mutations")
-            lowered = _traced(functional, example_inputs, decompositions)
+            lowered = _traced(functional, example_inputs, table)
             if not _writes_at_the_end(lowered, len(inputs)):
                 return None
     return lowered

@@ -23,7 +23,7 @@ from torch import Tensor  # noqa: E402
 import magjit  # noqa: E402
 from magjit_triton import backend  # noqa: E402
 from magjit_triton.codegen.entry import generates_kernels  # noqa: E402
-from tests.plugin import sizes_of_data  # noqa: E402
+from tests.plugin import draws, sizes_of_data  # noqa: E402
 from tests.triton_backend import returned_views  # noqa: E402
 from tests.triton_backend import test_regressions as shared  # noqa: E402
 from tests.triton_backend.running import check  # noqa: E402
@@ -118,6 +118,8 @@ def main() -> None:
         )
     for one in sizes_of_data.PROGRAMS:
         cases[f"sizes of {one.__name__}"] = lambda one=one: sizes_of_data.check(one, backend)
+    for name in draws.PROGRAMS:
+        cases[f"draws {name}"] = lambda name=name: torch.enable_grad()(draws.check)(name, backend)
     results = {}
     with torch.no_grad():
         for name, case in cases.items():

@@ -13,6 +13,7 @@ from torch._decomp import (
     get_decompositions,
 )
 
+from magjit.plugin.draws import without_draws
 from magjit.plugin.losses import nll_loss
 from magjit_triton.strides import is_known, iterated_strides
 
@@ -102,7 +103,8 @@ def _table(composite: bool) -> dict[Any, Callable[..., Any]]:
     table.update(get_decompositions(list(_ALSO)))
     for kept in _KEPT:
         table.pop(kept, None)
-    return {target: _as_in_eager(target, function) for target, function in table.items()}
+    drawn_by_eager = without_draws(table)
+    return {target: _as_in_eager(target, made) for target, made in drawn_by_eager.items()}
 
 
 def _as_in_eager(target: Any, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,6 +27,7 @@ from magjit_triton.codegen.graphs import (
     is_moments,
     is_opened,
     is_tensor,
+    keeps_order,
     movement_of,
     mutates,
     tensors_read,
@@ -86,6 +87,7 @@ class Fusion:
         self._before: dict[int, set[int]] = {}
         self._reads: dict[Node, frozenset[Node]] = {}
         self._barrier: set[int] = set()
+        self._last: Node | None = None  # of those that keep their order
 
     # What can be fused.
 
@@ -382,6 +384,10 @@ class Fusion:
             self._barrier = before | {id(unit)}
         for source in self._sources(unit, nodes):
             before |= {id(source)} | self._before[id(source)]
+        if isinstance(unit, Node) and keeps_order(unit):
+            if self._last is not None:
+                before |= {id(self._last)} | self._before[id(self._last)]
+            self._last = unit
         self.units.append(unit)
         self._before[id(unit)] = before
         for node in nodes:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from magjit.plugin.fx_nodes import has_effects
 from magjit.plugin.virtual_tensors.calls import operand_nodes
 from magjit.plugin.virtual_tensors.mapping import Movement
 from magjit.plugin.virtual_tensors.rules import directions_of
@@ -24,6 +25,7 @@ __all__ = [
     "is_moments",
     "is_opened",
     "is_tensor",
+    "keeps_order",
     "movement_of",
     "mutates",
     "tensors_read",
@@ -76,6 +78,12 @@ def _movement(node: Node) -> tuple[Movement, Sequence[Node]] | None:
 def mutates(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
+
+
+def keeps_order(node: Node) -> bool:
+    """Whether an operator runs in the program's order: it draws, may raise or talk to somebody."""
+    known = getattr(node.target, "namespace", "aten") in ("aten", "prims")
+    return has_effects(node) or not known
 
 
 def is_moments(node: Any) -> bool:

@@ -108,7 +108,7 @@ class ProductFusion(Fusion):
         of_nodes = (self.realized, self.views, self._fusible, self._unit_of, self._reads)
         for known in (*of_nodes, self._before, self.filled, self.placed):
             known.clear()
-        self.strategy, self._barrier, self.units = Strategy(), set(), []
+        self.strategy, self._barrier, self._last, self.units = Strategy(), set(), None, []
 
     def is_candidate(self, node: Node) -> bool:
         """Whether a product may be ours."""
