@@ -92,7 +92,7 @@ def seed_all(seed: int) -> None:
 
 
 class Printed:
-    """What a call wrote to the standard output, where that is a file; else nothing."""
+    """What a call wrote to the standard output, where that is a file to read; else nothing."""
 
     def __init__(self) -> None:
         self._out = sys.stdout
@@ -103,7 +103,7 @@ class Printed:
 
     def take(self) -> str:
         """What was written since."""
-        if not self._out.seekable():
+        if not (self._out.seekable() and self._out.readable()):
             return ""
         self._out.flush()
         end = self._out.tell()

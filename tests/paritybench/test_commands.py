@@ -120,8 +120,12 @@ def test_later_steps_alone(tmp_path: Path) -> None:
             here("run", "--out", out, "--steps", wrong)
 
 
-def test_one_case() -> None:
-    printed = call("case", "test_acme_plain_networks.py:0")
+def test_one_case(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        command = [*RUNNER, "case", "test_acme_plain_networks.py:0"]
+        subprocess.run(command, stdout=out, check=True, timeout=300)
+    printed = log.read_text()
     assert "magjit: whole" in printed and "step 6: held" in printed
 
 

@@ -60,6 +60,11 @@ def rms_norm(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
     return [wide.to(x.dtype) * w]
 
 
+def _places(x: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices that a kernel computes: too large from ``count`` on."""
+    return (torch.arange(count, device=x.device) * 0.9).long()
+
+
 def grouped(x: torch.Tensor, groups: int) -> torch.Tensor:
     b, h, s, d = x.shape
     return x[:, :, None].expand(b, h, groups, s, d).reshape(b, h * groups, s, d)
@@ -143,6 +148,27 @@ CASES: dict[str, Case] = {
         None,
     ),
     "columns_in_two_phases": Case(lambda x: [x.sum(0)], lambda: [r(4096, 48)], 2, (), 1e-4),
+    "moments_in_two_phases": Case(
+        lambda x: [
+            *torch.var_mean(x + 100, (0, 2, 3)),
+            x.var((0, 2, 3), correction=0, keepdim=True),
+            x.std(),
+        ],
+        lambda: [r(4, 2, 130, 128)],
+        None,
+    ),
+    "moments_of_columns_in_two_phases": Case(
+        lambda x: [*torch.var_mean(x.exp(), (0, 2, 3), keepdim=True)],
+        lambda: [r(4, 16, 32, 33).contiguous(memory_format=torch.channels_last)],
+        None,
+    ),
+    "batch_norm_in_training": Case(
+        lambda x, m, v, w, b: [
+            torch.ops.aten._native_batch_norm_legit_functional(x, w, b, m, v, True, 0.1, 1e-5)[0]
+        ],
+        lambda: [r(4, 3, 129, 130), r(3), r(3).abs() + 1, r(3), r(3)],
+        None,
+    ),
     "prime_length": Case(lambda x: [x.sum()], lambda: [r(16411)]),
     "transposed": Case(lambda x, y: [x.t() + y], lambda: [r(40, 70), r(70, 40)]),
     "roll": Case(lambda x: [torch.roll(x, (2, -3), (0, 1)) * 2], lambda: [r(9, 11)]),
@@ -154,6 +180,13 @@ CASES: dict[str, Case] = {
         lambda w, i: [F.embedding(i, w) * 2], lambda: [r(10, 6), ints(0, 10, (3, 4))]
     ),
     "index_negative": Case(lambda x, i: [x[:, i] + 1], lambda: [r(4, 9), ints(-9, 9, (5,))]),
+    "index_computed": Case(lambda x: [x[_places(x, 5)] + 1], lambda: [r(4)]),
+    "index_computed_within_a_border": Case(
+        lambda x: [F.pad(x[:, _places(x, 5)], (3, 4)) + 1], lambda: [r(4, 4)]
+    ),
+    "index_computed_of_a_part": Case(
+        lambda x: [torch.cat([x[_places(x, 5)], x.exp()]) + 1], lambda: [r(4)]
+    ),
     "repeat": Case(lambda x: [x.repeat(2, 3) + 1], lambda: [r(4, 9)]),
     "windows": Case(
         lambda x: [x.view(2, 2, 4, 2, 4, 3).permute(0, 1, 3, 2, 4, 5).reshape(8, 16, 3) * 2],

@@ -57,3 +57,21 @@ def test_what_is_read_across_what_is_written_has_tiles(
     assert axes(kernel) == ("p q" if tiled else "p")
     if tiled:
         assert (kernel.blocks.p, kernel.blocks.inner) == (32, 64)
+
+
+def normalised(x: Tensor, w: Tensor, b: Tensor, m: Tensor) -> list[Tensor]:
+    mean = x.mean((0, 2), keepdim=True)
+    return [(x - mean) * w[:, None] + b[:, None], m * 0.9 + mean.view(-1) * 0.1]
+
+
+def test_rows_with_numbers_of_their_own_are_read_along_rows() -> None:
+    """A lane that adds up thousands of numbers alone is as inexact as it is slow."""
+    numbers = [torch.randn(64) for _ in range(3)]
+    kernel = kernel_of(normalised, torch.randn(4, 64, 9000), *numbers)
+    assert axes(kernel) == "p r"
+    assert (kernel.blocks.p, kernel.blocks.inner) == (1, 2048)
+
+
+def test_columns_are_read_across_rows() -> None:
+    kernel = kernel_of(lambda x: [x.sum(0)], torch.randn(900, 640))
+    assert (kernel.blocks.p, kernel.blocks.inner) == (64, 32)

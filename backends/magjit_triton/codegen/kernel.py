@@ -208,10 +208,12 @@ def _reduction_blocks(
     builder: Builder, nest: Nest, count: int, reduced: Axis, hint: Hint
 ) -> Blocks:
     length = hint(reduced.size)
-    # Neighbouring lanes should read neighbouring elements.
+    # Neighbouring lanes should read neighbouring elements, of what is read element by element.
     along = across = 0
     for load in builder.loads():
         offset = nest.rewritten(load.offset)
+        if offset.free_symbols.isdisjoint(dim.symbol for dim in reduced.dims):
+            continue
         along += any(_step(offset, dim.symbol) == 1 for dim in reduced.dims)
         rows = nest.axis("p")
         across += rows is not None and any(_step(offset, dim.symbol) == 1 for dim in rows.dims)

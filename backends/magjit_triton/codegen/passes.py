@@ -286,10 +286,10 @@ PASSES: list[Callable[[GraphModule], None]] = [
     forward_copies,
     group_attention,
     group_products,
-    split_reductions,
     biases_apart,
     in_channels_last,
     grouped_as_products,
+    split_reductions,
     _remove_unused,
 ]
 """In the order in which they run."""

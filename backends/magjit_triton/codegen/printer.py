@@ -10,7 +10,7 @@ import sympy
 import torch
 
 from magjit.plugin.virtual_tensors.indexing import FloorDiv, Mod
-from magjit_triton.codegen.ir import Builder, Instruction, Store
+from magjit_triton.codegen.ir import Builder, Instruction, Store, sorted_symbols
 from magjit_triton.codegen.nest import Axis, Nest
 from magjit_triton.codegen.operators import SCALAR
 
@@ -118,6 +118,7 @@ class Printer:
         self.lines: list[str] = []
         self.indent = "    "
         self.done: set[int] = set()
+        self.checked: set[tuple[sympy.Symbol, str]] = set()
         self.users: dict[int, set[str]] = {}
         self.known_axes: dict[int, set[str]] = {}
         for number in self.live:
@@ -220,14 +221,30 @@ class Printer:
         if instruction.op == "reduce":
             self.whole_reduction(number, instruction)
         else:
+            if instruction.op == "load":
+                offset = instruction.attribute.offset
+                self.check_indices(offset, self.mask_of_load(instruction))
             self.write(f"v{number} = {self.text(number, instruction)}")
         symbol = next((s for s, n in self.builder.indirect.items() if n == number), None)
         if symbol is not None:
             self.write(f"{symbol} = v{number}")
+
+    def check_indices(self, offset: sympy.Expr, mask: str) -> None:
+        """Raise where memory would be read or written at an index that is none of its own.
+
+        What is not read may have any index: that of a border, or of lanes beyond the end.
+        """
+        for symbol in sorted_symbols(offset):
+            if symbol not in self.builder.indirect or (symbol, mask) in self.checked:
+                continue
+            self.checked.add((symbol, mask))
             size = self.builder.ranges[symbol]
-            if not (size.is_Integer and size >= 2**62):
-                inside = f"({symbol} >= 0) & ({symbol} < {expression(size)})"
-                self.write(f'tl.device_assert({inside}, "index out of bounds")')
+            if size.is_Integer and size >= 2**62:
+                continue
+            inside = f"({symbol} >= 0) & ({symbol} < {expression(size)})"
+            if mask:
+                inside = f"({inside}) | ~({mask})"
+            self.write(f'tl.device_assert({inside}, "index out of bounds")')
 
     def text(self, number: int, instruction: Instruction) -> str:
         operands = [f"v{one}" for one in instruction.args]
@@ -274,12 +291,17 @@ class Printer:
     def load(self, instruction: Instruction) -> str:
         return self.widened(self.loaded(instruction), instruction.attribute.dtype)
 
+    def mask_of_load(self, instruction: Instruction) -> str:
+        """For which lanes something is read; empty: for all."""
+        extra = self.condition(instruction.args[0] if instruction.args else None)
+        axes = self.axes_of(self.nest.rewritten(instruction.attribute.offset))
+        return self.mask_for(axes, extra)
+
     def loaded(self, instruction: Instruction) -> str:
         """A value in the dtype of its memory."""
         load = instruction.attribute
         offset = self.nest.rewritten(load.offset)
-        extra = self.condition(instruction.args[0] if instruction.args else None)
-        mask = self.mask_for(self.axes_of(offset), extra)
+        mask = self.mask_of_load(instruction)
         if self.single_row and self.axes_of(offset) <= {"p"} and not mask:
             return f"tl.broadcast_to(tl.load({load.buffer} + {expression(offset)}), [1, 1])"
         # A row's index is a number where a program has one row; the mask may be a block.
@@ -348,6 +370,7 @@ class Printer:
         mask = self.mask_for({axis.name for axis in self.nest.axes if axis.name != "r"}, extra)
         if "r" in axes:
             mask = self.mask_for({"p", "r"}, extra)
+        self.check_indices(store.offset, mask)
         place = f"{store.buffer} + {expression(offset)}"
         if axes != {axis.name for axis in self.nest.axes}:
             place += f" + {self.zero_to_store()}"

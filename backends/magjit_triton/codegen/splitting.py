@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 
 import torch
 from torch.fx import GraphModule, Node
@@ -33,10 +34,13 @@ _SPLIT = {
 }
 
 
+_MOMENTS = ("var", "var_mean")
+
+
 def split_reductions(gm: GraphModule) -> None:
     """Split where a reduction would leave most of a GPU idle."""
     for node in list(gm.graph.nodes):
-        if operator_name(node) not in _SPLIT:
+        if operator_name(node) not in (*_SPLIT, *_MOMENTS):
             continue
         try:
             source, dims = reduced_dims(node)
@@ -46,9 +50,13 @@ def split_reductions(gm: GraphModule) -> None:
         if not dims or not all(isinstance(size, int) for size in value.shape):
             continue
         sizes, joined = _joined(list(value.shape), dims)
-        found = _parts(sizes, joined)
-        if found is not None:
+        found = _parts(sizes, joined, columns=_is_of_columns(value, dims))
+        if found is None:
+            continue
+        if operator_name(node) in _SPLIT:
             _rewrite(gm, node, source, sizes, joined, *found)
+        elif value.dtype in (torch.float32, torch.float64):
+            _rewrite_moments(gm, node, source, sizes, joined, *found)
 
 
 def _joined(sizes: list[int], dims: tuple[int, ...]) -> tuple[list[int], tuple[int, ...]]:
@@ -65,11 +73,19 @@ def _joined(sizes: list[int], dims: tuple[int, ...]) -> tuple[list[int], tuple[i
     return result, tuple(reduced)
 
 
-def _parts(sizes: list[int], dims: tuple[int, ...]) -> tuple[int, int] | None:
+def _is_of_columns(value: torch.Tensor, dims: tuple[int, ...]) -> bool:
+    """Whether neighbours in memory are in different rows of a reduction."""
+    steps = [(step, -k) for k, step in enumerate(value.stride()) if value.shape[k] > 1]
+    if not steps:
+        return False
+    nearest = -min(steps)[1]
+    return nearest not in dims and value.shape[nearest] >= _FEWEST_COLUMNS
+
+
+def _parts(sizes: list[int], dims: tuple[int, ...], *, columns: bool) -> tuple[int, int] | None:
     """The dimension to split, and into how many parts."""
     rows = math.prod(size for k, size in enumerate(sizes) if k not in dims)
     length = math.prod(sizes[k] for k in dims)
-    columns = len(sizes) - 1 not in dims and sizes[-1] >= _FEWEST_COLUMNS
     programs = max(1, rows // _LANES) if columns else rows
     if length < (_FEWEST_LONG_COLUMN if columns else _FEWEST_LONG) or programs * 2 > _PROGRAMS:
         return None
@@ -98,10 +114,7 @@ def _rewrite(
     name = operator_name(node)
     target = _SPLIT[name]
     result = node.meta["val"]
-    split = [*sizes[:k], parts, sizes[k] // parts, *sizes[k + 1 :]]
-    # Behind the new dimension everything is one further.
-    inner = [dim if dim < k else dim + 1 for dim in dims]
-    outer = [k - sum(1 for dim in dims if dim < k)]
+    split, inner, outer = _dimensions(sizes, dims, k, parts)
     sums = name in ("sum", "mean")
     wide = {}
     if sums:
@@ -120,4 +133,52 @@ def _rewrite(
         if tuple(made.meta["val"].shape) != tuple(result.shape):
             made = called(graph, aten.reshape.default, made, list(result.shape))
     node.replace_all_uses_with(made)
+    graph.erase_node(node)
+
+
+def _dimensions(
+    sizes: list[int], dims: tuple[int, ...], k: int, parts: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Sizes with dimension ``k`` cut in parts, what each part reduces, and the parts' place then."""
+    split = [*sizes[:k], parts, sizes[k] // parts, *sizes[k + 1 :]]
+    # Behind the new dimension everything is one further.
+    inner = [dim if dim < k else dim + 1 for dim in dims]
+    return split, inner, [k - sum(1 for dim in dims if dim < k)]
+
+
+def _rewrite_moments(
+    gm: GraphModule,
+    node: Node,
+    source: Node,
+    sizes: list[int],
+    dims: tuple[int, ...],
+    k: int,
+    parts: int,
+) -> None:
+    """The variance of equal parts: the mean of theirs and of what their means are away, squared."""
+    correction = node.kwargs.get("correction", 1)
+    count = math.prod(sizes[dim] for dim in dims)
+    free = count - (1 if correction is None else correction)  # type: ignore[operator]
+    if free <= 0:
+        return
+    split, inner, outer = _dimensions(sizes, dims, k, parts)
+    graph = gm.graph
+    results = node.meta["val"]
+    wanted = list(results[0].shape if isinstance(results, tuple) else results.shape)
+    with graph.inserting_before(node):
+        cut = called(graph, aten.reshape.default, source, split)
+        within = called(graph, aten.var_mean.correction, cut, inner, correction=0)
+        spread, middle = (called(graph, operator.getitem, within, which) for which in (0, 1))
+        # In this form one kernel does all of it.
+        mean = called(graph, aten.mean.dim, middle, outer, True)
+        away = called(graph, aten.sub.Tensor, middle, mean)
+        away = called(graph, aten.mul.Tensor, away, away)
+        variance = called(graph, aten.mean.dim, called(graph, aten.add.Tensor, spread, away), outer)
+        variance = called(graph, aten.mul.Tensor, variance, count / free)
+        made = [called(graph, aten.reshape.default, one, wanted) for one in (variance, mean)]
+    if not isinstance(results, tuple):
+        node.replace_all_uses_with(made[0])
+    for user in list(node.users):
+        user.replace_all_uses_with(made[user.args[1]])  # type: ignore[index]
+        graph.erase_node(user)
     graph.erase_node(node)

@@ -66,14 +66,14 @@ class TilePrinter(Printer):
             first, end = self.builder.spans[mask]
             begin = f"{self.columns}0"
             self.write(f"if ({begin} >= {first}) & ({begin} < {end}):")
-            before, self.held = set(self.done), mask
+            before, self.held = (set(self.done), set(self.checked)), mask
             self.indent += "    "
             if len(group) == 1:  # Nothing that is read later can be written before.
                 self.store(group[0])
             else:
                 super().store_all(group)
             self.indent = self.indent[:-4]
-            self.done, self.held = before, None
+            (self.done, self.checked), self.held = before, None
 
     def spans(self, stores: Sequence[Store]) -> tuple[dict[int, list[Store]], list[Store]]:
         """Stores by the interval of columns that they are for, where tiles do not cross its ends;
