@@ -30,6 +30,7 @@ from magjit.plugin.inference import needs_gradients
 from magjit.plugin.layers import Layers, once
 from magjit.plugin.protocol import CompiledGraph
 from magjit.plugin.saved import keeping_old_values
+from magjit.plugin.undefined_gradients import Reaching
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,9 @@ def aot(
 
     backward = backward or forward
     inference = inference or forward
+    reaching = Reaching()
     split = keeping_old_values(partition_fn or min_cut_rematerialization_partition)
+    split = reaching.noting(split)
     table = as_eager_draws(decompositions or {})
 
     def compiled(gm: GraphModule, split: Callable[..., Any]) -> CompiledGraph:
@@ -95,8 +98,7 @@ def aot(
             partition_fn=split,
             keep_inference_input_mutations=mutations_in_graph,
         )
-        result: CompiledGraph = compiler(gm, list(example_inputs))
-        return result
+        return reaching.applied(compiler(gm, list(example_inputs)))
 
     layers = None
     if context.grad_enabled and needs_gradients(gm, example_inputs, context):

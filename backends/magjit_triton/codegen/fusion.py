@@ -178,17 +178,8 @@ class Fusion:
                 layout = memory.get(node) or Layout.dense(node.name, node.meta["val"])
                 place = self.realized[node] if node in self.placed else layout
                 lowering.store(node, places[node], place)
-        for store in builder.stores:
-            axes = builder.instructions[store.value].axes
-            if (
-                "r" in axes
-                and not any(
-                    dim.axis == "r" and dim.symbol in store.offset.free_symbols
-                    for dim in builder.dims
-                )
-                and any(dim.axis == "r" for dim in builder.dims)
-            ):
-                raise Unfusible("a value that varies within its row")
+        if builder.stores_once_what_varies():
+            raise Unfusible("a value that varies within its row")
         return builder
 
     # What has memory.

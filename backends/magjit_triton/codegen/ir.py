@@ -182,6 +182,15 @@ class Builder:
                 stack.extend(self.operands(number))
         return sorted(needed)
 
+    def stores_once_what_varies(self) -> bool:
+        """Whether one place of a row would be given a value that varies within the row."""
+        along = {dim.symbol for dim in self.dims if dim.axis == "r"}
+        return bool(along) and any(
+            "r" in self.instructions[store.value].axes
+            and along.isdisjoint(store.offset.free_symbols)
+            for store in self.stores
+        )
+
     def loads(self) -> Iterator[Load]:
         """Every load that is needed."""
         for number in self.live():

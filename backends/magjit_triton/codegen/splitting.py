@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -139,7 +140,7 @@ def _rewrite(
 def _dimensions(
     sizes: list[int], dims: tuple[int, ...], k: int, parts: int
 ) -> tuple[list[int], list[int], list[int]]:
-    """Sizes with dimension ``k`` cut in parts, what each part reduces, and the parts' place then."""
+    """Sizes with dimension ``k`` cut, what each part reduces, and where the parts are then."""
     split = [*sizes[:k], parts, sizes[k] // parts, *sizes[k + 1 :]]
     # Behind the new dimension everything is one further.
     inner = [dim if dim < k else dim + 1 for dim in dims]
@@ -156,9 +157,9 @@ def _rewrite_moments(
     parts: int,
 ) -> None:
     """The variance of equal parts: the mean of theirs and of what their means are away, squared."""
-    correction = node.kwargs.get("correction", 1)
+    correction: Any = node.kwargs.get("correction", 1)
     count = math.prod(sizes[dim] for dim in dims)
-    free = count - (1 if correction is None else correction)  # type: ignore[operator]
+    free = count - (1 if correction is None else correction)
     if free <= 0:
         return
     split, inner, outer = _dimensions(sizes, dims, k, parts)
