@@ -13,13 +13,16 @@ for rounding, and NaN where x was infinite; of ``broadcast_tensors`` it makes on
                         | true, if sizes are symbols and a and b do not differ within dimensions
                           that both have, each of whose steps is beyond all that differs
 
+Or it may write an input that has gaps in memory, of which ``contiguous`` is a copy.  Of the
+functional operator's result, which has none, it is a view, in which later writes are seen.
+
 To find out, a graph runs over its fake inputs; but most do not: as far as names of functions tell,
 what an operator writes has no memory in common with its other operands, and nothing is expanded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +43,7 @@ from magjit.plugin.fx_helpers import placeholders
 from magjit.plugin.fx_nodes import called_at, called_name, graphs_of
 from magjit.plugin.inference import on_fakes
 from magjit.plugin.modes import leave_modes_of
+from magjit.plugin.sizes import elements, magnitude
 
 __all__ = ["lies_apart", "may_overlap", "overlapping_write"]
 
@@ -58,6 +62,8 @@ _APART = frozenset(
 """Functions and methods whose results lie in no operand's memory, unless there is an ``out``."""
 _REPEATING = ("expand", "expand_as", "broadcast_to", "broadcast_tensors", "meshgrid")
 """Those whose results may show an element several times."""
+_COPYING_OR_NOT = ("contiguous", "reshape", "reshape_as", "flatten", "ravel")
+"""Those whose results are views or copies, according to strides."""
 _BY_ELEMENT = ("aten::copy_", "aten::masked_fill_", "aten::_foreach_")
 """How names of operators begin that read a place before they write it, and it alone; beside those
 that torch calls pointwise."""
@@ -77,6 +83,9 @@ def overlapping_write(
     writers = {node for graph in graphs_of(gm) for node in graph.nodes if changes(node)}
     if not writers:
         return None
+    if (node := _copied_or_viewed(gm, example_inputs, writers)) is not None:
+        what = f"{called_name(node)} of an input that is written and has gaps in memory"
+        return what + _where(node)
     with _unguarded(fake_mode):
         shared = overlapping(example_inputs)
     if not _may_share(gm, example_inputs, writers, shared):
@@ -243,6 +252,39 @@ def _may_share(
     return False
 
 
+def _copied_or_viewed(
+    gm: GraphModule, example_inputs: Sequence[Any], writers: set[Node]
+) -> Node | None:
+    """What copies an input that was written, since it has gaps in memory.
+
+    A functional operator's result has none: there it would be a view, and later writes be seen.
+    """
+    homes: dict[Node, frozenset[Node]] = {}
+    for node, given in zip(placeholders(gm), example_inputs, strict=True):
+        homes[node] = frozenset({node} if is_strided(given) and _has_gaps(given) else ())
+    if not any(homes.values()):
+        return None
+    written: set[Node] = set()
+    nodes: Iterable[Node] = gm.graph.nodes
+    for node in nodes:
+        if node in homes:
+            continue
+        whole = frozenset().union(*(homes[one] for one in _operands(node)))
+        if node in writers:
+            written |= whole
+        elif called_name(node) in _COPYING_OR_NOT and whole & written:
+            return node
+        homes[node] = frozenset() if lies_apart(node) and node not in writers else whole
+    return None
+
+
+def _has_gaps(tensor: torch.Tensor) -> bool:
+    """Whether there is other memory between a tensor's elements; symbols as in the example."""
+    dims = zip(tensor.shape, tensor.stride(), strict=True)
+    reach = 1 + sum((magnitude(size) - 1) * magnitude(step) for size, step in dims)
+    return 0 < elements(tensor.shape) < reach
+
+
 def _operands(node: Node) -> list[Node]:
     """As often as they are given."""
     return [one for one in tree_leaves((node.args, node.kwargs)) if isinstance(one, Node)]
@@ -307,8 +349,12 @@ class _Run(Interpreter):
         return result
 
     def where(self) -> str:
-        place = None if self.node is None else called_at(self.node)
-        return "" if place is None else f", at {place}"
+        return _where(self.node)
+
+
+def _where(node: Node | None) -> str:
+    place = None if node is None else called_at(node)
+    return "" if place is None else f", at {place}"
 
 
 class _Watch(TorchDispatchMode):

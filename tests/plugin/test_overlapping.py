@@ -287,3 +287,42 @@ def test_which_calls_write() -> None:
         (False, graph.call_method("__add__", (x, y))),
     ]
     assert [changes(node) for _, node in calls] == [expected for expected, _ in calls]
+
+
+def copied_behind_a_write(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.mul_(2).view(x.shape)
+    kept = y.contiguous()
+    x.copy_(x.flip(0))
+    return kept, kept + 1
+
+
+def flattened_behind_a_write(x: Tensor) -> tuple[Tensor, Tensor]:
+    x += 1
+    rows = x.t().reshape(-1)
+    x.zero_()
+    return rows, x
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("program", [copied_behind_a_write, flattened_behind_a_write])
+@pytest.mark.parametrize("step", [1, 2])
+def test_what_is_copied_of_an_input_with_gaps(
+    program: Callable[[Tensor], tuple[Tensor, Tensor]], backend: str, step: int
+) -> None:
+    call = magjit.compile(program, backend=backend)
+    for _ in range(3):
+        mine, theirs = (inputs(8, 2)[::step, :1] for _ in range(2))
+        torch.testing.assert_close(call(mine), program(theirs))
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_only_what_is_written_is_asked_for_gaps(said: list[str | None]) -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        y.add_(1)
+        return torch.relu(x.contiguous()).reshape(-1) + torch.exp(y).reshape(-1)
+
+    magjit.compile(program, backend="aot_eager")(inputs(4, 4)[:, ::2], inputs(4, 2))
+    magjit.compile(program, backend="aot_eager")(inputs(4, 2), inputs(4, 4)[:, ::2])
+    magjit.compile(flattened_behind_a_write, backend="aot_eager")(inputs(4, 4)[:, ::2])
+    assert said[:2] == [None, None]
+    assert said[2] is not None and said[2].startswith("reshape of an input that is written")
