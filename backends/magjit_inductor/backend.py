@@ -14,6 +14,7 @@ from magjit.plugin.aot import dump_graph
 from magjit.plugin.fx_helpers import runnable
 from magjit.plugin.inference import needs_gradients
 from magjit.plugin.recurrent import recurrent_as_it_is
+from magjit_inductor.changed_results import noticing_changes
 from magjit_inductor.partitioning import KeepingOldValues
 from magjit_inductor.results import NotingMemory, with_own_results
 from magjit_inductor.steps import Step
@@ -117,6 +118,8 @@ class InductorBackend:
         with config.patch(self.config):
             uses_cuda_graphs = bool(config.triton.cudagraphs)
         function = cast(CompiledGraph, compiled)
+        if needs_gradients(gm, example_inputs, context):
+            function = noticing_changes(function)
         return Step(function) if uses_cuda_graphs else function
 
 

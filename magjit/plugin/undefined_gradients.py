@@ -26,7 +26,7 @@ from magjit.plugin.fx_helpers import placeholders, results_of
 from magjit.plugin.fx_nodes import called_name
 from magjit.plugin.protocol import CompiledGraph
 
-__all__ = ["Reaching"]
+__all__ = ["Reaching", "backward_of"]
 
 Split = Callable[..., tuple[GraphModule, GraphModule]]
 aten = torch.ops.aten
@@ -174,15 +174,10 @@ def _undefine(
     places: dict[int, int] = {}
     found: set[Any] = set()
     for position in frozenset().union(*reaching.values()):
-        one = results[position]
-        if not isinstance(one, torch.Tensor) or one.grad_fn is None:
+        made_by = backward_of(results[position])
+        if made_by is None:
             return
-        backward: Any = one.grad_fn
-        places[position] = one.output_nr
-        while type(backward).__name__ != _BACKWARD:  # of a view that was made of a result
-            if len(backward.next_functions) != 1:
-                return
-            backward, places[position] = backward.next_functions[0]
+        backward, places[position] = made_by
         found.add(backward)
     if len(found) != 1:
         return
@@ -204,6 +199,18 @@ def _undefine(
 
     if wanted:
         backward.register_hook(undefine)
+
+
+def backward_of(result: Any) -> tuple[Any, int] | None:
+    """The compiled backward through which a result's gradient goes first, and as which output's."""
+    if not isinstance(result, torch.Tensor):
+        return None
+    node, number = result.grad_fn, result.output_nr
+    while node is not None and type(node).__name__ != _BACKWARD:  # of a view of an output
+        if len(node.next_functions) != 1:
+            return None
+        node, number = node.next_functions[0]
+    return None if node is None else (node, number)
 
 
 def _edges(backward: Any, inputs: Sequence[Any], positions: Mapping[int, Any]) -> dict[int, int]:

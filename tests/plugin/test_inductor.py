@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import magjit
 from magjit.plugin import BackendContext, BackendOptionError, resolve
 from magjit.plugin.calls import current_call
 from magjit_inductor import InductorBackend, backend, compile_for_torch
+from magjit_inductor.changed_results import ChangedResultError
 from magjit_inductor.steps import Step
 
 from .graphs import compile_for
@@ -346,3 +349,53 @@ def test_a_pass_of_the_user_s_is_run_as_well() -> None:
     for _ in range(2):
         torch.testing.assert_close(compiled(x), x.exp() * 2)
     assert seen
+
+
+def changed_result(x: torch.Tensor, when: torch.Tensor) -> torch.Tensor:
+    """Behind the cut, what the first graph has returned and its backward keeps is changed."""
+    a = x * 2
+    b = a.exp().sin()
+    if when.sum().item() > 3:
+        a.add_(1)
+    return (a + b).sum()
+
+
+def changed_view(x: torch.Tensor, when: torch.Tensor) -> torch.Tensor:
+    a = (x * 2).view(2, 4).t()
+    b = a.exp().sin()
+    if when.sum().item() > 3:
+        a[1:].add_(1)
+    return (a + b).sum()
+
+
+@pytest.mark.parametrize("program", [changed_result, changed_view])
+def test_a_result_that_is_changed_before_its_backward(program: Any) -> None:
+    compiled = magjit.compile(program, backend="inductor")
+    raised = []
+    for changes in (False, False, True, True, False):  # of each path the first is a capture
+        mine, theirs = (torch.linspace(-1, 1, 8, requires_grad=True) for _ in range(2))
+        when = torch.full((8,), float(changes))
+        program(theirs, when).backward()
+        result = compiled(mine, when)
+        try:
+            result.backward()
+        except ChangedResultError as error:
+            assert isinstance(error, RuntimeError) and "clone" in str(error)
+            raised.append(changes)
+        else:
+            torch.testing.assert_close(mine.grad, theirs.grad)
+    assert raised and all(raised)
+
+
+def test_a_result_that_a_backward_needs_dies_with_it() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a = (x * 2).view(2, 4).t()
+        return a, a.exp().sin()
+
+    compiled = magjit.compile(program, backend="inductor")
+    for _ in range(3):
+        a, b = compiled(torch.linspace(-1, 1, 8, requires_grad=True))
+    seen = [weakref.ref(one.untyped_storage()) for one in (a, b)]
+    b.sum().backward()
+    del a, b
+    assert not any(one() for one in seen)
