@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
@@ -54,10 +54,11 @@ def split_reductions(gm: GraphModule) -> None:
         found = _parts(sizes, joined, columns=_is_of_columns(value, dims))
         if found is None:
             continue
+        cut = _Cut(sizes, joined, *found)
         if operator_name(node) in _SPLIT:
-            _rewrite(gm, node, source, sizes, joined, *found)
+            _rewrite(gm, node, source, cut)
         elif value.dtype in (torch.float32, torch.float64):
-            _rewrite_moments(gm, node, source, sizes, joined, *found)
+            _rewrite_moments(gm, node, source, cut)
 
 
 def _joined(sizes: list[int], dims: tuple[int, ...]) -> tuple[list[int], tuple[int, ...]]:
@@ -103,19 +104,47 @@ def _parts(sizes: list[int], dims: tuple[int, ...], *, columns: bool) -> tuple[i
     return best if best is not None and best[1] >= 4 else None
 
 
-def _rewrite(
-    gm: GraphModule,
-    node: Node,
-    source: Node,
-    sizes: list[int],
-    dims: tuple[int, ...],
-    k: int,
-    parts: int,
-) -> None:
+class _Cut(NamedTuple):
+    """What is reduced in parts.
+
+    Attributes:
+        sizes: of the operand, neighbouring reduced dimensions as one.
+        dims: those that are reduced.
+        k: the one that is cut.
+        parts: into so many.
+    """
+
+    sizes: list[int]
+    dims: tuple[int, ...]
+    k: int
+    parts: int
+
+    @property
+    def shape(self) -> list[int]:
+        """The parts as a dimension of their own."""
+        k, sizes = self.k, self.sizes
+        return [*sizes[:k], self.parts, sizes[k] // self.parts, *sizes[k + 1 :]]
+
+    @property
+    def inner(self) -> list[int]:
+        """The dimensions of the shape that each part reduces."""
+        return [dim if dim < self.k else dim + 1 for dim in self.dims]
+
+    @property
+    def outer(self) -> list[int]:
+        """Where the parts are then."""
+        return [self.k - sum(1 for dim in self.dims if dim < self.k)]
+
+    @property
+    def length(self) -> int:
+        """How many numbers a row has."""
+        return math.prod(self.sizes[dim] for dim in self.dims)
+
+
+def _rewrite(gm: GraphModule, node: Node, source: Node, cut: _Cut) -> None:
     name = operator_name(node)
     target = _SPLIT[name]
     result = node.meta["val"]
-    split, inner, outer = _dimensions(sizes, dims, k, parts)
     sums = name in ("sum", "mean")
     wide = {}
     if sums:
@@ -123,12 +152,11 @@ def _rewrite(
         wide = {"dtype": torch.float32 if result.dtype in halves else result.dtype}
     graph = gm.graph
     with graph.inserting_before(node):
-        made = called(graph, aten.reshape.default, source, split)
-        made = called(graph, target, made, inner, **wide)
-        made = called(graph, target, made, outer, **wide)
+        made = called(graph, aten.reshape.default, source, cut.shape)
+        made = called(graph, target, made, cut.inner, **wide)
+        made = called(graph, target, made, cut.outer, **wide)
         if name == "mean":
-            count = math.prod(sizes[dim] for dim in dims)
-            made = called(graph, aten.div.Tensor, made, count)
+            made = called(graph, aten.div.Tensor, made, cut.length)
         if made.meta["val"].dtype != result.dtype:
             made = called(graph, torch.ops.prims.convert_element_type.default, made, result.dtype)
         if tuple(made.meta["val"].shape) != tuple(result.shape):
@@ -137,45 +165,26 @@ def _rewrite(
     graph.erase_node(node)
 
 
-def _dimensions(
-    sizes: list[int], dims: tuple[int, ...], k: int, parts: int
-) -> tuple[list[int], list[int], list[int]]:
-    """Sizes with dimension ``k`` cut, what each part reduces, and where the parts are then."""
-    split = [*sizes[:k], parts, sizes[k] // parts, *sizes[k + 1 :]]
-    # Behind the new dimension everything is one further.
-    inner = [dim if dim < k else dim + 1 for dim in dims]
-    return split, inner, [k - sum(1 for dim in dims if dim < k)]
-
-
-def _rewrite_moments(
-    gm: GraphModule,
-    node: Node,
-    source: Node,
-    sizes: list[int],
-    dims: tuple[int, ...],
-    k: int,
-    parts: int,
-) -> None:
+def _rewrite_moments(gm: GraphModule, node: Node, source: Node, cut: _Cut) -> None:
     """The variance of equal parts: the mean of theirs and of what their means are away, squared."""
     correction: Any = node.kwargs.get("correction", 1)
-    count = math.prod(sizes[dim] for dim in dims)
-    free = count - (1 if correction is None else correction)
+    free = cut.length - (1 if correction is None else correction)
     if free <= 0:
         return
-    split, inner, outer = _dimensions(sizes, dims, k, parts)
     graph = gm.graph
     results = node.meta["val"]
     wanted = list(results[0].shape if isinstance(results, tuple) else results.shape)
     with graph.inserting_before(node):
-        cut = called(graph, aten.reshape.default, source, split)
-        within = called(graph, aten.var_mean.correction, cut, inner, correction=0)
+        parts = called(graph, aten.reshape.default, source, cut.shape)
+        within = called(graph, aten.var_mean.correction, parts, cut.inner, correction=0)
         spread, middle = (called(graph, operator.getitem, within, which) for which in (0, 1))
         # In this form one kernel does all of it.
-        mean = called(graph, aten.mean.dim, middle, outer, True)
+        mean = called(graph, aten.mean.dim, middle, cut.outer, True)
         away = called(graph, aten.sub.Tensor, middle, mean)
         away = called(graph, aten.mul.Tensor, away, away)
-        variance = called(graph, aten.mean.dim, called(graph, aten.add.Tensor, spread, away), outer)
-        variance = called(graph, aten.mul.Tensor, variance, count / free)
+        variance = called(graph, aten.add.Tensor, spread, away)
+        variance = called(graph, aten.mean.dim, variance, cut.outer)
+        variance = called(graph, aten.mul.Tensor, variance, cut.length / free)
         made = [called(graph, aten.reshape.default, one, wanted) for one in (variance, mean)]
     if not isinstance(results, tuple):
         node.replace_all_uses_with(made[0])
