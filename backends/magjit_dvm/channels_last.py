@@ -31,7 +31,7 @@ from magjit.plugin.convolutions import is_convolution
 from magjit.plugin.fake_layouts import expression
 from magjit.plugin.functional import can_be_functional
 from magjit.plugin.fx_helpers import copy_graph_module, results_of, set_results
-from magjit.plugin.fx_nodes import may_follow_strides
+from magjit.plugin.fx_nodes import draws_random, may_follow_strides
 from magjit.plugin.inference import on_fakes, order_of
 from magjit.plugin.layers.recorded import in_layers
 from magjit.plugin.recording import record
@@ -252,7 +252,7 @@ def _random(graph: Graph) -> list[Any]:
     return [
         [_strides(one) for one in (*node.all_input_nodes, *_results(node))]
         for node in graph.nodes
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if draws_random(node)
     ]
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-import torch
 from torch.fx import Graph
 from torch.fx import Node as FxNode
 
 from magjit.plugin.aliases import memory_of, readers, written_by
+from magjit.plugin.fx_nodes import draws_random
 from magjit_dvm.groups import FusedGroup
 
 __all__ = ["Paths"]
@@ -108,8 +108,7 @@ def _order_of_effects(graph: Graph) -> dict[FxNode, tuple[FxNode, ...]]:
     seen: set[FxNode] = set()
     last = None
     for node in graph.nodes:
-        tags = getattr(node.target, "tags", ()) if node.op == "call_function" else ()
-        if torch.Tag.nondeterministic_seeded in tags:
+        if draws_random(node):
             if last is not None:
                 found[node] = (last,)
             last = node

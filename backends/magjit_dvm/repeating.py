@@ -16,6 +16,7 @@ import torch
 from torch.fx import Graph, Node
 
 from magjit.plugin.aliases import is_alias, memory_of, written_by
+from magjit.plugin.fx_nodes import draws_random
 from magjit.plugin.sizes import elements_of
 from magjit_dvm.groups import CASTS, OF_READERS
 from magjit_dvm.translate import handles
@@ -55,9 +56,9 @@ def _is_elementwise(node: Node) -> bool:
     """Whether an operator makes a large tensor, on a GPU, element by element."""
     if node.op != "call_function" or not handles(node):
         return False
-    tags = getattr(node.target, "tags", ())
-    if torch.Tag.nondeterministic_seeded in tags:
+    if draws_random(node):
         return False
+    tags = getattr(node.target, "tags", ())
     return (torch.Tag.pointwise in tags or node.target in CASTS) and _is_large(node)
 
 

@@ -18,7 +18,7 @@ from operator import getitem
 import torch
 from torch.fx import Node as FxNode
 
-from magjit.plugin.fx_nodes import is_symbol
+from magjit.plugin.fx_nodes import draws_random, is_symbol
 from magjit.plugin.writes import updated
 from magjit_dvm.attention import attention
 from magjit_dvm.groups import VIEWS, FusedGroup, Fusion, operands_of, results_of
@@ -144,5 +144,4 @@ def _moves(step: Step) -> bool:
         return False
     if step.target.namespace not in ("aten", "prims"):
         return False  # others may talk to somebody, who expects an order
-    draws = torch.Tag.nondeterministic_seeded in step.target.tags
-    return not step.target._schema.is_mutable and not draws
+    return not step.target._schema.is_mutable and not draws_random(step)

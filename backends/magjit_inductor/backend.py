@@ -100,7 +100,8 @@ class InductorBackend:
             # A cached result comes without the graphs that it was made of.
             bypass_cache = aot_config.patch(enable_autograd_cache=False)
         patches = dict(self.config)
-        if needs_gradients(gm, example_inputs, context):
+        training = needs_gradients(gm, example_inputs, context)
+        if training:
             given = patches.get(_PARTITIONER, config.custom_partitioner_fn)
             patches[_PARTITIONER] = KeepingOldValues(given)
         else:
@@ -118,7 +119,7 @@ class InductorBackend:
         with config.patch(self.config):
             uses_cuda_graphs = bool(config.triton.cudagraphs)
         function = cast(CompiledGraph, compiled)
-        if needs_gradients(gm, example_inputs, context):
+        if training:
             function = noticing_changes(function)
         return Step(function) if uses_cuda_graphs else function
 

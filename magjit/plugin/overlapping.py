@@ -22,7 +22,7 @@ what an operator writes has no memory in common with its other operands, and not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -235,6 +235,21 @@ def _may_share(
         homes[node] = frozenset({storage_of(given) if at in shared else node})
         if is_strided(given) and _repeats(given):
             homes[node] |= {_REPEATING}
+    return any(
+        _REPEATING in whole or len(whole) < among
+        for node, whole, among in _followed(gm, homes, writers)
+        if node in writers
+    )
+
+
+def _followed(
+    gm: GraphModule, homes: dict[Node, frozenset[Any]], writers: set[Node]
+) -> Iterator[tuple[Node, frozenset[Any], int]]:
+    """What is called, the memory that its operands may have, and how much that is one by one.
+
+    Args:
+        homes: the memory of inputs; that of what has been called is added.
+    """
     for node in gm.graph.nodes:
         if node in homes:
             continue
@@ -243,13 +258,11 @@ def _may_share(
             continue
         operands = [homes[one] for one in _operands(node)]
         whole = frozenset().union(*operands)
-        if node in writers and (_REPEATING in whole or len(whole) < sum(map(len, operands))):
-            return True
+        yield node, whole, sum(map(len, operands))
         if called_name(node) in _REPEATING:
             whole |= {_REPEATING}
         apart = lies_apart(node) and node not in writers
         homes[node] = frozenset({node}) if apart else whole
-    return False
 
 
 def _copied_or_viewed(
@@ -259,22 +272,18 @@ def _copied_or_viewed(
 
     A functional operator's result has none: there it would be a view, and later writes be seen.
     """
-    homes: dict[Node, frozenset[Node]] = {}
+    homes: dict[Node, frozenset[Any]] = {}
     for node, given in zip(placeholders(gm), example_inputs, strict=True):
         homes[node] = frozenset({node} if is_strided(given) and _has_gaps(given) else ())
-    if not any(homes.values()):
+    gaps = frozenset().union(*homes.values())
+    if not gaps:
         return None
-    written: set[Node] = set()
-    nodes: Iterable[Node] = gm.graph.nodes
-    for node in nodes:
-        if node in homes:
-            continue
-        whole = frozenset().union(*(homes[one] for one in _operands(node)))
+    written: set[Any] = set()
+    for node, whole, _ in _followed(gm, homes, writers):
         if node in writers:
-            written |= whole
+            written |= whole & gaps
         elif called_name(node) in _COPYING_OR_NOT and whole & written:
             return node
-        homes[node] = frozenset() if lies_apart(node) and node not in writers else whole
     return None
 
 

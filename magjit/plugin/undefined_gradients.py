@@ -28,6 +28,7 @@ from magjit.plugin.protocol import CompiledGraph
 
 __all__ = ["Reaching", "backward_of"]
 
+Hook = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]
 Split = Callable[..., tuple[GraphModule, GraphModule]]
 aten = torch.ops.aten
 
@@ -58,11 +59,14 @@ class Reaching:
         """A compiled graph whose gradients are undefined where those of all results are."""
         if not self.results:
             return compiled
-        edges: dict[int, int] = {}
+        known: tuple[int, Hook] | None = None
 
         def call(*inputs: Any) -> Sequence[Any]:
+            nonlocal known
             results: Sequence[Any] = compiled(*inputs)
-            _undefine(inputs, results, self.results, edges)
+            known = known or _undefining(inputs, results, self.results)
+            if known is not None and (found := backward_of(results[known[0]])) is not None:
+                found[0].register_hook(known[1])
             return results
 
         return call
@@ -84,12 +88,8 @@ def _reaching(joint: GraphModule) -> dict[int, frozenset[int]]:
             reached[node] = frozenset().union(*given, filter(_is_made_here, _summands(node)))
     found = {}
     level = _reached_without_slope(joint)
-    whose = tree_leaves(joint.graph.output_node().meta.get("desc", ()), is_leaf=_is_missing)
-    results = results_of(joint.graph)
-    if len(whose) != len(results):
-        return {}
-    for result, desc in zip(results, whose, strict=True):
-        if not isinstance(desc, GradAOTOutput) or not isinstance(result, Node):
+    for result, desc in _described(joint):
+        if not isinstance(desc, GradAOTOutput):
             continue
         sources = reached.get(result, frozenset())
         if not isinstance(desc.grad_of, PlainAOTInput) or len(sources) in (0, len(tangents)):
@@ -118,21 +118,21 @@ def _reached_without_slope(joint: GraphModule) -> dict[int, set[int]]:
         steps = made_of[node] if called_name(node) in _OF_ZERO_SLOPE else frozenset()
         behind[node] = steps.union(*(behind[one] for one in node.all_input_nodes))
     found: dict[int, set[int]] = {}
-    for result, position in _results_of(joint):
-        for one in behind[result]:
-            found.setdefault(one, set()).add(position)
+    for result, desc in _described(joint):
+        if isinstance(desc, PlainAOTOutput):
+            for one in behind[result]:
+                found.setdefault(one, set()).add(desc.idx)
     return found
 
 
-def _results_of(joint: GraphModule) -> list[tuple[Node, int]]:
-    """The results of the forward in a joint graph, and which they are."""
+def _described(joint: GraphModule) -> list[tuple[Node, Any]]:
+    """The results of a joint graph and what AOTAutograd says of each; none if it says nothing."""
     whose = tree_leaves(joint.graph.output_node().meta.get("desc", ()), is_leaf=_is_missing)
-    pairs = zip(results_of(joint.graph), whose, strict=False)
-    return [
-        (result, desc.idx)
-        for result, desc in pairs
-        if isinstance(result, Node) and isinstance(desc, PlainAOTOutput)
-    ]
+    results = results_of(joint.graph)
+    if len(whose) != len(results):
+        return []
+    pairs = zip(results, whose, strict=True)
+    return [(result, desc) for result, desc in pairs if isinstance(result, Node)]
 
 
 def _position_of(output: Any) -> int | None:
@@ -160,30 +160,25 @@ def _is_missing(one: object) -> bool:
     return one is None
 
 
-def _undefine(
-    inputs: Sequence[Any],
-    results: Sequence[Any],
-    reaching: Mapping[int, frozenset[int]],
-    edges: dict[int, int],
-) -> None:
-    """Have a backward leave out what eager mode would not compute.
+def _undefining(
+    inputs: Sequence[Any], results: Sequence[Any], reaching: Mapping[int, frozenset[int]]
+) -> tuple[int, Hook] | None:
+    """What leaves out of a backward what eager mode would not compute, and one of its results.
 
-    Args:
-        edges: position of an input → where its gradient is among the backward's, once known.
+    Where gradients are among the backward's is the same in all calls; None where it is not known.
     """
     places: dict[int, int] = {}
     found: set[Any] = set()
     for position in frozenset().union(*reaching.values()):
         made_by = backward_of(results[position])
         if made_by is None:
-            return
+            return None
         backward, places[position] = made_by
         found.add(backward)
     if len(found) != 1:
-        return
+        return None
     (backward,) = found
-    if not edges:
-        edges.update(_edges(backward, inputs, reaching))
+    edges = _edges(backward, inputs, reaching)
     wanted = [
         (edges[position], [places[one] for one in sources])
         for position, sources in reaching.items()
@@ -197,8 +192,7 @@ def _undefine(
                 made[edge] = None
         return tuple(made)
 
-    if wanted:
-        backward.register_hook(undefine)
+    return (next(iter(places)), undefine) if wanted else None
 
 
 def backward_of(result: Any) -> tuple[Any, int] | None:

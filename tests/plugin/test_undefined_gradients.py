@@ -61,7 +61,7 @@ def gradients(
     given = weights()
     inputs = given if leaves else [one * 1 for one in given]
     results = function(torch.ones(4, 4) / 2, *inputs)
-    sum(results[one].sum() for one in asked).backward(retain_graph=True)  # type: ignore[union-attr]
+    torch.stack([results[one].sum() for one in asked]).sum().backward(retain_graph=True)
     first = [None if one.grad is None else one.grad.clone() for one in given]
     results[asked[0]].sum().backward()
     return [*first, *(one.grad for one in given)]
